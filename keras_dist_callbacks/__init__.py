@@ -1,0 +1,51 @@
+"""Fault tolerance for Keras 3 + TensorFlow training.
+
+Importing this package imports neither Keras nor TensorFlow and has no side effects: names are loaded when
+they are first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BackupAndRestore": "keras_dist_callbacks.callbacks.backup_and_restore",
+    "ChiefOnly": "keras_dist_callbacks.callbacks.chief_only",
+    "Cluster": "keras_dist_callbacks.cluster",
+    "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
+    "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
+    "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
+    "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
+    "latest_checkpoint": "keras_dist_callbacks.recovery",
+    "make_or_restore_model": "keras_dist_callbacks.recovery",
+    "make_strategy": "keras_dist_callbacks.cluster",
+}
+
+if TYPE_CHECKING:
+    from keras_dist_callbacks._compat.multi_worker import enable_multi_worker_fit as enable_multi_worker_fit
+    from keras_dist_callbacks.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
+    from keras_dist_callbacks.callbacks.chief_only import ChiefOnly as ChiefOnly
+    from keras_dist_callbacks.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
+    from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
+    from keras_dist_callbacks.cluster import Cluster as Cluster
+    from keras_dist_callbacks.cluster import make_strategy as make_strategy
+    from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint
+    from keras_dist_callbacks.recovery import make_or_restore_model as make_or_restore_model
+
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

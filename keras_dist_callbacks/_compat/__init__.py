@@ -1,0 +1,1 @@
+"""The only home of private Keras and TensorFlow names."""

@@ -1,0 +1,101 @@
+"""TensorFlow's coordination service: settings before the strategy exists, and its key-value store.
+
+The service is private API of TensorFlow (`tensorflow.python.eager.context`). Blocked reads release the
+GIL; its own barrier does not (measured on TF 2.21: a worker inside it cannot run another thread), which is
+why only set and get are used here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from keras_dist_callbacks.errors import CompatError
+
+
+def _context() -> Any:
+    from tensorflow.python.eager import context
+
+    return context.context()
+
+
+def configure(
+    jobs: list[tuple[str, int]], leader: str, *, heartbeat_ms: int, register_ms: int, shutdown_ms: int
+) -> None:
+    """Applies time-outs; only effective before TensorFlow's context is initialised.
+
+    Raises:
+        CompatError: This TensorFlow has another coordination service.
+    """
+    try:
+        from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    except ImportError:
+        try:
+            from tensorflow.core.protobuf import coordination_config_pb2  # type: ignore[no-redef]
+        except ImportError as error:
+            raise _incompatible("coordination_config_pb2") from error
+    configure_service = _context().configure_coordination_service
+    if "heartbeat_timeout_in_ms" not in inspect.signature(configure_service).parameters:
+        raise _incompatible("configure_coordination_service")
+    configure_service(
+        service_type="standalone",
+        service_leader=leader,
+        heartbeat_timeout_in_ms=heartbeat_ms,
+        cluster_register_timeout_in_ms=register_ms,
+        shutdown_barrier_timeout_in_ms=shutdown_ms,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=name, num_tasks=count) for name, count in jobs
+        ],
+    )
+
+
+def is_running() -> bool:
+    """Whether this process takes part in a coordination service."""
+    context = _context()
+    config = context.coordination_service
+    return bool(config is not None and config.service_type and context._context_handle)
+
+
+def set_value(key: str, value: str) -> None:
+    """Publishes a value; a key can be set once."""
+    _context().set_config_key_value(key, value)
+
+
+def get_value(key: str, timeout_ms: int) -> str | None:
+    """The value, waiting for it up to `timeout_ms` (1 or more); None if it did not come."""
+    import tensorflow as tf
+
+    context = _context()
+    if "timeout_in_ms" not in inspect.signature(context.get_config_key_value).parameters:
+        raise _incompatible("get_config_key_value")
+    try:
+        value: str = context.get_config_key_value(key, max(1, timeout_ms))
+    except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+        return None
+    return value
+
+
+def delete_value(key: str) -> None:
+    """Forgets a key."""
+    _context().delete_config_key_value(key)
+
+
+def peer_errors() -> tuple[type[Exception], ...]:
+    """What TensorFlow raises when another worker is gone."""
+    import tensorflow as tf
+
+    return (
+        tf.errors.UnavailableError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+    )
+
+
+def _incompatible(what: str) -> CompatError:
+    import tensorflow as tf
+
+    return CompatError(
+        f"TensorFlow {tf.__version__} has no {what} that this package can use; install TensorFlow 2.18 or newer "
+        "of the 2.x line, or a newer keras-dist-callbacks"
+    )

@@ -1,0 +1,1 @@
+"""Callbacks: they only translate Keras events into calls of the layers below."""

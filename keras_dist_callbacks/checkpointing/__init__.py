@@ -1,0 +1,1 @@
+"""The engine: variables -> capture -> snapshot -> encode -> stage -> commit -> prune, and back."""

@@ -1,0 +1,84 @@
+"""One ordered queue for everything that a run publishes.
+
+Jobs run one after the other on a background thread, in the order in which they were handed over: a backup
+that refers to the state after an artefact was decided is never visible before that artefact. The thread
+lives only while there is work, so that nothing is left behind when training ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class _Job:
+    run: Callable[[], None]
+    what: str
+
+
+class Writer:
+    """Runs jobs in order in the background; a job's failure is kept until somebody asks."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._jobs: collections.deque[_Job] = collections.deque()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is waiting or running."""
+        with self._condition:
+            return self._thread is not None
+
+    def submit(self, run: Callable[[], None], what: str) -> None:
+        """Appends a job.
+
+        Args:
+            run: What to do; it must not call a TensorFlow collective.
+            what: For messages, such as `"backup at step 1200"`.
+        """
+        with self._condition:
+            self._jobs.append(_Job(run, what))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="kdc-writer")
+                self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until every job is done; whether that happened within `timeout` seconds."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._thread is None, timeout)
+
+    def raise_failure(self) -> None:
+        """Raises, once, the first error that a job ended with."""
+        with self._condition:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                if not self._jobs:
+                    self._thread = None
+                    self._condition.notify_all()
+                    return
+                job = self._jobs.popleft()
+            try:
+                job.run()
+            except BaseException as error:  # noqa: BLE001 - surfaces in raise_failure
+                error.add_note(f"in the background: {job.what}")
+                with self._condition:
+                    self._failure = self._failure or error
+            del job  # a waiting thread must not hold what was written
+
+
+_shared = Writer()
+
+
+def shared_writer() -> Writer:
+    """The queue of this process: backups and artefacts go through the same one."""
+    return _shared
