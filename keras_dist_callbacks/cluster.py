@@ -95,11 +95,10 @@ class Cluster:
             return [value]
         key = self._key(tag)
         publish(f"{key}/{self.worker_index}", json.dumps(value).encode(), timeout)
-        found = [
+        return [
             value if i == self.worker_index else json.loads(self._await(f"{key}/{i}", i, tag, timeout))
             for i in range(self.num_workers)
         ]
-        return found
 
     def broadcast(self, value: Any, tag: str, timeout: float = 120.0) -> Any:
         """The chief's JSON value, on every worker; the others' argument is ignored."""
@@ -144,6 +143,20 @@ class Cluster:
         """
         return self.agree(action if self.is_chief else _nothing, tag, timeout)
 
+    def leave(self, tag: str, timeout: float = 120.0) -> None:
+        """Returns at once on a worker, and on the chief when every worker has called it.
+
+        The chief hosts the coordination service: it must be the last to go.
+        """
+        if self.num_workers == 1:
+            return
+        key = self._key(tag)
+        if not self.is_chief:
+            publish(f"{key}/{self.worker_index}", b"", timeout)
+            return
+        for worker in range(1, self.num_workers):
+            self._await(f"{key}/{worker}", worker, tag, timeout)
+
     def require_connection(self, strategy: Any) -> None:
         """Checks that a strategy joins the workers that TF_CONFIG names.
 
@@ -175,8 +188,11 @@ def _nothing() -> None:
     return None
 
 
-def publish(key: str, value: bytes, timeout: float) -> None:
+def publish(key: str, value: bytes, timeout: float) -> int:
     """Sets a key of the coordination service, in chunks; a key can be set once.
+
+    Returns:
+        The number of chunks, which `forget` needs.
 
     Raises:
         ClusterTimeoutError: The service did not take it in time.
@@ -192,6 +208,7 @@ def publish(key: str, value: bytes, timeout: float) -> None:
             deadline - time.monotonic(),
             f"setting {key}",
         )
+    return len(chunks)
 
 
 def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bytes | None:

@@ -1,0 +1,239 @@
+"""The seam into a running Keras 3 `fit()` on TensorFlow.
+
+Callbacks see neither fit's data iterator nor the moment between two steps. Both are found here: walking up
+from a callback's hook to fit's frame, and wrapping two methods on the **instance** of fit's epoch iterator.
+Nothing global changes, and what is wrapped goes away with fit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+from keras_dist_callbacks.errors import CompatError
+
+
+class StepControl(Protocol):
+    """What wants to be told about fit's progress."""
+
+    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
+        """Before an epoch's first batch is asked for; may take steps away from the front."""
+        ...
+
+    def after_step(self, end_step: int) -> None:
+        """After a step and all callbacks' `on_train_batch_end`, before the next batch."""
+        ...
+
+    def on_exception(self, error: BaseException) -> None:
+        """An exception leaves the training loop; it is raised on afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunningFit:
+    """What is known of a running fit().
+
+    Attributes:
+        model: The model in training.
+        epoch_iterator: Its iterator over epochs.
+        callback_list: The list whose hooks fit calls; None while that list is being built.
+        epochs: fit's argument.
+    """
+
+    model: Any
+    epoch_iterator: Any
+    callback_list: Any
+    epochs: int
+
+    @property
+    def data(self) -> Any:
+        """The dataset that training iterates over."""
+        return self.epoch_iterator._distributed_dataset
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of one pass over the input; None if not known."""
+        value = self.epoch_iterator._num_batches
+        return None if value is None else int(value)
+
+    def set_num_batches(self, value: int | None) -> None:
+        """What an earlier, complete epoch taught Keras about an input of unknown length."""
+        if self.epoch_iterator._num_batches is None:
+            self.epoch_iterator._num_batches = value
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The argument of fit."""
+        value: int | None = self.epoch_iterator.steps_per_epoch
+        return value
+
+    @property
+    def is_python_generator(self) -> bool:
+        """Whether the input is a plain Python generator."""
+        return type(self.epoch_iterator.data_adapter).__name__ == "GeneratorDataAdapter"
+
+    def start_at(self, epoch: int) -> None:
+        """Makes fit begin at `epoch`; only before its epoch loop starts."""
+        self.model._initial_epoch = epoch
+
+    def forget_start(self) -> None:
+        """A later fit() must not start at the epoch that this one was resumed at."""
+        self.model._initial_epoch = None
+
+
+def find_fit(model: Any) -> RunningFit | None:
+    """The fit() of `model` that runs the caller, or None."""
+    frame = _fit_frame(model)
+    if frame is None:
+        return None
+    local = frame.f_locals
+    callbacks = local.get("callbacks")
+    return RunningFit(
+        model, local["epoch_iterator"], callbacks if hasattr(callbacks, "on_train_begin") else None, local["epochs"]
+    )
+
+
+def current_logs(model: Any) -> dict[str, Any]:
+    """The logs of fit after the last step: the very dict, which may be updated in place while it is still empty."""
+    frame = _fit_frame(model)
+    logs = None if frame is None else frame.f_locals.get("logs")
+    if not isinstance(logs, dict):
+        raise _incompatible("fit() keeps no dict `logs`")
+    return logs
+
+
+def build_from_spec(fit: RunningFit) -> None:
+    """Creates optimizer and metric variables, which the default strategy leaves to the first step.
+
+    Only shapes and dtypes are used: no batch is read.
+    """
+    import tensorflow as tf
+
+    model = fit.model
+    strategy = model.distribute_strategy
+    spec = fit.data.element_spec
+    local = tf.nest.map_structure(
+        lambda s: s._value_specs[0] if hasattr(s, "_value_specs") else s, spec, expand_composites=False
+    )
+    with strategy.scope():
+        model._symbolic_build(data_batch=local)
+
+
+def compile_metrics_pending(model: Any) -> bool:
+    """Whether metric or optimizer variables do not exist yet."""
+    metrics = model._compile_metrics
+    losses = model._compile_loss
+    return (
+        (metrics is not None and not metrics.built)
+        or (losses is not None and not losses.built)
+        or (model.optimizer is not None and not model.optimizer.built)
+    )
+
+
+def move_last(callback: Any) -> None:
+    """Moves `callback` to the end of the CallbackList that is being given its model.
+
+    Its hooks then run after all others', History included. A new list is assigned: changing the one that is
+    being iterated would make the next callback miss its `set_model`.
+    """
+    from keras.callbacks import CallbackList
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, CallbackList) and any(c is callback for c in owner.callbacks):
+            owner.callbacks = [c for c in owner.callbacks if c is not callback] + [callback]
+            return
+        frame = frame.f_back
+
+
+def callbacks_being_set(callback: Any) -> list[Any] | None:
+    """All callbacks of the list that is calling `callback`'s hook, or None if there is none."""
+    from keras.callbacks import CallbackList
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, CallbackList) and any(c is callback for c in owner.callbacks):
+            return list(owner.callbacks)
+        frame = frame.f_back
+    return None
+
+
+def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
+    """Puts `controller` between the steps of a running fit.
+
+    Returns:
+        A function that takes it away again.
+
+    Raises:
+        CompatError: Keras' epoch iterator is not as known.
+    """
+    iterator = fit.epoch_iterator
+    for name in ("_enumerate_iterator", "catch_stop_iteration", "_current_iterator", "_num_batches"):
+        if not hasattr(iterator, name):
+            raise _incompatible(f"the epoch iterator has no {name}")
+    enumerate_steps, catch = iterator._enumerate_iterator, iterator.catch_stop_iteration
+
+    def enumerate_under_control() -> Generator[tuple[int, int, Any], None, None]:
+        steps = enumerate_steps()
+        controller.enter_epoch(steps)
+        for begin, end, data in steps:
+            yield begin, end, data
+            controller.after_step(end)
+
+    iterator._enumerate_iterator = enumerate_under_control
+    iterator.catch_stop_iteration = lambda: _Watched(catch(), controller)
+
+    def undo() -> None:
+        iterator.__dict__.pop("_enumerate_iterator", None)
+        iterator.__dict__.pop("catch_stop_iteration", None)
+
+    return undo
+
+
+class _Watched:
+    """A context manager that shows the controller what leaves it."""
+
+    def __init__(self, inner: Any, controller: StepControl) -> None:
+        self._inner = inner
+        self._controller = controller
+
+    def __enter__(self) -> Any:
+        return self._inner.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        try:
+            swallowed: bool | None = self._inner.__exit__(kind, error, trace)
+        except BaseException as raised:
+            self._controller.on_exception(raised)
+            raise
+        if error is not None and not swallowed:
+            self._controller.on_exception(error)
+        return swallowed
+
+
+def _fit_frame(model: Any) -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            iterator = frame.f_locals.get("epoch_iterator")
+            if hasattr(iterator, "_enumerate_iterator"):
+                return frame
+        frame = frame.f_back
+    return None
+
+
+def _incompatible(what: str) -> CompatError:
+    import keras
+    import tensorflow as tf
+
+    return CompatError(
+        f"Keras {keras.__version__} with TensorFlow {tf.__version__}: {what}, which exact resume needs; install a "
+        "Keras that the README lists, or a newer keras-dist-callbacks"
+    )

@@ -1,0 +1,36 @@
+"""The learning rate that an optimizer trains with, whatever wraps it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def current_rates(optimizer: Any) -> dict[str, float]:
+    """The rate of the next step for each optimizer within; the key is `""` if there is only one."""
+    return {name: _number(inner.learning_rate) for name, inner in _inner(optimizer)}
+
+
+def last_rates(optimizer: Any) -> dict[str, float]:
+    """The rate of the step just taken, of those optimizers whose rate is a function of the step."""
+    import keras
+
+    rates = {}
+    for name, inner in _inner(optimizer):
+        schedule = getattr(inner, "_learning_rate", None)
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            rates[name] = _number(schedule(max(0, int(inner.iterations) - 1)))
+    return rates
+
+
+def _inner(optimizer: Any) -> list[tuple[str, Any]]:
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer
+    several = getattr(optimizer, "optimizers", None)  # MultiOptimizer
+    if several is None:
+        return [("", optimizer)]
+    return [(inner.name, getattr(inner, "inner_optimizer", inner)) for inner in several]
+
+
+def _number(value: Any) -> float:
+    import keras
+
+    return float(keras.ops.convert_to_numpy(value))

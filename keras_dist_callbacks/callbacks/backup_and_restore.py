@@ -1,0 +1,212 @@
+"""`BackupAndRestore`: the complete training state, saved between steps and restored exactly."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_dist_callbacks._compat import fit as seam
+from keras_dist_callbacks._compat import multi_worker
+from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
+from keras_dist_callbacks.checkpointing.exchange import Exchange
+from keras_dist_callbacks.checkpointing.policies import parse_save_freq
+from keras_dist_callbacks.checkpointing.session import FitSession, Restored
+from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.storage import Storage
+
+_fits = 0
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Saves the complete state of training, and restores it exactly when an interrupted job starts again.
+
+    Everything that training depends on is saved: weights, optimizer, seed generators, metrics, the random
+    states of Python, numpy and TensorFlow, the position in the epoch, the logs, the History and the state of
+    every other callback. After a restart `fit()` goes on behind the last saved step: no step is repeated and
+    none left out, and the final weights are those of an uninterrupted run, bit by bit.
+
+    Under `MultiWorkerMirroredStrategy` the chief alone writes, and every worker restores the same backup.
+    Saving happens in a background thread; a backup exists completely or not at all.
+
+    Example:
+        ```python
+        model.fit(dataset, epochs=12, callbacks=[kdc.BackupAndRestore("gs://bucket/run1/backup", save_freq=100)])
+        ```
+
+    Args:
+        backup_dir: A directory for this run alone: a path or any fsspec URL.
+        save_freq: `"epoch"` for a backup at the end of each epoch, or a number of batches trained.
+        double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
+        delete_checkpoint: Delete the backup when `fit()` ends. With False a final one is kept: a rerun of the
+            finished job then runs no step and returns the full History.
+        storage_options: Passed to the fsspec file system: credentials, endpoint, ...
+        when_busy: What to do when a backup within an epoch is due while the last one is still being written:
+            `"skip"` it, or `"wait"`. Those at the end of an epoch always wait.
+        max_failed_saves: Backups that may fail in a row, with a warning each, before training ends with the
+            reason. None: any number.
+        max_local_state: Bytes of worker-local values that a worker sends to the chief per backup; above it they
+            are left out and a resume says that it is not exact.
+        fsync: Whether local files reach the disk before a backup counts.
+        timeout: Seconds to wait for other workers.
+        verbose: 1 prints one line at a restore, 0 nothing.
+
+    Attributes:
+        restored: What the running or last fit was resumed from, a `Restored`, or None.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        when_busy: str = "skip",
+        max_failed_saves: int | None = 10,
+        max_local_state: int = 64 * 2**20,
+        fsync: bool = True,
+        timeout: float = 600.0,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        if not os.fspath(backup_dir):
+            raise ConfigError("Empty `backup_dir` argument passed: name a directory for this run's backups")
+        if when_busy not in {"skip", "wait"}:
+            raise ConfigError(f"when_busy must be 'skip' or 'wait', got {when_busy!r}")
+        if max_failed_saves is not None and max_failed_saves < 1:
+            raise ConfigError(f"max_failed_saves must be 1 or more, or None, got {max_failed_saves!r}")
+        self.backup_dir = os.fspath(backup_dir)
+        self.save_freq = save_freq
+        self.double_checkpoint = double_checkpoint
+        self.delete_checkpoint = delete_checkpoint
+        self.verbose = verbose
+        self.restored: Restored | None = None
+        self._policy = parse_save_freq(save_freq)
+        self._options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
+        self._max_local_state = max_local_state
+        self._storage = Storage.open(backup_dir, storage_options, fsync=fsync)
+        self._session: FitSession | None = None
+        self._reported = False
+
+    def set_model(self, model: Any) -> None:
+        """Chooses the backup to resume from, and becomes the last callback of the list."""
+        super().set_model(model)
+        fit = seam.find_fit(model)
+        if fit is None:
+            return  # a CallbackList that is built before fit, or evaluate() and predict()
+        seam.move_last(self)
+        self._open(fit, seam.callbacks_being_set(self) or [self])
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Claims the directory and restores what was saved between epochs."""
+        fit = seam.find_fit(self.model)
+        if fit is None:
+            raise ConfigError(
+                "BackupAndRestore works within model.fit() only; for training loops of your own, save with a "
+                "tf.train.Checkpoint"
+            )
+        if self._session is None:
+            self._open(fit, list(fit.callback_list.callbacks))
+        session = self._require_session()
+        session.train_begin(fit.callback_list.callbacks)
+        if session.restored is None and not session.has_backup:
+            self._continue_from_checkpoint(session)
+        self._report()
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """The epoch loop is running."""
+        self._require_session().epoch_begin(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Says what was restored within an epoch, once."""
+        if not self._reported:
+            self._report()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Saves, if that is the time."""
+        self._report()
+        self._require_session().epoch_end(epoch)
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Commits the end of training and, if asked to, deletes the backup."""
+        session = self._require_session()
+        session.train_end(delete=self.delete_checkpoint)
+        self._session = None
+
+    def _open(self, fit: seam.RunningFit, callbacks: list[Any]) -> None:
+        global _fits
+        if self._session is not None:
+            self._session.close()  # a fit that ended with an exception outside of the training loop
+            self._session = None
+        shared_writer().wait()
+        self.restored, self._reported = None, False
+        _fits += 1
+        cluster = Cluster.detect()
+        self._check(fit.model, callbacks, cluster)
+        cluster.on_chief(self._storage.probe, f"opening the backup directory {self._storage.display()}")
+        exchange = Exchange(cluster, f"backup{_fits}", self._max_local_state, self._options.timeout)
+        engine = BackupEngine(BackupStore(self._storage), cluster, exchange, shared_writer(), self._options)
+        session = FitSession(fit, engine, cluster, self._policy, self)
+        session.pick()
+        self._session = session
+
+    def _check(self, model: Any, callbacks: list[Any], cluster: Cluster) -> None:
+        if not model.built:
+            raise ConfigError(
+                "BackupAndRestore needs a built model, but your model must be built before you call `fit()`: "
+                f"{model.name!r} is unbuilt. Give it an Input or call it on a batch of data first"
+            )
+        others = [c for c in callbacks if isinstance(c, BackupAndRestore) and c is not self]
+        if others:
+            raise ConfigError(
+                f"two BackupAndRestore callbacks in one fit ({self._storage.display()} and "
+                f"{others[0]._storage.display()}): which one to restore from would be undecided; keep one"
+            )
+        cluster.require_connection(model.distribute_strategy)
+        policy = getattr(model.dtype_policy, "name", "")
+        if policy == "mixed_float16" and multi_worker.is_multi_worker(model.distribute_strategy):
+            raise ConfigError(
+                "mixed_float16 hangs in fit() under MultiWorkerMirroredStrategy (Keras 3); use mixed_bfloat16"
+            )
+
+    def _continue_from_checkpoint(self, session: FitSession) -> None:
+        origin = getattr(self.model, "_kdc_restored_from", None)
+        if origin is None or not origin.epoch:
+            return
+        session.start_at(origin.epoch)
+        self._say(
+            f"No backup in {self._storage.display()}; continuing at epoch {origin.epoch + 1} with the weights of "
+            f"{origin.path}: not exact (callbacks, random states and the position in the data start afresh)"
+        )
+        self.model._kdc_restored_from = None
+
+    def _report(self) -> None:
+        session = self._require_session()
+        if self._reported or session.restored is None:
+            return
+        self._reported = True
+        self.restored = session.restored
+        verdict = "not exact" if self.restored.notes else "exact"
+        self._say(f"Restored {self._storage.display(self.restored.commit)}: {self.restored.position}; {verdict}")
+        if self.restored.notes and Cluster.detect().is_chief:
+            warnings.warn("the resume is not exact: " + "; ".join(self.restored.notes), RuntimeWarning, stacklevel=2)
+
+    def _say(self, text: str) -> None:
+        if self.verbose and Cluster.detect().is_chief:
+            print(text, flush=True)
+
+    def _require_session(self) -> FitSession:
+        if self._session is None:
+            raise ConfigError("BackupAndRestore was not told of its fit(): pass it in the callbacks of model.fit()")
+        return self._session

@@ -1,0 +1,169 @@
+"""Variables, random states, callbacks and progress to a Snapshot, and back: the Keras and TensorFlow edge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks.checkpointing.callback_state import capture_callbacks, restore_callbacks, to_json
+from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
+from keras_dist_callbacks.errors import BackupMismatchError
+
+_VARIABLE = "variable"
+_CALLBACK = "callback"
+_NAMED_IN_ERROR = 3
+
+
+def capture(
+    model: Any, callbacks: Iterable[Any], position: Position, topics: Mapping[str, JSON]
+) -> Snapshot:
+    """Takes a snapshot of this worker; variables are read and held, not copied.
+
+    Args:
+        model: The model in training.
+        callbacks: All callbacks whose state belongs to training.
+        position: Where training is.
+        topics: Further state: random states, logs, progress.
+    """
+    tensors: dict[str, HeldTensor] = {}
+    names = variables.named_variables(model)
+    for name, variable in names.items():
+        for replica, component in enumerate(variables.components(variable)):
+            tensors[_tensor_name(name, replica)] = variables.hold(component)
+    callback_state, arrays = capture_callbacks(callbacks)
+    tensors.update(arrays)
+    state: dict[str, JSON] = {f"{_CALLBACK}:{name}": value for name, value in callback_state.items()}
+    state["metric_variables"] = _metric_names(model, names)
+    state.update(topics)
+    return Snapshot(position, tensors, state)
+
+
+def jsonable_logs(logs: Mapping[str, Any]) -> JSON:
+    """Logs of a step as JSON; tensors become numbers."""
+    arrays: dict[str, HeldTensor] = {}
+    plain = {name: _number(value) for name, value in logs.items()}
+    return to_json({name: value for name, value in plain.items() if value is not None}, "logs", arrays)
+
+
+def apply_variables(model: Any, saved: WorkerState) -> list[str]:
+    """Assigns every component of every variable, locally.
+
+    Returns:
+        What could not be restored exactly, one sentence each.
+
+    Raises:
+        BackupMismatchError: The backup is of another model; nothing was assigned.
+    """
+    current = variables.named_variables(model)
+    matched, notes = match_variables(current, saved, set(_metric_names(model, current)))
+    for name, components in matched.items():
+        for component, value in zip(variables.components(current[name]), components, strict=True):
+            variables.assign(component, value)
+    return notes
+
+
+def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[str]:
+    """Gives all callbacks their state back; returns what did not match, one sentence each."""
+    prefix = f"{_CALLBACK}:"
+    state = {topic.removeprefix(prefix): v for topic, v in saved.state.items() if topic.startswith(prefix)}
+    return restore_callbacks(callbacks, state, saved.tensors)
+
+
+def match_variables(
+    current: Mapping[str, Any], saved: WorkerState, metrics: set[str]
+) -> tuple[dict[str, list[np.ndarray[Any, Any]]], list[str]]:
+    """Finds the saved components of each current variable.
+
+    Names decide; where automatic numbering differs (`dense_3` against `dense_7`) but the order and everything
+    else agree, the order does.
+
+    Raises:
+        BackupMismatchError: Names, shapes or types differ; the message names the first that do.
+    """
+    stored = _stored_components(saved.tensors)
+    metrics = metrics | set(saved.state["metric_variables"])
+    partner = _partners(list(current), list(stored), metrics)
+    matched: dict[str, list[np.ndarray[Any, Any]]] = {}
+    notes: list[str] = []
+    for name, variable in current.items():
+        if name not in partner:
+            notes.append(f"the metric variable {name} was not in the backup; it starts afresh")
+            continue
+        values = stored[partner[name]]
+        components = variables.components(variable)
+        _check_shape(name, components[0], values[0])
+        if len(values) != len(components):
+            notes.append(f"the number of replicas changed from {len(values)} to {len(components)}")
+        matched[name] = [values[min(i, len(values) - 1)] for i in range(len(components))]
+    gone = stored.keys() - set(partner.values())
+    notes += [f"the metric variable {name} of the backup is not in the model now" for name in sorted(gone)]
+    return matched, sorted(set(notes))
+
+
+def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) -> dict[str, str]:
+    if set(current) == set(stored):
+        return {name: name for name in current}
+    if [_unnumbered(n) for n in current] == [_unnumbered(n) for n in stored]:
+        return dict(zip(current, stored, strict=True))
+    missing = [n for n in current if n not in set(stored) and n not in metrics]
+    surplus = [n for n in stored if n not in set(current) and n not in metrics]
+    if missing or surplus:
+        raise BackupMismatchError(
+            "the backup is of another model. Only in the model: "
+            f"{_some(missing)}; only in the backup: {_some(surplus)}. Nothing was changed: give this run another "
+            "directory, or build the model as before"
+        )
+    return {name: name for name in current if name in set(stored)}
+
+
+def _check_shape(name: str, component: Any, value: np.ndarray[Any, Any]) -> None:
+    shape, dtype = tuple(component.shape), component.dtype.name
+    if shape != value.shape or dtype != value.dtype.name:
+        raise BackupMismatchError(
+            f"the backup is of another model: {name} is {dtype}{list(shape)} in the model and "
+            f"{value.dtype.name}{list(value.shape)} in the backup. Nothing was changed: give this run another "
+            "directory, or build the model as before"
+        )
+
+
+def _stored_components(
+    tensors: Mapping[str, np.ndarray[Any, Any]],
+) -> dict[str, list[np.ndarray[Any, Any]]]:
+    found: dict[str, dict[int, np.ndarray[Any, Any]]] = {}
+    for tensor_name, value in tensors.items():
+        kind, _, rest = tensor_name.partition("/")
+        if kind == _VARIABLE:
+            name, _, replica = rest.rpartition("@")
+            found.setdefault(name, {})[int(replica)] = value
+    return {name: [by_replica[i] for i in sorted(by_replica)] for name, by_replica in found.items()}
+
+
+def _tensor_name(name: str, replica: int) -> str:
+    return f"{_VARIABLE}/{name}@{replica}"
+
+
+def _metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
+    ids = {id(variable) for metric in model.metrics for variable in metric.variables}
+    return [name for name, variable in named.items() if id(variable) in ids]
+
+
+def _unnumbered(path: str) -> str:
+    return re.sub(r"_\d+(?=/|$|#)", "", path)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str):
+        return value
+    array = np.asarray(value)
+    return array.item() if array.ndim == 0 and array.dtype.kind in "biuf" else None
+
+
+def _some(names: Sequence[str]) -> str:
+    if not names:
+        return "none"
+    more = len(names) - _NAMED_IN_ERROR
+    return ", ".join(names[:_NAMED_IN_ERROR]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,271 @@
+"""Decides, hands over, picks and prunes: everything about backups that does not know Keras."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.checkpointing.exchange import Exchange, LocalState
+from keras_dist_callbacks.checkpointing.snapshot import (
+    JSON,
+    CommitId,
+    Manifest,
+    Position,
+    Snapshot,
+    TensorInfo,
+    WorkerRecord,
+    WorkerState,
+)
+from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.checkpointing.writer import Writer
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedError, StorageError
+
+_KEPT_COMMITS = 2
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How backups are written.
+
+    Attributes:
+        double_checkpoint: A commit shares no blob with the one before it.
+        when_busy: `"skip"` a backup or `"wait"` when the one before is still being written.
+        max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
+        timeout: Seconds to wait for other workers.
+    """
+
+    double_checkpoint: bool = False
+    when_busy: str = "skip"
+    max_failed_saves: int | None = 10
+    timeout: float = 600.0
+
+
+class BackupEngine:
+    """Saves snapshots of one run and finds the newest good one of earlier runs."""
+
+    def __init__(
+        self, store: BackupStore, cluster: Cluster, exchange: Exchange, writer: Writer, options: EngineOptions
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._exchange = exchange
+        self._writer = writer
+        self._options = options
+        self._saves = 0
+        self._sequence = 0
+        self._failed = 0
+        self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
+        self._lock = threading.Lock()
+        self._notes: list[str] = []
+        self._info: Mapping[str, JSON] = {}
+        self._orphans_collected = False
+
+    @property
+    def generation(self) -> int:
+        """This run's number in the backup directory; 0 before `claim`."""
+        return self._store.generation
+
+    # --- at the start
+
+    def pick(self) -> tuple[CommitId, WorkerState] | None:
+        """The newest good commit, the same on every worker, verified; None if nothing was ever committed.
+
+        Raises:
+            DamagedBackupError: There are commits, but none is whole.
+            ClusterError: A worker cannot read what the chief chose.
+        """
+        chosen = self._cluster.on_chief(self._newest_good, "choosing a backup", self._options.timeout)
+        name = self._cluster.broadcast(chosen.id.name if chosen else None, "chosen backup", self._options.timeout)
+        if name is None:
+            return None
+        commit = CommitId.parse(name.rpartition("/")[2])
+        if commit is None:
+            raise BackupError(f"{name!r} is no commit")
+        state = self._cluster.agree(
+            lambda: self._store.load(self._store.manifest(commit), self._cluster.worker_index),
+            f"reading {self._store.storage.display(name)}",
+            self._options.timeout,
+        )
+        return commit, state
+
+    def claim(self, info: Mapping[str, JSON]) -> int:
+        """Takes the directory for this run; fences every earlier one.
+
+        Args:
+            info: What manifests tell about this run: versions, strategy, replicas.
+
+        Returns:
+            The generation, on every worker.
+        """
+        self._info = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
+        taken = self._cluster.on_chief(lambda: self._store.claim(self._info), "claiming the backup directory")
+        self._store.generation = int(self._cluster.broadcast(taken, "generation"))
+        return self._store.generation
+
+    # --- while training
+
+    def save(self, snapshot: Snapshot, *, must: bool = False) -> None:
+        """Hands a snapshot to the background thread.
+
+        Args:
+            snapshot: This worker's.
+            must: Wait for the writer instead of skipping, whatever `when_busy` says.
+        """
+        self._saves += 1
+        what = f"backup at {snapshot.position}"
+        if not self._cluster.is_chief:
+            self._writer.submit(functools.partial(self._deliver, self._saves, snapshot), what)
+            return
+        if self._writer.busy:
+            if not must and self._options.when_busy == "skip":
+                self._exchange.skip(self._saves)
+                return
+            self._writer.wait()
+        self._writer.submit(functools.partial(self._write_or_note, self._saves, snapshot), what)
+
+    def poll(self) -> None:
+        """Lets what happened in the background surface: failures are raised, notes become warnings."""
+        self._writer.raise_failure()
+        if not self._notes:
+            return
+        with self._lock:
+            notes, self._notes = self._notes, []
+        for note in notes:
+            warnings.warn(note, RuntimeWarning, stacklevel=2)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Waits until what was handed over is committed; whether it was, within `timeout` seconds."""
+        return self._writer.wait(timeout)
+
+    def finish(self, snapshot: Snapshot, *, delete: bool) -> None:
+        """Commits the end of training once every worker has arrived; the chief leaves last.
+
+        Args:
+            snapshot: The final state.
+            delete: Remove the backup afterwards.
+        """
+        self._writer.wait()
+        self._cluster.barrier("end of training", self._options.timeout)
+        self.save(snapshot, must=True)
+        self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._options.timeout)
+        self._writer.wait()
+        self._cluster.leave("end of fit", self._options.timeout)
+        self.poll()
+
+    # --- on the chief
+
+    def _newest_good(self) -> Manifest | None:
+        commits = self._store.commits()
+        damaged: list[tuple[CommitId, DamagedBackupError]] = []
+        for commit in reversed(commits):
+            try:
+                manifest = self._store.manifest(commit)
+                self._store.verify(manifest)
+            except DamagedBackupError as error:
+                damaged.append((commit, error))
+                continue
+            for bad, error in damaged:
+                warnings.warn(f"a damaged backup was set aside: {error}", RuntimeWarning, stacklevel=2)
+                self._store.quarantine(bad)
+            return manifest
+        if damaged:
+            raise DamagedBackupError(
+                f"none of the {len(commits)} backups in {self._store.storage.display()} is whole; the newest: "
+                f"{damaged[0][1]}. Nothing was changed: restore the files, or start with another directory"
+            )
+        if self._store.has_leftovers():
+            print(f"{self._store.storage.display()}: an earlier run committed no backup; starting fresh", flush=True)
+        return None
+
+    def _complete(self, delete: bool) -> None:
+        self._writer.wait()
+        self._writer.raise_failure()
+        if delete:
+            try:
+                self._store.delete_everything()
+            except StorageError as error:
+                self._note(f"the backup could not be deleted: {error}")
+
+    # --- in the background
+
+    def _deliver(self, save: int, snapshot: Snapshot) -> None:
+        try:
+            self._exchange.deliver(save, snapshot)
+        except BackupError as error:
+            self._note(f"this worker's part of the backup at {snapshot.position} was not saved: {error}")
+
+    def _write_or_note(self, save: int, snapshot: Snapshot) -> None:
+        try:
+            self._write(save, snapshot)
+        except FencedError:
+            raise
+        except (StorageError, BackupError) as error:
+            self._failed += 1
+            limit = self._options.max_failed_saves
+            if limit is not None and self._failed >= limit:
+                raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
+            self._note(f"the backup at {snapshot.position} failed and training goes on: {error}")
+        else:
+            self._failed = 0
+
+    def _write(self, save: int, snapshot: Snapshot) -> None:
+        prints = fingerprints(snapshot.tensors)
+        others = self._exchange.collect(save, snapshot, prints)
+        self._store.check_ownership()
+        packer = Packer(self._shared_tensors(), self._store.blob_directory)
+        for blob in packer.pack(snapshot.tensors, prints):
+            self._store.stage(blob)
+        records = [WorkerRecord(packer.locate(prints), snapshot.state)]
+        records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
+        manifest = self._manifest(snapshot.position, records)
+        self._store.commit(manifest)
+        self._known = [*self._known[-1:], {n: t for r in records for n, t in _unique(r)}]
+        self._store.prune(_KEPT_COMMITS)
+        if not self._orphans_collected:
+            self._store.collect_orphans()
+            self._orphans_collected = True
+
+    def _record(self, packer: Packer, worker: int, local: LocalState) -> WorkerRecord:
+        for blob in packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"):
+            self._store.stage(blob)
+        return WorkerRecord(packer.locate(local.prints), local.state)
+
+    def _manifest(self, position: Position, records: list[WorkerRecord]) -> Manifest:
+        self._sequence += 1
+        return Manifest(
+            CommitId(self._store.generation, self._sequence, uuid.uuid4().hex[:12]),
+            position,
+            referenced_blobs(records, self._store.staged),
+            tuple(records),
+            {**self._info, "created": time.time()},
+        )
+
+    def _shared_tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors that a commit may refer to instead of writing them again."""
+        age = 2 if self._options.double_checkpoint else 1
+        if len(self._known) < age:
+            return {}
+        present = self._store.staged
+        return {name: info for name, info in self._known[-age].items() if info.blob in present}
+
+    def _note(self, text: str) -> None:
+        with self._lock:
+            self._notes.append(text)
+
+
+def _unique(record: WorkerRecord) -> list[tuple[str, TensorInfo]]:
+    return [(f"{info.blob}:{info.key}", info) for info in record.tensors.values()]
+
+
+def describe(manifest: Manifest) -> dict[str, Any]:
+    """What a person wants to know about a commit."""
+    return {"id": asdict(manifest.id), "position": asdict(manifest.position), **manifest.info}

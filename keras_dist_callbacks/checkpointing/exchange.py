@@ -1,0 +1,157 @@
+"""How worker-local values reach the chief, which alone writes.
+
+Every worker fingerprints its whole snapshot; the chief asks for what differs from its own (metrics of each
+worker, statistics of non-synchronized BatchNormalization, random states) and gets that alone. All of it
+happens on the background threads, through the key-value store of the coordination service, never through
+collectives. A worker always publishes; only the chief may skip a save, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from keras_dist_callbacks import cluster as cluster_module
+from keras_dist_callbacks.checkpointing.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
+from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldArray, Snapshot
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import BackupError, ClusterError
+
+_SKIP = b"skip"
+_LIMIT_NOTE = "local_state_dropped"
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """What one worker has that differs from the chief's."""
+
+    tensors: Mapping[str, HeldArray]
+    prints: Mapping[str, Fingerprint]
+    state: Mapping[str, JSON]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The worker-local part of saving, for one fit.
+
+    Attributes:
+        cluster: Who takes part.
+        name: What tells this fit's messages from another's; the same on every worker.
+        max_local_state: Bytes above which a worker's local tensors are left out.
+        timeout: Seconds for each answer.
+    """
+
+    cluster: Cluster
+    name: str
+    max_local_state: int
+    timeout: float
+
+    def collect(self, save: int, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> list[LocalState]:
+        """On the chief: what differs on each other worker, in worker order.
+
+        Raises:
+            BackupError: A worker did not deliver in time; this save fails, training goes on.
+        """
+        topics = _topic_hashes(snapshot.state)
+        return [
+            self._collect_from(worker, save, prints, topics) for worker in range(1, self.cluster.num_workers)
+        ]
+
+    def skip(self, save: int) -> None:
+        """On the chief: tells the workers that this save does not happen, without waiting for anything."""
+        if self.cluster.num_workers > 1:
+            threading.Thread(target=self._tell_skip, args=(save,), name="kdc-skip", daemon=True).start()
+
+    def deliver(self, save: int, snapshot: Snapshot) -> None:
+        """On a worker: publishes what this worker has that the chief has not.
+
+        Raises:
+            BackupError: The chief did not ask in time.
+        """
+        me = self.cluster.worker_index
+        prints = fingerprints(snapshot.tensors)
+        hello = {"tensors": prints, "topics": _topic_hashes(snapshot.state)}
+        chunks = cluster_module.publish(self._key(save, me, "hello"), _dump(hello), self.timeout)
+        answer = cluster_module.fetch(self._key(save, me, "wanted"), self.timeout)
+        cluster_module.forget(self._key(save, me, "hello"), chunks)
+        if answer is None:
+            raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
+        if answer == _SKIP:
+            return
+        wanted = json.loads(answer)
+        arrays = {name: snapshot.tensors[name].array() for name in wanted["tensors"]}
+        if sum(array.nbytes for array in arrays.values()) > self.max_local_state:
+            arrays = {}
+        body = {"state": {topic: snapshot.state[topic] for topic in wanted["topics"]}, "sent": list(arrays)}
+        message = _pack_message(body, arrays)
+        chunks = cluster_module.publish(self._key(save, me, "values"), message, self.timeout)
+        cluster_module.fetch(self._key(save, me, "taken"), self.timeout)
+        for topic, count in (("values", chunks), ("wanted", 1), ("taken", 1)):
+            cluster_module.forget(self._key(save, me, topic), count)
+
+    def _collect_from(
+        self, worker: int, save: int, prints: Mapping[str, Fingerprint], topics: Mapping[str, str]
+    ) -> LocalState:
+        hello = json.loads(self._receive(save, worker, "hello"))
+        theirs = {name: Fingerprint(p[0], p[1], tuple(p[2])) for name, p in hello["tensors"].items()}
+        differing = [name for name, fingerprint in theirs.items() if prints.get(name) != fingerprint]
+        wanted = {"tensors": differing, "topics": [t for t, h in hello["topics"].items() if topics.get(t) != h]}
+        cluster_module.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
+        body, tensors = _unpack_message(self._receive(save, worker, "values"), theirs)
+        cluster_module.publish(self._key(save, worker, "taken"), b"", self.timeout)
+        state = dict(body["state"])
+        if len(tensors) < len(differing):
+            state[_LIMIT_NOTE] = True
+        held = {name: HeldArray(array) for name, array in tensors.items()}
+        return LocalState(held, {name: theirs[name] for name in held}, state)
+
+    def _receive(self, save: int, worker: int, topic: str) -> bytes:
+        try:
+            value = cluster_module.fetch(self._key(save, worker, topic), self.timeout)
+        except ClusterError as error:
+            raise BackupError(f"worker {worker} could not deliver its state: {error}") from error
+        if value is None:
+            raise BackupError(f"worker {worker} did not deliver its state within {self.timeout:g} s")
+        return value
+
+    def _tell_skip(self, save: int) -> None:
+        with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
+            for worker in range(1, self.cluster.num_workers):
+                cluster_module.publish(self._key(save, worker, "wanted"), _SKIP, self.timeout)
+
+    def _key(self, save: int, worker: int, topic: str) -> str:
+        return f"kdc/{self.name}/{save}/{worker}/{topic}"
+
+
+def _topic_hashes(state: Mapping[str, JSON]) -> dict[str, str]:
+    return {topic: xxhash.xxh3_128_hexdigest(_dump(value)) for topic, value in state.items()}
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _pack_message(body: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    head = _dump(body)
+    return b"".join([len(head).to_bytes(8, "little"), head, *(raw_bytes(array) for array in arrays.values())])
+
+
+def _unpack_message(
+    message: bytes, prints: Mapping[str, Fingerprint]
+) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    size = int.from_bytes(message[:8], "little")
+    body = json.loads(message[8 : 8 + size])
+    offset, arrays = 8 + size, {}
+    for name in body["sent"]:
+        dtype, shape = dtype_of(prints[name].dtype), prints[name].shape
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(message, dtype, count, offset).reshape(shape)
+        offset += count * dtype.itemsize
+    return body, arrays

@@ -1,0 +1,223 @@
+"""One fit() under backup: when to capture, what to restore, and where.
+
+There are two restore points. A snapshot from between two epochs, or from the end, is restored before the
+epoch loop starts, so that Keras' own `reset_metrics` and every `on_epoch_begin` run on it as they would have.
+One from within an epoch is restored after these, between two steps, and the batches that it had consumed are
+pulled and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras_dist_callbacks._compat import fit as seam
+from keras_dist_callbacks._compat import replay, rng
+from keras_dist_callbacks.checkpointing.capture import apply_callbacks, apply_variables, capture, jsonable_logs
+from keras_dist_callbacks.checkpointing.engine import BackupEngine
+from keras_dist_callbacks.checkpointing.exactness import inexact_reasons
+from keras_dist_callbacks.checkpointing.policies import SavePolicy
+from keras_dist_callbacks.checkpointing.snapshot import JSON, Position, Snapshot, WorkerState
+from keras_dist_callbacks.cluster import Cluster
+
+_EXCEPTION_BUDGET_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a fit was resumed from.
+
+    Attributes:
+        commit: The commit's name in the backup directory.
+        position: Where it was taken.
+        notes: Why the continuation is not exact, one sentence each; empty if it is.
+    """
+
+    commit: str
+    position: Position
+    notes: tuple[str, ...]
+
+
+class FitSession:
+    """Controls one running fit(); implements `StepControl`."""
+
+    def __init__(
+        self, fit: seam.RunningFit, engine: BackupEngine, cluster: Cluster, policy: SavePolicy, owner: Any
+    ) -> None:
+        self._fit = fit
+        self._engine = engine
+        self._cluster = cluster
+        self._policy = policy
+        self._owner = owner  # the callback itself: not part of the state
+        self._saved: WorkerState | None = None
+        self._commit = ""
+        self._first_epoch: int | None = None  # the data had no iterators before it
+        self._epoch = 0
+        self._step = 0
+        self._step_in_epoch = 0
+        self._due_at = 0
+        self._rng_at_epoch: JSON = None
+        self._callbacks: Sequence[Any] = ()
+        self._undo: Callable[[], None] | None = None
+        self.restored: Restored | None = None
+
+    @property
+    def has_backup(self) -> bool:
+        """Whether a backup was found that is not restored yet."""
+        return self._saved is not None
+
+    # --- events of fit, in their order
+
+    def pick(self) -> WorkerState | None:
+        """Chooses and reads the newest backup, before any callback's `on_train_begin`."""
+        picked = self._engine.pick()
+        if picked is not None:
+            commit, self._saved = picked
+            self._commit = commit.name
+        return self._saved
+
+    def train_begin(self, callbacks: Sequence[Any]) -> None:
+        """After every other callback's `on_train_begin`: claims the directory and restores."""
+        self._callbacks = [c for c in callbacks if c is not self._owner]
+        if seam.compile_metrics_pending(self._fit.model):
+            seam.build_from_spec(self._fit)
+        self._engine.claim(self._describe())
+        self._undo = seam.control(self._fit, self)
+        if self._saved is not None:
+            self._prepare_restore(self._saved)
+
+    def start_at(self, epoch: int) -> None:
+        """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
+        self._fit.start_at(epoch)
+
+    def epoch_begin(self, epoch: int) -> None:
+        """The epoch loop is running."""
+        self._fit.forget_start()
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+        self._epoch = epoch
+        self._step_in_epoch = 0
+
+    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
+        """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
+        saved, self._saved = self._saved, None
+        if saved is None or saved.position.kind != "within":
+            self._rng_at_epoch = rng.capture()
+            return
+        self._rng_at_epoch = saved.state["rng_at_epoch"]
+        rng.restore(self._rng_at_epoch)
+        self._skip(steps, saved.position.batch)
+        notes = self._apply(saved)
+        rng.restore(saved.state["rng"])
+        seam.current_logs(self._fit.model).update(saved.state["logs"])
+        self._step_in_epoch = saved.position.batch
+        self._report(saved, notes)
+
+    def after_step(self, end_step: int) -> None:
+        """Between two steps, after all callbacks: counts, and saves if that is due."""
+        trained = end_step + 1 - self._step_in_epoch
+        self._step_in_epoch = end_step + 1
+        self._step += trained
+        self._engine.poll()
+        if self._policy.due(self._step, self._due_at):
+            self._due_at = self._step
+            self._engine.save(self._capture("within"))
+
+    def epoch_end(self, epoch: int) -> None:
+        """After every other callback's `on_epoch_end`."""
+        self._epoch = epoch + 1
+        self._step_in_epoch = 0
+        self._engine.poll()
+        if self._policy.at_epoch_end:
+            self._engine.save(self._capture("between"), must=True)
+
+    def train_end(self, *, delete: bool) -> None:
+        """After every other callback's `on_train_end`."""
+        self._fit.forget_start()
+        self._engine.finish(self._capture("end"), delete=delete)
+        self.close()
+
+    def on_exception(self, error: BaseException) -> None:
+        """An exception leaves the training loop: what was handed over is committed before it is raised on."""
+        self._engine.drain(_EXCEPTION_BUDGET_SECONDS)
+        self.close()
+
+    def close(self) -> None:
+        """Takes every wrapper away."""
+        self._fit.forget_start()
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    # --- restoring
+
+    def _prepare_restore(self, saved: WorkerState) -> None:
+        position = saved.position
+        self._epoch, self._step, self._due_at = position.epoch, position.step, position.step
+        self._first_epoch = int(saved.state["first_epoch"])
+        replay.replay_epochs(self._fit, position.epoch - self._first_epoch)
+        self._fit.set_num_batches(saved.state["num_batches"])
+        self._fit.start_at(position.epoch)
+        if position.kind == "within":
+            return
+        self._saved = None
+        notes = self._apply(saved)
+        rng.restore(saved.state["rng"])
+        if saved.state["stop_training"]:
+            self._fit.start_at(self._fit.epochs)
+            self._fit.model.stop_training = True
+        self._report(saved, notes)
+
+    def _apply(self, saved: WorkerState) -> list[str]:
+        notes = apply_variables(self._fit.model, saved)
+        return notes + apply_callbacks(self._callbacks, saved)
+
+    def _skip(self, steps: Iterator[tuple[int, int, Any]], batches: int) -> None:
+        done = 0
+        while done < batches:
+            item = next(steps, None)
+            if item is None:
+                replay.drop(iter(()), batches - done)
+                return
+            begin, end, data = item
+            replay.drop(data, min(end + 1, batches) - begin)
+            done = end + 1
+
+    def _report(self, saved: WorkerState, notes: list[str]) -> None:
+        reasons = (*notes, *inexact_reasons(saved, self._describe(), self._fit))
+        self.restored = Restored(self._commit, saved.position, reasons)
+
+    # --- capturing
+
+    def _capture(self, kind: Any) -> Snapshot:
+        within = kind == "within"
+        position = Position(kind, self._epoch, self._step_in_epoch if within else 0, self._step)
+        topics: dict[str, JSON] = {
+            "rng": rng.capture(),
+            "num_batches": self._fit.num_batches,
+            "first_epoch": self._first_epoch or 0,
+            "stop_training": bool(self._fit.model.stop_training),
+        }
+        if within:
+            topics["rng_at_epoch"] = self._rng_at_epoch
+            topics["logs"] = jsonable_logs(seam.current_logs(self._fit.model))
+        return capture(self._fit.model, self._callbacks, position, topics)
+
+    def _describe(self) -> dict[str, JSON]:
+        import keras
+        import tensorflow as tf
+
+        model = self._fit.model
+        strategy = model.distribute_strategy
+        return {
+            "keras": keras.__version__,
+            "tensorflow": tf.__version__,
+            "strategy": type(strategy).__name__,
+            "replicas": int(strategy.num_replicas_in_sync),
+            "workers": self._cluster.num_workers,
+            "model": str(model.name),
+            "steps_per_execution": int(model.steps_per_execution),
+            "steps_per_epoch": self._fit.steps_per_epoch or self._fit.num_batches,
+            "seed": rng.global_seed(),
+        }

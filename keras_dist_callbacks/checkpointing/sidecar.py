@@ -1,0 +1,112 @@
+"""The small JSON file beside an artefact: what it is, in which order it came, and how to know that it is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.storage import Storage
+
+SIDECAR = ".json"
+_FORMAT = "keras_dist_callbacks artifact"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One version of one file.
+
+    Attributes:
+        name: The file's name in its directory.
+        kind: `"model"` (all of it, `.keras`) or `"weights"` (`.weights.h5`).
+        series: The template that the name was made from; what keeps or deletes it asks for this.
+        generation: Number of the run that wrote it, counted by directory.
+        sequence: Its place in what that run wrote.
+        epoch: Number of finished epochs.
+        step: Optimizer steps taken.
+        monitor: Name of the monitored quantity.
+        value: Its value, if it was a finite number.
+        best_only: Whether it was saved because `value` was the best so far.
+        digest: xxh3_128 of the content, in hex.
+        size: Bytes.
+    """
+
+    name: str
+    kind: str
+    series: str
+    generation: int
+    sequence: int
+    epoch: int
+    step: int
+    monitor: str | None = None
+    value: float | None = None
+    best_only: bool = False
+    digest: str = ""
+    size: int = -1
+
+    def __post_init__(self) -> None:
+        if self.value is not None and not math.isfinite(self.value):
+            object.__setattr__(self, "value", None)  # JSON has no such numbers
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What makes one artefact newer than another."""
+        return (self.generation, self.sequence)
+
+
+def versions_or_none(storage: Storage, name: str) -> list[Artifact] | None:
+    """What `read_sidecar` returns; None if the sidecar is missing or damaged."""
+    try:
+        return read_sidecar(storage, name)
+    except (FileNotFoundError, DamagedBackupError):
+        return None
+
+
+def read_sidecar(storage: Storage, name: str) -> list[Artifact]:
+    """The versions of a file that its sidecar lists, newest first; empty if the sidecar is not one of ours.
+
+    Raises:
+        FileNotFoundError: There is no sidecar.
+        DamagedBackupError: It is not as it was written.
+        BackupMismatchError: It has a format version that this package does not know.
+    """
+    where = storage.display(name + SIDECAR)
+    content = storage.read(name + SIDECAR)
+    try:
+        record = json.loads(content)
+    except ValueError as error:
+        raise DamagedBackupError(f"{where} is not valid JSON ({error})") from error
+    if not isinstance(record, dict) or "seal" not in record:
+        return []
+    if record.pop("seal") != _seal(record) or record.get("format") != _FORMAT:
+        raise DamagedBackupError(f"{where} differs from its own seal")
+    if record["version"] > _VERSION:
+        raise BackupMismatchError(
+            f"{where} has format version {record['version']}, this package knows up to {_VERSION}: install a newer "
+            "keras-dist-callbacks"
+        )
+    return [Artifact(name=name, **fields) for fields in record["versions"]]
+
+
+def write_sidecar(storage: Storage, versions: Sequence[Artifact]) -> None:
+    """Replaces a file's sidecar by one that lists `versions`, the newest first."""
+    body = [{k: v for k, v in dataclasses.asdict(a).items() if k != "name"} for a in versions]
+    record = {"format": _FORMAT, "version": _VERSION, "versions": body}
+    record["seal"] = _seal(record)
+    with tempfile.NamedTemporaryFile("w", prefix="kdc-sidecar-", suffix=SIDECAR, encoding="utf-8") as file:
+        json.dump(record, file, indent=1, allow_nan=False)
+        file.flush()
+        storage.replace(versions[0].name + SIDECAR, Path(file.name))
+
+
+def _seal(record: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(record, sort_keys=True).encode())
