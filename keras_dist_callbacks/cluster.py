@@ -6,28 +6,22 @@ no branches.
 
 from __future__ import annotations
 
-import base64
 import collections
 import contextlib
 import faulthandler
-import functools
 import hashlib
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from keras_dist_callbacks import preflight
+from keras_dist_callbacks import messaging, preflight
 from keras_dist_callbacks._compat import coordination, multi_worker
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError, PeerLostError
+from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 
 _T = TypeVar("_T")
-_CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB
-_SLICE_MS = 1000
 _TRAINING_TASKS = ("chief", "worker")
 _DROPPED_TASKS = ("ps", "evaluator")
 _calls: collections.Counter[str] = collections.Counter()
@@ -94,7 +88,7 @@ class Cluster:
         if self.num_workers == 1:
             return [value]
         key = self._key(tag)
-        publish(f"{key}/{self.worker_index}", json.dumps(value).encode(), timeout)
+        messaging.publish(f"{key}/{self.worker_index}", json.dumps(value).encode(), timeout)
         return [
             value if i == self.worker_index else json.loads(self._await(f"{key}/{i}", i, tag, timeout))
             for i in range(self.num_workers)
@@ -106,7 +100,7 @@ class Cluster:
             return value
         key = self._key(tag)
         if self.is_chief:
-            publish(key, json.dumps(value).encode(), timeout)
+            messaging.publish(key, json.dumps(value).encode(), timeout)
             return value
         return json.loads(self._await(key, 0, tag, timeout))
 
@@ -152,7 +146,7 @@ class Cluster:
             return
         key = self._key(tag)
         if not self.is_chief:
-            publish(f"{key}/{self.worker_index}", b"", timeout)
+            messaging.publish(f"{key}/{self.worker_index}", b"", timeout)
             return
         for worker in range(1, self.num_workers):
             self._await(f"{key}/{worker}", worker, tag, timeout)
@@ -175,7 +169,7 @@ class Cluster:
         return f"kdc/{tag}/{_calls[tag]}"
 
     def _await(self, key: str, source: int, tag: str, timeout: float) -> bytes:
-        value = fetch(key, timeout)
+        value = messaging.fetch(key, timeout)
         if value is None:
             raise ClusterTimeoutError(
                 f"{self.name}: no answer from worker {source} ({self.addresses[source]}) about {tag!r} "
@@ -186,89 +180,6 @@ class Cluster:
 
 def _nothing() -> None:
     return None
-
-
-def publish(key: str, value: bytes, timeout: float) -> int:
-    """Sets a key of the coordination service, in chunks; a key can be set once.
-
-    Returns:
-        The number of chunks, which `forget` needs.
-
-    Raises:
-        ClusterTimeoutError: The service did not take it in time.
-        PeerLostError: The service is gone.
-    """
-    text = base64.b64encode(value).decode("ascii")
-    chunks = [text[i : i + _CHUNK] for i in range(0, len(text), _CHUNK)] or [""]
-    deadline = time.monotonic() + timeout
-    for number, chunk in enumerate(chunks):
-        prefix = f"{len(chunks)}:" if number == 0 else ""
-        _bounded(
-            functools.partial(coordination.set_value, f"{key}/{number}", prefix + chunk),
-            deadline - time.monotonic(),
-            f"setting {key}",
-        )
-    return len(chunks)
-
-
-def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bytes | None:
-    """Waits for what `publish` set; None if it did not come in time or `give_up` said so.
-
-    Raises:
-        PeerLostError: The coordination service is gone.
-    """
-    deadline = time.monotonic() + timeout
-    first = _fetch_chunk(f"{key}/0", deadline, give_up)
-    if first is None:
-        return None
-    count, _, text = first.partition(":")
-    parts = [text]
-    for number in range(1, int(count)):
-        chunk = _fetch_chunk(f"{key}/{number}", deadline, give_up)
-        if chunk is None:
-            return None
-        parts.append(chunk)
-    return base64.b64decode("".join(parts))
-
-
-def forget(key: str, chunks: int = 1) -> None:
-    """Removes what `publish` set, so that the service's memory does not grow."""
-    for number in range(chunks):
-        _bounded(functools.partial(coordination.delete_value, f"{key}/{number}"), 10.0, f"deleting {key}")
-
-
-def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str | None:
-    while True:
-        left = int((deadline - time.monotonic()) * 1000)
-        if left <= 0 or give_up():
-            return None
-        wait = min(_SLICE_MS, left)
-        value = _bounded(functools.partial(coordination.get_value, key, wait), wait / 1000 + 30.0, f"getting {key}")
-        if value is not None:
-            return value
-
-
-def _bounded(operation: Callable[[], _T], timeout: float, what: str) -> _T:
-    """Runs a request that may never return (a partitioned network) in a thread that can be left behind."""
-    outcome: list[_T] = []
-    failure: list[Exception] = []
-
-    def run() -> None:
-        try:
-            outcome.append(operation())
-        except Exception as error:  # noqa: BLE001 - handed to the caller below
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name="kdc-coordination", daemon=True)
-    thread.start()
-    thread.join(max(0.0, timeout))
-    if failure:
-        if isinstance(failure[0], coordination.peer_errors()):
-            raise PeerLostError(f"{what}: the coordination service is gone ({failure[0]})") from failure[0]
-        raise failure[0]
-    if not outcome:
-        raise ClusterTimeoutError(f"{what}: the coordination service did not answer within {timeout:.0f} s")
-    return outcome[0]
 
 
 def make_strategy(

@@ -72,9 +72,7 @@ def _listen(port: int, address: str) -> socket.socket:
         ) from error
 
 
-def _collect(
-    server: socket.socket, addresses: Sequence[str], deadline: float, timeout: float, token: str
-) -> None:
+def _collect(server: socket.socket, addresses: Sequence[str], deadline: float, timeout: float, token: str) -> None:
     connections: dict[int, socket.socket] = {}
     server.settimeout(_POLL_SECONDS)
     try:

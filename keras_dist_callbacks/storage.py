@@ -13,24 +13,22 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import fsspec
-import tenacity
 
+from keras_dist_callbacks import local_files
 from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.local_files import TEMPORARY_MARK, Buffer
+from keras_dist_callbacks.retry import RetryPolicy, may_pass
 
-Buffer = bytes | bytearray | memoryview
 PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")
 
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
-_FINAL = (FileExistsError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-_TEMPORARY_MARK = ".tmp-"
-_COPY_CHUNK = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -39,40 +37,6 @@ class FileInfo:
 
     name: str
     size: int
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """How long a failing request is tried again, above what the store's own client does.
-
-    Attributes:
-        total_seconds: Give up when this much time has passed since the first try.
-        initial_wait: Seconds of the first pause; doubled each time, with jitter.
-        max_wait: Longest pause in seconds.
-    """
-
-    total_seconds: float = 120.0
-    initial_wait: float = 0.2
-    max_wait: float = 20.0
-
-    def call(self, operation: Callable[[], _T]) -> _T:
-        """Runs `operation`, trying again on faults that may pass."""
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_may_pass),
-            stop=tenacity.stop_after_delay(self.total_seconds),
-            wait=tenacity.wait_exponential_jitter(initial=self.initial_wait, max=self.max_wait),
-            reraise=True,
-        )
-        return retrying(operation)
-
-
-def _may_pass(error: BaseException) -> bool:
-    if isinstance(error, _FINAL) or not isinstance(error, Exception):
-        return False
-    if isinstance(error, OSError):
-        return not str(error).startswith("Forbidden")  # gcsfs' way to say 403
-    module = type(error).__module__.split(".")[0]
-    return module in {"aiohttp", "botocore", "aiobotocore", "azure", "gcsfs", "google", "requests", "asyncio"}
 
 
 def redact(url: PathLike) -> str:
@@ -90,7 +54,8 @@ def _protocol_of(url: str) -> str:
 def _open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     protocol = _protocol_of(url)
     try:
-        return fsspec.core.url_to_fs(url, **({} if protocol == "file" else {"use_listings_cache": False}), **options)
+        cache = {} if protocol == "file" else {"use_listings_cache": False}
+        fs, root = fsspec.core.url_to_fs(url, **cache, **options)
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
         advice = f'pip install "keras-dist-callbacks[{extra}]"' if extra else str(error)
@@ -103,6 +68,7 @@ def _open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
                 f"{redact(url)!r}: unknown protocol {protocol!r}; known ones include gs, s3, az, file and memory"
             ) from error
         raise ConfigError(f"{redact(url)!r} cannot be opened: {error}") from error
+    return fs, str(root)
 
 
 @dataclass(frozen=True)
@@ -170,7 +136,7 @@ class Storage:
         """`name` as a full path or URL for messages."""
         return f"{self.url.rstrip('/')}/{name}" if name else self.url
 
-    def list(self, directory: str = "") -> list[FileInfo]:
+    def files(self, directory: str = "") -> list[FileInfo]:
         """The files directly in `directory`, sorted by name; empty if it does not exist."""
         path = self._full(directory) if directory else self.root
 
@@ -208,7 +174,8 @@ class Storage:
         Raises:
             FileNotFoundError: There is no such object.
         """
-        return self._run("read", name, lambda: self._fs.cat_file(self._full(name), start=start, end=end))
+        content: bytes = self._run("read", name, lambda: self._fs.cat_file(self._full(name), start=start, end=end))
+        return content
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         """Publishes a new object, whole or not at all.
@@ -221,7 +188,7 @@ class Storage:
             FileExistsError: The name is taken by an object with other content.
         """
         if self.is_local:
-            self._run("create", name, lambda: self._create_local(name, parts))
+            self._run("create", name, lambda: local_files.create(Path(self._full(name)), parts, self.fsync))
             return
         content = b"".join(parts)
         tried = False
@@ -242,7 +209,7 @@ class Storage:
     def replace(self, name: str, source: Path) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part."""
         if self.is_local:
-            self._run("write", name, lambda: self._replace_local(name, source))
+            self._run("write", name, lambda: local_files.replace(Path(self._full(name)), source, self.fsync))
         else:
             self._run("write", name, lambda: self._put_remote(name, source))
 
@@ -275,7 +242,7 @@ class Storage:
 
     def temporary_files(self, directory: str = "") -> list[FileInfo]:
         """Files in `directory` that an interrupted write left behind."""
-        return [f for f in self.list(directory) if _TEMPORARY_MARK in f.name]
+        return [f for f in self.files(directory) if TEMPORARY_MARK in f.name]
 
     def probe(self) -> None:
         """Writes, reads back and deletes a small object.
@@ -283,7 +250,7 @@ class Storage:
         Raises:
             StorageError: The directory cannot be used; the message says why and what to do.
         """
-        name = f"probe{_TEMPORARY_MARK}{uuid.uuid4().hex}"
+        name = f"probe{TEMPORARY_MARK}{uuid.uuid4().hex}"
         token = uuid.uuid4().bytes
         try:
             self.create(name, [token])
@@ -309,69 +276,9 @@ class Storage:
                 raise
             raise StorageError(f"cannot {verb} {self.display(name)}: {error}") from error
         except Exception as error:
-            if not isinstance(error, OSError) and not _may_pass(error):
+            if not isinstance(error, OSError) and not may_pass(error):
                 raise
             raise StorageError(f"cannot {verb} {self.display(name)}: {_reason(error)}{_advice(error)}") from error
-
-    def _create_local(self, name: str, parts: Sequence[Buffer]) -> None:
-        final = Path(self._full(name))
-        with self._temporary(final) as temporary:
-            with open(temporary, "xb", buffering=0) as file:
-                for part in parts:
-                    _write_all(file.fileno(), memoryview(part))
-                self._flush(file.fileno())
-            try:
-                os.link(temporary, final)
-            except OSError as error:
-                if error.errno not in {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
-                    raise
-                self._create_without_link(final, parts)
-        self._flush_directory(final.parent)
-
-    def _create_without_link(self, final: Path, parts: Sequence[Buffer]) -> None:
-        # File systems without hard links: readers are protected by the digest inside the object.
-        with open(final, "xb", buffering=0) as file:
-            for part in parts:
-                _write_all(file.fileno(), memoryview(part))
-            self._flush(file.fileno())
-
-    def _replace_local(self, name: str, source: Path) -> None:
-        final = Path(self._full(name))
-        with self._temporary(final) as temporary:
-            with open(source, "rb") as reader, open(temporary, "xb", buffering=0) as file:
-                while chunk := reader.read(_COPY_CHUNK):
-                    _write_all(file.fileno(), memoryview(chunk))
-                self._flush(file.fileno())
-            temporary.replace(final)
-        self._flush_directory(final.parent)
-
-    @contextlib.contextmanager
-    def _temporary(self, final: Path) -> Iterator[Path]:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        temporary = final.with_name(f"{final.name}{_TEMPORARY_MARK}{uuid.uuid4().hex}")
-        try:
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def _flush(self, descriptor: int) -> None:
-        if self.fsync:
-            os.fsync(descriptor)
-
-    def _flush_directory(self, directory: Path) -> None:
-        if not self.fsync:
-            return
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    view = view.cast("B")
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _reason(error: Exception) -> str:

@@ -31,7 +31,7 @@ def configure(
         from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     except ImportError:
         try:
-            from tensorflow.core.protobuf import coordination_config_pb2  # type: ignore[no-redef]
+            from tensorflow.core.protobuf import coordination_config_pb2
         except ImportError as error:
             raise _incompatible("coordination_config_pb2") from error
     configure_service = _context().configure_coordination_service
@@ -43,9 +43,7 @@ def configure(
         heartbeat_timeout_in_ms=heartbeat_ms,
         cluster_register_timeout_in_ms=register_ms,
         shutdown_barrier_timeout_in_ms=shutdown_ms,
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=name, num_tasks=count) for name, count in jobs
-        ],
+        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name=name, num_tasks=count) for name, count in jobs],
     )
 
 

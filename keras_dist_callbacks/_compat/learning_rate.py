@@ -27,7 +27,10 @@ def _inner(optimizer: Any) -> list[tuple[str, Any]]:
     several = getattr(optimizer, "optimizers", None)  # MultiOptimizer
     if several is None:
         return [("", optimizer)]
-    return [(inner.name, getattr(inner, "inner_optimizer", inner)) for inner in several]
+    names = [inner.name for inner in several]
+    return [
+        (inner.name if names.count(inner.name) == 1 else f"{inner.name}_{i}", inner) for i, inner in enumerate(several)
+    ]
 
 
 def _number(value: Any) -> float:

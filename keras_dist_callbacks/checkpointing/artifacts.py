@@ -111,7 +111,7 @@ def find(storage: Storage, series: str | None = None) -> Listing:
     Raises:
         BackupMismatchError: A sidecar has a format version that this package does not know.
     """
-    present = {info.name for info in storage.list()}
+    present = {info.name for info in storage.files()}
     names = [n[: -len(SIDECAR)] for n in present if n.endswith(tuple(e + SIDECAR for e in EXTENSIONS))]
     found: list[Artifact] = []
     problems: list[str] = []
@@ -222,7 +222,7 @@ def keep_newest(storage: Storage, names: Sequence[str], keep: int, generation: i
 
 def without_sidecar(storage: Storage) -> list[str]:
     """Names of model files that another tool, or an interrupted save, left without a sidecar."""
-    present = {info.name for info in storage.list()}
+    present = {info.name for info in storage.files()}
     return sorted(n for n in present if n.endswith(EXTENSIONS) and n + SIDECAR not in present)
 
 

@@ -131,11 +131,13 @@ def _entry(callback: Any) -> _Entry | None:
     if known is None:
         return None
     names = known.state
-    return _Entry(
-        lambda c: {n: getattr(c, n) for n in names if hasattr(c, n)},
-        lambda c, s: [setattr(c, n, v) for n, v in s.items() if n in names] and None,
-        known.identity,
-    )
+
+    def set_attributes(target: Any, state: dict[str, Any]) -> None:
+        for name in names:
+            if name in state:
+                setattr(target, name, state[name])
+
+    return _Entry(lambda c: {n: getattr(c, n) for n in names if hasattr(c, n)}, set_attributes, known.identity)
 
 
 def to_json(value: Any, where: str, tensors: dict[str, HeldTensor]) -> JSON:

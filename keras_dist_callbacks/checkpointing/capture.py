@@ -18,9 +18,7 @@ _CALLBACK = "callback"
 _NAMED_IN_ERROR = 3
 
 
-def capture(
-    model: Any, callbacks: Iterable[Any], position: Position, topics: Mapping[str, JSON]
-) -> Snapshot:
+def capture(model: Any, callbacks: Iterable[Any], position: Position, topics: Mapping[str, JSON]) -> Snapshot:
     """Takes a snapshot of this worker; variables are read and held, not copied.
 
     Args:

@@ -46,7 +46,8 @@ class Blob:
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
     """The array's bytes without a copy where it is contiguous; any dtype, bfloat16 too."""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    view: memoryview = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return view
 
 
 def hash_array(array: np.ndarray[Any, Any]) -> str:
@@ -68,7 +69,10 @@ def encode_blob(tensors: Mapping[str, np.ndarray[Any, Any]], directory: str) -> 
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    parts = (len(text).to_bytes(8, "little") + text, *(raw_bytes(array) for array in tensors.values()))
+    parts: tuple[memoryview | bytes, ...] = (
+        len(text).to_bytes(8, "little") + text,
+        *(raw_bytes(array) for array in tensors.values()),
+    )
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(part)
@@ -76,9 +80,7 @@ def encode_blob(tensors: Mapping[str, np.ndarray[Any, Any]], directory: str) -> 
     return Blob(BlobInfo(f"{directory}/{digest.hexdigest()}.safetensors", size, digest.hexdigest()), parts)
 
 
-def decode_blob(
-    content: bytes, tensors: Mapping[str, TensorInfo], where: str
-) -> dict[str, np.ndarray[Any, Any]]:
+def decode_blob(content: bytes, tensors: Mapping[str, TensorInfo], where: str) -> dict[str, np.ndarray[Any, Any]]:
     """The tensors of a blob, each checked against its hash.
 
     Args:
@@ -90,7 +92,7 @@ def decode_blob(
         DamagedBackupError: The content is not what the manifest says.
     """
     try:
-        found = {name: bytes(item["data"]) for name, item in deserialize(content)}
+        found = {name: bytes(item["data"]) for name, item in deserialize(content)}  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise DamagedBackupError(f"{where} is no safetensors file: {error}") from error
     result = {}
@@ -105,11 +107,12 @@ def decode_blob(
 def dtype_of(name: str) -> np.dtype[Any]:
     """The type of that name, those of TensorFlow such as bfloat16 included."""
     try:
-        return np.dtype(name)
+        dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        dtype = np.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 class Fingerprint(NamedTuple):

@@ -173,8 +173,8 @@ class BackupEngine:
             except DamagedBackupError as error:
                 damaged.append((commit, error))
                 continue
-            for bad, error in damaged:
-                warnings.warn(f"a damaged backup was set aside: {error}", RuntimeWarning, stacklevel=2)
+            for bad, reason in damaged:
+                warnings.warn(f"a damaged backup was set aside: {reason}", RuntimeWarning, stacklevel=2)
                 self._store.quarantine(bad)
             return manifest
         if damaged:

@@ -36,9 +36,7 @@ def inexact_reasons(saved: WorkerState, now: Mapping[str, JSON], fit: RunningFit
     return [reason for reason in reasons if reason is not None]
 
 
-def _changed(
-    before: Mapping[str, JSON], now: Mapping[str, JSON], key: str, what: str, cure: str
-) -> str | None:
+def _changed(before: Mapping[str, JSON], now: Mapping[str, JSON], key: str, what: str, cure: str) -> str | None:
     if before.get(key) == now[key] or before.get(key) is None:
         return None
     return f"{what} changed from {before[key]} to {now[key]}; {cure}"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks import cluster as cluster_module
+from keras_dist_callbacks import messaging
 from keras_dist_callbacks.checkpointing.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
 from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldArray, Snapshot
 from keras_dist_callbacks.cluster import Cluster
@@ -60,9 +60,7 @@ class Exchange:
             BackupError: A worker did not deliver in time; this save fails, training goes on.
         """
         topics = _topic_hashes(snapshot.state)
-        return [
-            self._collect_from(worker, save, prints, topics) for worker in range(1, self.cluster.num_workers)
-        ]
+        return [self._collect_from(worker, save, prints, topics) for worker in range(1, self.cluster.num_workers)]
 
     def skip(self, save: int) -> None:
         """On the chief: tells the workers that this save does not happen, without waiting for anything."""
@@ -78,11 +76,12 @@ class Exchange:
         me = self.cluster.worker_index
         prints = fingerprints(snapshot.tensors)
         hello = {"tensors": prints, "topics": _topic_hashes(snapshot.state)}
-        chunks = cluster_module.publish(self._key(save, me, "hello"), _dump(hello), self.timeout)
-        answer = cluster_module.fetch(self._key(save, me, "wanted"), self.timeout)
-        cluster_module.forget(self._key(save, me, "hello"), chunks)
+        sent = messaging.publish(self._key(save, me, "hello"), _dump(hello), self.timeout)
+        answer = messaging.fetch(self._key(save, me, "wanted"), self.timeout)
+        messaging.forget(self._key(save, me, "hello"), sent)
         if answer is None:
             raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
+        messaging.forget(self._key(save, me, "wanted"), messaging.chunk_count(answer))
         if answer == _SKIP:
             return
         wanted = json.loads(answer)
@@ -91,10 +90,10 @@ class Exchange:
             arrays = {}
         body = {"state": {topic: snapshot.state[topic] for topic in wanted["topics"]}, "sent": list(arrays)}
         message = _pack_message(body, arrays)
-        chunks = cluster_module.publish(self._key(save, me, "values"), message, self.timeout)
-        cluster_module.fetch(self._key(save, me, "taken"), self.timeout)
-        for topic, count in (("values", chunks), ("wanted", 1), ("taken", 1)):
-            cluster_module.forget(self._key(save, me, topic), count)
+        sent = messaging.publish(self._key(save, me, "values"), message, self.timeout)
+        messaging.fetch(self._key(save, me, "taken"), self.timeout)
+        messaging.forget(self._key(save, me, "values"), sent)
+        messaging.forget(self._key(save, me, "taken"))
 
     def _collect_from(
         self, worker: int, save: int, prints: Mapping[str, Fingerprint], topics: Mapping[str, str]
@@ -103,9 +102,9 @@ class Exchange:
         theirs = {name: Fingerprint(p[0], p[1], tuple(p[2])) for name, p in hello["tensors"].items()}
         differing = [name for name, fingerprint in theirs.items() if prints.get(name) != fingerprint]
         wanted = {"tensors": differing, "topics": [t for t, h in hello["topics"].items() if topics.get(t) != h]}
-        cluster_module.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
+        messaging.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
         body, tensors = _unpack_message(self._receive(save, worker, "values"), theirs)
-        cluster_module.publish(self._key(save, worker, "taken"), b"", self.timeout)
+        messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
         state = dict(body["state"])
         if len(tensors) < len(differing):
             state[_LIMIT_NOTE] = True
@@ -114,7 +113,7 @@ class Exchange:
 
     def _receive(self, save: int, worker: int, topic: str) -> bytes:
         try:
-            value = cluster_module.fetch(self._key(save, worker, topic), self.timeout)
+            value = messaging.fetch(self._key(save, worker, topic), self.timeout)
         except ClusterError as error:
             raise BackupError(f"worker {worker} could not deliver its state: {error}") from error
         if value is None:
@@ -124,7 +123,7 @@ class Exchange:
     def _tell_skip(self, save: int) -> None:
         with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
             for worker in range(1, self.cluster.num_workers):
-                cluster_module.publish(self._key(save, worker, "wanted"), _SKIP, self.timeout)
+                messaging.publish(self._key(save, worker, "wanted"), _SKIP, self.timeout)
 
     def _key(self, save: int, worker: int, topic: str) -> str:
         return f"kdc/{self.name}/{save}/{worker}/{topic}"

@@ -64,7 +64,7 @@ class BackupStore:
 
     def newest_generation(self) -> int:
         """The number of the newest owner record or commit, 0 if there is none."""
-        owners = [int(f.name.removesuffix(".json")) for f in self.storage.list(OWNERS) if _is_owner(f.name)]
+        owners = [int(f.name.removesuffix(".json")) for f in self.storage.files(OWNERS) if _is_owner(f.name)]
         return max([0, *owners, *(commit.generation for commit in self.commits())])
 
     def check_ownership(self) -> None:
@@ -138,11 +138,11 @@ class BackupStore:
     def collect_orphans(self) -> None:
         """Deletes what interrupted saves of earlier generations left: blobs and files that no manifest names."""
         needed = {blob.path for manifest in self._own_manifests() for blob in manifest.blobs}
-        if self.storage.list(DAMAGED):
+        if self.storage.files(DAMAGED):
             return  # a damaged backup's blobs are kept for inspection
         for generation in self._generations():
             directory = f"{BLOBS}/{generation:06d}"
-            names = {f"{directory}/{f.name}" for f in self.storage.list(directory)}
+            names = {f"{directory}/{f.name}" for f in self.storage.files(directory)}
             for path in sorted(names - needed):
                 self.storage.delete(path)
             if not names & needed:
@@ -169,12 +169,12 @@ class BackupStore:
 
     def commits(self) -> list[CommitId]:
         """All commits, the newest last."""
-        found = (CommitId.parse(f.name) for f in self.storage.list(COMMITS))
+        found = (CommitId.parse(f.name) for f in self.storage.files(COMMITS))
         return sorted(commit for commit in found if commit is not None)
 
     def has_leftovers(self) -> bool:
         """Whether earlier runs started here."""
-        return bool(self.storage.list(OWNERS))
+        return bool(self.storage.files(OWNERS))
 
     def manifest(self, commit: CommitId) -> Manifest:
         """Reads and checks a manifest.
@@ -246,7 +246,7 @@ class BackupStore:
     def _check_sizes(self, manifest: Manifest) -> None:
         sizes: dict[str, int] = {}
         for directory in {blob.path.rpartition("/")[0] for blob in manifest.blobs}:
-            sizes.update({f"{directory}/{f.name}": f.size for f in self.storage.list(directory)})
+            sizes.update({f"{directory}/{f.name}": f.size for f in self.storage.files(directory)})
         for blob in manifest.blobs:
             if sizes.get(blob.path) != blob.size:
                 raise StorageError(
@@ -267,7 +267,7 @@ class BackupStore:
 
     def _generations(self) -> list[int]:
         """Earlier generations that have an owner record, ascending."""
-        owners = [int(f.name.removesuffix(".json")) for f in self.storage.list(OWNERS) if _is_owner(f.name)]
+        owners = [int(f.name.removesuffix(".json")) for f in self.storage.files(OWNERS) if _is_owner(f.name)]
         return sorted(g for g in owners if g < self.generation)
 
 

@@ -1,0 +1,109 @@
+"""Messages between workers through the key-value store of the coordination service.
+
+Every request runs in a thread of its own that can be left behind: under a network partition one may never
+return.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from keras_dist_callbacks._compat import coordination
+from keras_dist_callbacks.errors import ClusterTimeoutError, PeerLostError
+
+_T = TypeVar("_T")
+_CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB
+_SLICE_MS = 1000
+
+
+def publish(key: str, value: bytes, timeout: float) -> int:
+    """Sets a key of the coordination service, in chunks; a key can be set once.
+
+    Returns:
+        The number of chunks, which `forget` needs.
+
+    Raises:
+        ClusterTimeoutError: The service did not take it in time.
+        PeerLostError: The service is gone.
+    """
+    text = base64.b64encode(value).decode("ascii")
+    chunks = [text[i * _CHUNK : (i + 1) * _CHUNK] for i in range(chunk_count(value))]
+    deadline = time.monotonic() + timeout
+    for number, chunk in enumerate(chunks):
+        prefix = f"{len(chunks)}:" if number == 0 else ""
+        _bounded(
+            functools.partial(coordination.set_value, f"{key}/{number}", prefix + chunk),
+            deadline - time.monotonic(),
+            f"setting {key}",
+        )
+    return len(chunks)
+
+
+def chunk_count(value: bytes) -> int:
+    """How many chunks `publish` makes of a value."""
+    return max(1, -(-4 * -(-len(value) // 3) // _CHUNK))
+
+
+def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bytes | None:
+    """Waits for what `publish` set; None if it did not come in time or `give_up` said so.
+
+    Raises:
+        PeerLostError: The coordination service is gone.
+    """
+    deadline = time.monotonic() + timeout
+    first = _fetch_chunk(f"{key}/0", deadline, give_up)
+    if first is None:
+        return None
+    count, _, text = first.partition(":")
+    parts = [text]
+    for number in range(1, int(count)):
+        chunk = _fetch_chunk(f"{key}/{number}", deadline, give_up)
+        if chunk is None:
+            return None
+        parts.append(chunk)
+    return base64.b64decode("".join(parts))
+
+
+def forget(key: str, chunks: int = 1) -> None:
+    """Removes what `publish` set, so that the service's memory does not grow."""
+    for number in range(chunks):
+        _bounded(functools.partial(coordination.delete_value, f"{key}/{number}"), 10.0, f"deleting {key}")
+
+
+def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str | None:
+    while True:
+        left = int((deadline - time.monotonic()) * 1000)
+        if left <= 0 or give_up():
+            return None
+        wait = min(_SLICE_MS, left)
+        value = _bounded(functools.partial(coordination.get_value, key, wait), wait / 1000 + 30.0, f"getting {key}")
+        if value is not None:
+            return value
+
+
+def _bounded(operation: Callable[[], _T], timeout: float, what: str) -> _T:
+    """Runs a request that may never return (a partitioned network) in a thread that can be left behind."""
+    outcome: list[_T] = []
+    failure: list[Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append(operation())
+        except Exception as error:  # noqa: BLE001 - handed to the caller below
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="kdc-coordination", daemon=True)
+    thread.start()
+    thread.join(max(0.0, timeout))
+    if failure:
+        if isinstance(failure[0], coordination.peer_errors()):
+            raise PeerLostError(f"{what}: the coordination service is gone ({failure[0]})") from failure[0]
+        raise failure[0]
+    if not outcome:
+        raise ClusterTimeoutError(f"{what}: the coordination service did not answer within {timeout:.0f} s")
+    return outcome[0]

@@ -1,0 +1,177 @@
+"""Starts a run from the newest whole checkpoint, the same one on every worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_dist_callbacks.checkpointing import artifacts
+from keras_dist_callbacks.checkpointing.sidecar import Artifact
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.types import RestoredFrom
+
+_TAG = "make_or_restore_model"
+_TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
+
+
+def latest_checkpoint(
+    checkpoint_dir: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+) -> str | None:
+    """The newest complete checkpoint of a directory that `ModelCheckpoint` wrote.
+
+    Newest is what was saved last, whatever its name or time. The file is read and compared with its sidecar;
+    a damaged one is reported in a warning, and the one before it taken.
+
+    Args:
+        checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
+            from that template count.
+        storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+
+    Returns:
+        The full path or URL, or None if there is no checkpoint.
+
+    Raises:
+        ConfigError: The protocol is unknown or needs a package that is not installed.
+        DamagedBackupError: There are checkpoints, but none of them is whole.
+        StorageError: The store cannot be read.
+    """
+    directory, series = _split(checkpoint_dir)
+    storage = Storage.open(directory, storage_options)
+    artifact = artifacts.newest_verified(storage, series)
+    if artifact is None:
+        _report_foreign(storage)
+        return None
+    return artifact.name if directory == "." else f"{directory.rstrip('/')}/{artifact.name}"
+
+
+def make_or_restore_model(
+    build_fn: Callable[[], Any],
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,
+) -> Any:
+    """The model of the newest complete checkpoint, or a new one.
+
+    Call it on every worker within the strategy's scope. The chief chooses and verifies; every worker gets
+    its own verified copy before any of them loads it, so that all load the same file or all raise. One line
+    on the chief says what was loaded. A backup that `BackupAndRestore` finds in `fit()` wins over it.
+
+    Args:
+        build_fn: Makes the compiled model; called if there is no checkpoint, or if it holds weights only.
+        checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
+            from that template count.
+        storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+        custom_objects: Passed to `keras.models.load_model`.
+        compile: Passed to `keras.models.load_model`. Defaults to True.
+
+    Returns:
+        A Keras model. A `.keras` file is loaded with `safe_mode=True`.
+
+    Raises:
+        ConfigError: `checkpoint_dir` has an unknown protocol or one whose package is not installed, TF_CONFIG
+            names several workers but no strategy joins them, or `build_fn` returns a model that is not built.
+        BackupMismatchError: The weights do not fit the model that `build_fn` makes.
+        DamagedBackupError: There are checkpoints, but none of them is whole.
+        ClusterError: Another worker cannot read the checkpoint; the message names it.
+    """
+    cluster = _training_cluster()
+    directory, series = _split(checkpoint_dir)
+    storage = cluster.agree(lambda: Storage.open(directory, storage_options), _TAG)
+    with tempfile.TemporaryDirectory(prefix="kdc-restore-") as temporary:
+        artifact = _same_on_all(cluster, storage, series, Path(temporary))
+        if artifact is None:
+            model = build_fn()
+            _say(cluster, f"no checkpoint in {storage.display()}: starting with a new model")
+            return model
+        path = Path(temporary) / artifact.name
+        shown = storage.display(artifact.name)
+        if artifact.kind == "weights":
+            model = _load_weights(build_fn(), path, shown)
+        else:
+            model = _load_model(path, custom_objects, compile)
+    model._kdc_restored_from = RestoredFrom(shown, artifact.epoch, artifact.step)
+    _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step})")
+    return model
+
+
+def _training_cluster() -> Cluster:
+    import tensorflow as tf
+
+    cluster = Cluster.detect()
+    if cluster.is_evaluator:
+        return Cluster()  # it belongs to no cluster of TensorFlow's and decides alone
+    cluster.require_connection(tf.distribute.get_strategy())
+    return cluster
+
+
+def _same_on_all(cluster: Cluster, storage: Storage, series: str | None, into: Path) -> Artifact | None:
+    chosen = cluster.on_chief(lambda: artifacts.newest_verified(storage, series, into=into), _TAG, _TIMEOUT)
+    if chosen is None and cluster.is_chief:
+        _report_foreign(storage)
+    fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG)
+    if fields is None:
+        return None
+    agreed = Artifact(**fields)
+    cluster.agree(lambda: None if cluster.is_chief else _fetch_exactly(storage, agreed, into), _TAG, _TIMEOUT)
+    return agreed
+
+
+def _fetch_exactly(storage: Storage, agreed: Artifact, into: Path) -> None:
+    found = artifacts.fetch(storage, agreed, into)
+    if found.digest != agreed.digest:
+        raise BackupMismatchError(f"{storage.display(agreed.name)} was replaced while the workers were loading it")
+
+
+def _load_model(path: Path, custom_objects: Mapping[str, Any] | None, compile: bool) -> Any:
+    import keras
+
+    return keras.models.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=True)
+
+
+def _load_weights(model: Any, path: Path, shown: str) -> Any:
+    if not model.built:
+        raise ConfigError(
+            f"build_fn returned a model that is not built, so the weights of {shown} have nowhere to go; give it an "
+            "Input layer or call model.build(...)"
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)  # or Keras skips the optimizer's state with a warning
+    try:
+        model.load_weights(path)
+    except ValueError as error:
+        raise BackupMismatchError(f"the weights of {shown} do not fit the model of build_fn: {error}") from error
+    return model
+
+
+def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """The directory, and the template or name if one was given."""
+    text = os.fspath(checkpoint_dir)
+    if not text.endswith(artifacts.EXTENSIONS):
+        return text, None
+    directory, name = artifacts.split_filepath(text)
+    return directory.replace("{{", "{").replace("}}", "}"), name
+
+
+def _report_foreign(storage: Storage) -> None:
+    names = artifacts.without_sidecar(storage)
+    if names:
+        warnings.warn(
+            f"{storage.display()} holds {len(names)} model file(s) without a sidecar ({names[0]}, ...): left by "
+            "another tool or by an interrupted save, so they are not known to be whole and are not used",
+            stacklevel=3,
+        )
+
+
+def _say(cluster: Cluster, what: str) -> None:
+    if cluster.is_chief:
+        print(f"keras_dist_callbacks: {what}", flush=True)

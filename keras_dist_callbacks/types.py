@@ -1,0 +1,20 @@
+"""Frozen values that several layers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RestoredFrom:
+    """Where `make_or_restore_model` got a model from.
+
+    Attributes:
+        path: The artefact, fit for messages (no credentials).
+        epoch: Number of finished epochs, which is also the index of the epoch to go on with.
+        step: Optimizer steps taken.
+    """
+
+    path: str
+    epoch: int
+    step: int
