@@ -158,7 +158,7 @@ def to_json(value: Any, where: str, tensors: dict[str, HeldTensor]) -> JSON:
         items = [to_json(v, f"{where}/{i}", tensors) for i, v in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     if hasattr(value, "__array__"):
-        array = np.array(value)
+        array = np.array(value.numpy() if hasattr(value, "numpy") else value)
         if array.dtype.kind not in "OUSMm":
             tensors[where] = HeldArray(array)
             return {_ARRAY: where}

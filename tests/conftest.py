@@ -1,0 +1,25 @@
+"""One process for all in-process tests: CPU only, and nothing global left behind by a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on_in_the_background() -> Iterator[None]:
+    from keras_dist_callbacks.checkpointing.writer import shared_writer
+
+    yield
+    assert shared_writer().wait(30), "a test left a write running"

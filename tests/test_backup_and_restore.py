@@ -1,0 +1,422 @@
+"""BackupAndRestore within one process: each test compares with a run that was never interrupted."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file
+from tests import tiny
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.errors import DamagedBackupError, FencedError
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> tuple[keras.Model, dict[str, list[float]]]:
+    model = tiny.model()
+    history = tiny.fit(model, None)
+    return model, history.history
+
+
+def interrupt(backup: Path, epoch: int, batch: int, save_freq: str | int = 1, **options: Any) -> None:
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), backup, [tiny.StopAt(epoch, batch)], save_freq=save_freq, **options)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "batch", "save_freq"),
+    [(1, 3, 1), (1, 3, 2), (2, 0, "epoch"), (2, 3, "epoch"), (1, 0, tiny.STEPS), (0, 2, 1)],
+)
+def test_a_resumed_run_ends_bit_identical(
+    tmp_path: Path, uninterrupted: Any, epoch: int, batch: int, save_freq: str | int
+) -> None:
+    reference, reference_history = uninterrupted
+    interrupt(tmp_path, epoch, batch, save_freq)
+    model = tiny.model()
+    history = tiny.fit(model, tmp_path, save_freq=save_freq)
+    tiny.assert_same(model, reference)
+    assert history.history == reference_history
+    assert history.epoch == [0, 1, 2]
+
+
+def test_no_step_is_repeated_and_none_left_out(tmp_path: Path) -> None:
+    first, second = tiny.CountSteps(), tiny.CountSteps()
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [first, tiny.StopAt(1, 3)])
+    tiny.fit(tiny.model(), tmp_path, [second])
+    assert first.trained + second.trained == [(e, b) for e in range(3) for b in range(tiny.STEPS)]
+
+
+def test_a_run_interrupted_again_in_the_same_epoch_still_ends_bit_identical(tmp_path: Path, uninterrupted: Any) -> None:
+    for batch in (1, 2, 4):
+        interrupt(tmp_path, 1, batch)
+    model = tiny.model()
+    history = tiny.fit(model, tmp_path)
+    tiny.assert_same(model, uninterrupted[0])
+    assert history.history == uninterrupted[1]
+
+
+def test_early_stopping_and_plateau_decide_as_if_never_interrupted(tmp_path: Path) -> None:
+    def callbacks() -> list[Any]:
+        return [
+            keras.callbacks.EarlyStopping("loss", min_delta=10, patience=2, restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("loss", min_delta=10, patience=1, factor=0.5),
+        ]
+
+    reference = tiny.model()
+    expected = tiny.fit(reference, None, callbacks(), epochs=6)
+    assert len(expected.epoch) == 3, "the scenario needs an early stop"
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [*callbacks(), tiny.StopAt(2, 1)], epochs=6)
+    model = tiny.model()
+    history = tiny.fit(model, tmp_path, callbacks()[::-1], epochs=6)
+    tiny.assert_same(model, reference)
+    assert history.history == expected.history
+
+
+def test_a_schedule_that_changes_the_rate_every_epoch_goes_on(tmp_path: Path) -> None:
+    def schedule() -> Any:
+        return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+
+    reference = tiny.model()
+    expected = tiny.fit(reference, None, [schedule()])
+    for where, freq in (((1, 2), 1), ((2, 1), "epoch")):
+        directory = tmp_path / str(freq)
+        with pytest.raises(tiny.Stop):
+            tiny.fit(tiny.model(), directory, [schedule(), tiny.StopAt(*where)], save_freq=freq)
+        model = tiny.model()
+        history = tiny.fit(model, directory, [schedule()], save_freq=freq)
+        tiny.assert_same(model, reference)
+        assert history.history["learning_rate"] == expected.history["learning_rate"]
+
+
+class _StopInValidation(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.epoch == 1:
+            raise tiny.Stop
+
+
+def test_a_run_interrupted_in_validation_keeps_the_epochs_training_logs(tmp_path: Path) -> None:
+    x, y = tiny.data()
+    validation = (x[:16], y[:16])
+    reference = tiny.model()
+    expected = tiny.fit(reference, None, validation_data=validation)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [_StopInValidation()], validation_data=validation)
+    model = tiny.model()
+    history = tiny.fit(model, tmp_path, validation_data=validation)
+    tiny.assert_same(model, reference)
+    assert history.history == expected.history
+
+
+@pytest.mark.parametrize("steps_per_epoch", [3, 7])
+def test_an_endless_dataset_goes_on_where_it_was(tmp_path: Path, steps_per_epoch: int) -> None:
+    def endless() -> tf.data.Dataset:
+        return tiny.shuffled().repeat()
+
+    reference = tiny.model()
+    expected = tiny.fit(reference, None, x=endless(), steps_per_epoch=steps_per_epoch)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(2, 2)], x=endless(), steps_per_epoch=steps_per_epoch)
+    model = tiny.model()
+    history = tiny.fit(model, tmp_path, x=endless(), steps_per_epoch=steps_per_epoch)
+    tiny.assert_same(model, reference)
+    assert history.history == expected.history
+
+
+def test_a_dataset_of_unknown_length_goes_on_where_it_was(tmp_path: Path) -> None:
+    def filtered() -> tf.data.Dataset:
+        return tiny.shuffled().unbatch().filter(lambda x, y: x[0] > -10.0).batch(tiny.BATCH)
+
+    with pytest.warns(UserWarning, match="ran out of data"):
+        reference = tiny.model()
+        expected = tiny.fit(reference, None, x=filtered())
+    with pytest.warns(UserWarning, match="ran out of data"), pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(2, 2)], x=filtered())
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model = tiny.model()
+        history = tiny.fit(model, tmp_path, x=filtered())
+    tiny.assert_same(model, reference)
+    assert history.history == expected.history
+
+
+def test_steps_per_execution_goes_on_where_it_was(tmp_path: Path) -> None:
+    def model() -> keras.Model:
+        built = tiny.model()
+        built.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", steps_per_execution=2)
+        return built
+
+    rows = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(5)  # 8 batches
+    reference = model()
+    expected = tiny.fit(reference, None, x=rows)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(model(), tmp_path, [tiny.StopAt(1, 4)], x=rows)
+    resumed = model()
+    history = tiny.fit(resumed, tmp_path, x=rows)
+    tiny.assert_same(resumed, reference)
+    assert history.history == expected.history
+
+
+def test_the_backup_is_gone_after_fit(tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    tiny.fit(tiny.model(), backup)
+    assert not backup.exists()
+
+
+def test_a_kept_backup_of_a_finished_run_runs_no_step_and_returns_the_history(tmp_path: Path, uninterrupted: Any) -> None:
+    keep = {"delete_checkpoint": False}
+    tiny.fit(tiny.model(), tmp_path, options=keep)
+    model, steps = tiny.model(), tiny.CountSteps()
+    history = tiny.fit(model, tmp_path, [steps], options=keep)
+    assert steps.trained == []
+    assert history.history == uninterrupted[1]
+    tiny.assert_same(model, uninterrupted[0])
+
+
+def test_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
+    reference = tiny.model()
+    expected = tiny.fit(reference, None, epochs=5)
+    keep = {"delete_checkpoint": False}
+    tiny.fit(tiny.model(), tmp_path, epochs=3, options=keep)
+    model = tiny.model()
+    history = tiny.fit(model, tmp_path, epochs=5, options=keep)
+    tiny.assert_same(model, reference)
+    assert history.history == expected.history
+
+
+def test_a_run_killed_before_its_end_was_committed_runs_no_step_again(tmp_path: Path, uninterrupted: Any) -> None:
+    class StopAtTrainEnd(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            raise tiny.Stop
+
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [StopAtTrainEnd()], save_freq="epoch")
+    model, steps = tiny.model(), tiny.CountSteps()
+    history = tiny.fit(model, tmp_path, [steps], save_freq="epoch")
+    assert steps.trained == []
+    assert history.history == uninterrupted[1]
+    tiny.assert_same(model, uninterrupted[0])
+
+
+@pytest.mark.parametrize("error", [tiny.Stop("the user's own"), KeyboardInterrupt()])
+def test_after_an_exception_nothing_is_left_and_a_second_fit_resumes(
+    tmp_path: Path, uninterrupted: Any, error: BaseException
+) -> None:
+    threads = set(threading.enumerate())
+    model = tiny.model()
+    with pytest.raises(type(error)):
+        tiny.fit(model, tmp_path, [tiny.StopAt(1, 3, error)])
+    assert {t for t in threading.enumerate() if t.name.startswith("kdc")} <= threads
+    assert model._initial_epoch is None
+    steps = tiny.CountSteps()
+    history = tiny.fit(model, tmp_path, [steps])
+    assert steps.trained[0] == (1, 3)
+    tiny.assert_same(model, uninterrupted[0])
+    assert history.history == uninterrupted[1]
+
+
+def test_an_exception_outside_of_the_training_loop_leaves_nothing_either(tmp_path: Path, uninterrupted: Any) -> None:
+    class StopAtEpochEnd(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise tiny.Stop
+
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait")
+    model = tiny.model()
+    with pytest.raises(tiny.Stop):
+        tiny.fit(model, None, [callback, StopAtEpochEnd()])
+    history = tiny.fit(model, None, [callback])
+    tiny.assert_same(model, uninterrupted[0])
+    assert history.history == uninterrupted[1]
+
+
+def test_a_later_fit_of_the_same_model_starts_at_its_own_epoch(tmp_path: Path) -> None:
+    interrupt(tmp_path, 2, 1)
+    model = tiny.model()
+    tiny.fit(model, tmp_path)
+    steps = tiny.CountSteps()
+    tiny.fit(model, None, [steps], epochs=1)
+    assert steps.trained == [(0, b) for b in range(tiny.STEPS)]
+
+
+def test_a_fit_that_begins_at_a_later_epoch_resumes_exactly(tmp_path: Path) -> None:
+    reference = tiny.model()
+    expected = tiny.fit(reference, None, epochs=5, initial_epoch=2)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(3, 2)], epochs=5, initial_epoch=2)
+    model = tiny.model()
+    history = tiny.fit(model, tmp_path, epochs=5, initial_epoch=2)
+    tiny.assert_same(model, reference)
+    assert history.history == expected.history
+    assert history.epoch == [2, 3, 4]
+
+
+def test_any_fsspec_path_holds_a_backup(uninterrupted: Any, request: pytest.FixtureRequest) -> None:
+    url = f"memory://{request.node.name}/backup"
+    interrupt(url, 1, 3)  # type: ignore[arg-type]
+    model = tiny.model()
+    tiny.fit(model, url)
+    tiny.assert_same(model, uninterrupted[0])
+
+
+def _newest_blob(backup: Path) -> Path:
+    return max(backup.glob("blobs/*/*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_a_damaged_newest_backup_is_set_aside_and_the_one_before_taken(
+    tmp_path: Path, uninterrupted: Any, damage: str
+) -> None:
+    interrupt(tmp_path, 1, 3)
+    blob = _newest_blob(tmp_path)
+    content = bytearray(blob.read_bytes())
+    if damage == "flip":
+        content[-5] ^= 1
+        blob.write_bytes(content)
+    elif damage == "truncate":
+        blob.write_bytes(content[: len(content) // 2])
+    else:
+        blob.unlink()
+    model, steps = tiny.model(), tiny.CountSteps()
+    with pytest.warns(RuntimeWarning, match=f"damaged backup was set aside.*{blob.name}"):
+        tiny.fit(model, tmp_path, [steps])
+    assert steps.trained[0] == (1, 2)
+    tiny.assert_same(model, uninterrupted[0])
+
+
+def test_without_any_whole_backup_there_is_an_error_and_nothing_is_deleted(tmp_path: Path) -> None:
+    interrupt(tmp_path, 1, 3)
+    for manifest in tmp_path.glob("commits/*.json"):
+        manifest.write_bytes(manifest.read_bytes()[:-20])
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+    with pytest.raises(DamagedBackupError, match="none of the 2 backups"):
+        tiny.fit(tiny.model(), tmp_path)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+
+
+def test_an_earlier_run_that_committed_nothing_means_a_fresh_start(
+    tmp_path: Path, uninterrupted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(tmp_path, 0, 0)
+    model = tiny.model()
+    tiny.fit(model, tmp_path)
+    assert "committed no backup; starting fresh" in capsys.readouterr().out
+    tiny.assert_same(model, uninterrupted[0])
+
+
+def test_a_newer_run_on_the_directory_ends_the_older_one(tmp_path: Path) -> None:
+    class StartAnother(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                from keras_dist_callbacks.checkpointing.store import BackupStore
+                from keras_dist_callbacks.storage import Storage
+
+                BackupStore(Storage.open(tmp_path)).claim({})
+
+    with pytest.raises(FencedError, match="taken over by a newer run"):
+        tiny.fit(tiny.model(), tmp_path, [StartAnother()], epochs=10)
+
+
+def test_weights_in_a_backup_load_with_plain_safetensors(tmp_path: Path) -> None:
+    keep = {"delete_checkpoint": False}
+    model = tiny.model()
+    tiny.fit(model, tmp_path, options=keep)
+    found = {k: v for path in tmp_path.glob("blobs/*/*.safetensors") for k, v in load_file(path).items()}
+    kernel = model.layers[0].kernel
+    np.testing.assert_array_equal(found[f"variable/{kernel.path}@0"], kernel.numpy())
+
+
+def test_unchanged_tensors_are_not_written_again(tmp_path: Path) -> None:
+    def model() -> keras.Model:
+        built = tiny.model(units=5000)
+        built.layers[0].trainable = False
+        built.compile(keras.optimizers.SGD(0.01), "binary_crossentropy")
+        return built
+
+    with pytest.raises(tiny.Stop):
+        tiny.fit(model(), tmp_path, [tiny.StopAt(1, 0)])
+    sizes = sorted(p.stat().st_size for p in tmp_path.glob("blobs/*/*.safetensors"))
+    assert len(sizes) == 3, "the first save's blob and those of the two kept commits"
+    frozen = 6 * 5000 * 4 + 5000 * 4
+    assert sizes[-1] > frozen
+    assert sizes[0] < sizes[-1] - frozen + 1000
+
+
+def test_double_checkpoint_lets_successive_backups_share_no_file(tmp_path: Path) -> None:
+    from keras_dist_callbacks.checkpointing.store import BackupStore
+    from keras_dist_callbacks.storage import Storage
+
+    interrupt(tmp_path, 1, 3, options={"double_checkpoint": True})
+    store = BackupStore(Storage.open(tmp_path))
+    older, newer = (store.manifest(commit) for commit in store.commits())
+    assert {b.path for b in older.blobs}.isdisjoint({b.path for b in newer.blobs})
+
+
+def test_bfloat16_and_other_types_survive(tmp_path: Path) -> None:
+    class Typed(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            for dtype in ("bfloat16", "float16", "int8", "bool", "int64"):
+                self.add_weight(name=dtype, shape=(3,), dtype=dtype, initializer="ones", trainable=False)
+            self.scale = self.add_weight(name="scale", shape=(), dtype="float32", initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            return x * self.scale
+
+    def model() -> keras.Model:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(7)
+        built = keras.Sequential([keras.Input((6,)), Typed(), keras.layers.Dense(1)])
+        built.compile("sgd", "mse")
+        return built
+
+    reference = model()
+    tiny.fit(reference, None)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(model(), tmp_path, [tiny.StopAt(1, 3)])
+    resumed = model()
+    tiny.fit(resumed, tmp_path)
+    tiny.assert_same(resumed, reference)
+
+
+def test_a_failed_backup_warns_and_training_goes_on(tmp_path: Path, uninterrupted: Any) -> None:
+    backup = tmp_path / "backup"
+
+    class BreakTheStore(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            blobs = backup / "blobs"
+            if epoch == 1:
+                blobs.rename(tmp_path / "aside")
+                blobs.write_text("in the way")
+            if epoch == 2:
+                blobs.unlink()
+                (tmp_path / "aside").rename(blobs)
+
+    model = tiny.model()
+    with pytest.warns(RuntimeWarning, match=r"the backup at .* failed and training goes on: cannot create .*blobs"):
+        tiny.fit(model, backup, [BreakTheStore()])
+    tiny.assert_same(model, uninterrupted[0])
+
+
+def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+
+    class BreakTheStore(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                (backup / "blobs").rename(tmp_path / "aside")
+                (backup / "blobs").write_text("in the way")
+
+    with (
+        pytest.warns(RuntimeWarning, match="training goes on"),
+        pytest.raises(kdc.errors.BackupError, match="3 backups failed in a row, the last one: cannot create"),
+    ):
+        tiny.fit(tiny.model(), backup, [BreakTheStore()], options={"max_failed_saves": 3})

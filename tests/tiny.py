@@ -1,0 +1,111 @@
+"""A tiny model with everything that makes resuming hard, and a fit() that can be interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+
+ROWS, BATCH = 40, 8
+STEPS = ROWS // BATCH
+
+
+class Stop(Exception):  # noqa: N818 - stands for any exception of a user
+    pass
+
+
+class StopAt(keras.callbacks.Callback):
+    """Ends training with an exception before a batch is trained, as a crash would."""
+
+    def __init__(self, epoch: int, batch: int, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.where, self.error = (epoch, batch), error or Stop("stopped here")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if (self.epoch, batch) == self.where:
+            raise self.error
+
+
+class CountSteps(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: list[tuple[int, int]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.trained.append((self.epoch, batch))
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype("float32")
+    return x, (x.sum(axis=1, keepdims=True) > 0).astype("float32")
+
+
+def shuffled() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(data()).shuffle(ROWS, seed=3, reshuffle_each_iteration=True).batch(BATCH)
+
+
+def model(units: int = 7, optimizer: Any = None) -> keras.Model:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    built = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dropout(0.3),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    built.compile(optimizer or keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", "AUC"])
+    return built
+
+
+def fit(
+    built: keras.Model,
+    backup: Path | str | None,
+    callbacks: Sequence[Any] = (),
+    *,
+    epochs: int = 3,
+    save_freq: str | int = 1,
+    options: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> keras.callbacks.History:
+    """fit() on the shuffled dataset; without a shuffle warning of Keras, backed up if a directory is given."""
+    every = list(callbacks)
+    if backup is not None:
+        every.append(kdc.BackupAndRestore(backup, save_freq=save_freq, when_busy="wait", **(options or {})))
+    x = arguments.pop("x", None)
+    return built.fit(
+        shuffled() if x is None else x,
+        epochs=epochs,
+        verbose=0,
+        callbacks=every,
+        shuffle=arguments.pop("shuffle", False),
+        **arguments,
+    )
+
+
+def state(built: keras.Model) -> dict[str, np.ndarray]:
+    """Every variable of training."""
+    from keras_dist_callbacks._compat.variables import named_variables
+
+    return {name: variable.numpy() for name, variable in named_variables(built).items()}
+
+
+def assert_same(first: keras.Model, second: keras.Model) -> None:
+    ours, theirs = state(first), state(second)
+    assert list(ours) == list(theirs)
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
