@@ -47,7 +47,10 @@ def replace(final: Path, source: Path, fsync: bool) -> None:
 
 @contextlib.contextmanager
 def _temporary(final: Path) -> Iterator[Path]:
-    final.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # to `create`, that would mean that the final name is taken
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(final.parent)) from error
     temporary = final.with_name(f"{final.name}{TEMPORARY_MARK}{uuid.uuid4().hex}")
     try:
         yield temporary

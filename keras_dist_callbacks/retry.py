@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import tenacity
 
+from keras_dist_callbacks.errors import KdcError
+
 _T = TypeVar("_T")
 _FINAL = (FileExistsError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _CLIENTS = {"aiohttp", "botocore", "aiobotocore", "azure", "gcsfs", "google", "requests", "asyncio"}
@@ -41,7 +43,7 @@ class RetryPolicy:
 
 def may_pass(error: BaseException) -> bool:
     """Whether trying again may help: not for what is missing, forbidden or in the way."""
-    if isinstance(error, _FINAL) or not isinstance(error, Exception):
+    if isinstance(error, (*_FINAL, KdcError)) or not isinstance(error, Exception):
         return False
     if isinstance(error, OSError):
         return not str(error).startswith("Forbidden")  # gcsfs' way to say 403

@@ -47,8 +47,14 @@ def replay_epochs(fit: RunningFit, past: int) -> None:
             drop(iter(dataset), min(pull, stand_in.pulled))
 
 
-def drop(data: Iterator[Any], count: int) -> None:
+def drop(data: Iterator[Any], count: int, done: int = 0, total: int | None = None) -> None:
     """Pulls `count` elements and forgets them.
+
+    Args:
+        data: Where to pull from.
+        count: How many.
+        done: How many were dropped before, for the message.
+        total: How many are to be dropped in all, for the message. Defaults to `count`.
 
     Raises:
         BackupError: The input has fewer.
@@ -60,8 +66,8 @@ def drop(data: Iterator[Any], count: int) -> None:
             next(data)
         except (StopIteration, tf.errors.OutOfRangeError):
             raise BackupError(
-                f"the input ended after {number} of the {count} batches that the interrupted run had consumed; "
-                "fit() must be given the same data as before"
+                f"the input ended after {done + number} of the {total or count} batches that the interrupted run had "
+                "consumed; fit() must be given the same data as before (the backup is untouched)"
             ) from None
 
 

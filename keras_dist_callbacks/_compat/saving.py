@@ -7,26 +7,30 @@ every argument keeps Keras' meaning; only what happens then is replaced. Keras h
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_dist_callbacks.errors import CompatError
 
 _METHODS = {
     "_save_model": ("self", "epoch", "batch", "logs"),
-    "_should_save_model": ("self", "epoch", "batch", "logs", "filepath"),
     "_get_file_path": ("self", "epoch", "batch", "logs"),
 }
+_DECISION = ("self", "epoch", "batch", "logs", "filepath")  # of `_should_save_model`, which Keras 3.8 has not
 _COUNTERS = ("_batches_seen_since_last_saving", "_last_batch_seen")
 
 
-class DecidingModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class DecidingModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Calls `write` where Keras' ModelCheckpoint would write a file.
 
     Raises:
         CompatError: This Keras' ModelCheckpoint differs from the known ones.
     """
+
+    best: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _check()
@@ -57,16 +61,36 @@ class DecidingModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[
 
     def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
         logs = logs or {}
-        if self.save_best_only and self.monitor_op is None:
-            self._set_monitor_op()  # Keras does so at an epoch's end only, and fails on earlier saves
         filepath = self._get_file_path(epoch, batch, logs)
-        if self._should_save_model(epoch, batch, logs, filepath):
+        if hasattr(self, "_should_save_model"):
+            if self.save_best_only and self.monitor_op is None:
+                self._set_monitor_op()  # Keras does so at an epoch's end only, and fails on earlier saves
+            due = self._should_save_model(epoch, batch, logs, filepath)
+        else:
+            due = self._is_due(epoch, logs, filepath)
+        if due:
             self.write(filepath, epoch, batch, logs)
+
+    def _is_due(self, epoch: int, logs: dict[str, Any], filepath: str) -> bool:
+        """The decision that Keras 3.8 takes in the middle of its `_save_model`."""
+        current = logs.get(self.monitor) if self.save_best_only else None
+        if self.save_best_only and current is None:
+            warnings.warn(f"Can save best model only with {self.monitor} available, skipping.", stacklevel=2)
+            return False
+        improved = current is None or np.ndim(current) > 0 or bool(self.monitor_op(current, self.best))
+        if self.verbose > 0:
+            what = f"saving model to {filepath}" if improved else f"{self.monitor} did not improve from {self.best:.5f}"
+            print(f"\nEpoch {epoch + 1}: {what}")
+        if improved and current is not None and np.ndim(current) == 0:
+            self.best = current
+        return improved
 
 
 def _check() -> None:
-    for name, parameters in _METHODS.items():
-        method = getattr(keras.callbacks.ModelCheckpoint, name, None)
+    base = keras.callbacks.ModelCheckpoint
+    wanted = {**_METHODS, "_should_save_model": _DECISION} if hasattr(base, "_should_save_model") else _METHODS
+    for name, parameters in wanted.items():
+        method = getattr(base, name, None)
         if method is None or tuple(inspect.signature(method).parameters) != parameters:
             raise _incompatible(f"has no {name}({', '.join(parameters)})")
 

@@ -12,7 +12,7 @@ _COUNTERS = ("_global_train_batch", "_global_test_batch")
 _NEEDED = (*_COUNTERS, "_writers")
 
 
-class OpenTensorBoard(keras.callbacks.TensorBoard):  # type: ignore[misc]
+class OpenTensorBoard(keras.callbacks.TensorBoard):
     """Keras' TensorBoard, which can be flushed and whose counters can be saved.
 
     Raises:

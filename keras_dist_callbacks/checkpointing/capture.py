@@ -76,8 +76,9 @@ def match_variables(
 ) -> tuple[dict[str, list[np.ndarray[Any, Any]]], list[str]]:
     """Finds the saved components of each current variable.
 
-    Names decide; where automatic numbering differs (`dense_3` against `dense_7`) but the order and everything
-    else agree, the order does.
+    Names decide. The order does where they differ only as they do between a model that was built and the same
+    model loaded from a file: automatic numbering (`dense_3` against `dense_7`) and the model's own name in front
+    of a layer's.
 
     Raises:
         BackupMismatchError: Names, shapes or types differ; the message names the first that do.
@@ -105,7 +106,7 @@ def match_variables(
 def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) -> dict[str, str]:
     if set(current) == set(stored):
         return {name: name for name in current}
-    if [_unnumbered(n) for n in current] == [_unnumbered(n) for n in stored]:
+    if len(current) == len(stored) and all(map(_same_but_for_prefix, current, stored)):
         return dict(zip(current, stored, strict=True))
     missing = [n for n in current if n not in set(stored) and n not in metrics]
     surplus = [n for n in stored if n not in set(current) and n not in metrics]
@@ -151,6 +152,13 @@ def _metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
 
 def _unnumbered(path: str) -> str:
     return re.sub(r"_\d+(?=/|$|#)", "", path)
+
+
+def _same_but_for_prefix(one: str, other: str) -> bool:
+    """Whether two paths differ in numbering and a leading name only, in slots of optimizers too."""
+    short, long = sorted((_unnumbered(one), _unnumbered(other)), key=len)
+    (folder, _, slot), (long_folder, _, long_slot) = short.rpartition("/"), long.rpartition("/")
+    return short == long or long.endswith(f"/{short}") or (folder == long_folder and long_slot.endswith(f"_{slot}"))
 
 
 def _number(value: Any) -> Any:

@@ -58,6 +58,7 @@ class FitSession:
         self._step_in_epoch = 0
         self._due_at = 0
         self._rng_at_epoch: JSON = None
+        self._description: dict[str, JSON] = {}
         self._callbacks: Sequence[Any] = ()
         self._undo: Callable[[], None] | None = None
         self.restored: Restored | None = None
@@ -82,7 +83,8 @@ class FitSession:
         self._callbacks = [c for c in callbacks if c is not self._owner]
         if seam.compile_metrics_pending(self._fit.model):
             seam.build_from_spec(self._fit)
-        self._engine.claim(self._describe())
+        self._description = self._describe()
+        self._engine.claim(self._description)
         self._undo = seam.control(self._fit, self)
         if self._saved is not None:
             self._prepare_restore(self._saved)
@@ -178,14 +180,14 @@ class FitSession:
         while done < batches:
             item = next(steps, None)
             if item is None:
-                replay.drop(iter(()), batches - done)
+                replay.drop(iter(()), batches - done, done, batches)
                 return
             begin, end, data = item
-            replay.drop(data, min(end + 1, batches) - begin)
+            replay.drop(data, min(end + 1, batches) - begin, done, batches)
             done = end + 1
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
-        reasons = (*notes, *inexact_reasons(saved, self._describe(), self._fit))
+        reasons = (*notes, *inexact_reasons(saved, self._description, self._fit))
         self.restored = Restored(self._commit, saved.position, reasons)
 
     # --- capturing

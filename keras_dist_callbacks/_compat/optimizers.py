@@ -1,8 +1,13 @@
-"""The learning rate that an optimizer trains with, whatever wraps it."""
+"""What an optimizer says about itself, under every strategy and whatever wraps it."""
 
 from __future__ import annotations
 
 from typing import Any
+
+
+def steps_taken(optimizer: Any) -> int:
+    """How often the optimizer was applied."""
+    return int(_number(optimizer.iterations))  # int() fails on a mirrored variable
 
 
 def current_rates(optimizer: Any) -> dict[str, float]:
@@ -18,7 +23,7 @@ def last_rates(optimizer: Any) -> dict[str, float]:
     for name, inner in _inner(optimizer):
         schedule = getattr(inner, "_learning_rate", None)
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            rates[name] = _number(schedule(max(0, int(inner.iterations) - 1)))
+            rates[name] = _number(schedule(max(0, steps_taken(inner) - 1)))
     return rates
 
 

@@ -1,0 +1,186 @@
+"""`make demo`: kills a two-worker training twice and shows that it ends as if nothing had happened.
+
+`train_digits.py`, the user's script, is run (a) undisturbed and (b) with one of its workers killed by SIGKILL
+in the middle of an epoch, restarted, killed again in the same epoch, and restarted. Then the final weights,
+optimizer, metrics and History of both are compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from keras_dist_callbacks.errors import KdcError
+from keras_dist_callbacks.testing import Attempt, LocalCluster, Step, compare_runs, read_steps, run_until_done
+
+WORKERS = 2
+TOTAL_STEPS = 4 * 25  # epochs and steps of train_digits.py
+KILLS = (  # the first right behind a save, the second two steps after one
+    "phase=train_batch_begin,epoch=1,batch=10,worker=1",
+    "phase=train_batch_begin,epoch=1,batch=17,worker=1",
+)
+TIMEOUT = 150.0
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one of the two trainings left behind."""
+
+    directory: Path
+    attempts: list[Attempt]
+
+    def starts(self) -> list[list[Step]]:
+        """The steps of worker 1, those of each start of the job together."""
+        by_process: dict[int, list[Step]] = {}
+        for step in read_steps(self.directory / "steps-worker1"):
+            by_process.setdefault(step.pid, []).append(step)
+        return list(by_process.values())
+
+    def recording(self, worker: int) -> Path:
+        """Where a worker has recorded what it ended with."""
+        return self.directory / f"final-worker{worker}"
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why and shows the logs."""
+
+
+def worker(directory: Path, kill: str | None) -> None:
+    """What each process of the clusters runs: the user's script, watched."""
+    import train_digits
+
+    from keras_dist_callbacks import Cluster
+    from keras_dist_callbacks.testing import KillAt, StepLog, record_run
+
+    watchers = [StepLog(directory / "steps-worker{worker}"), *([KillAt.from_string(kill)] if kill else [])]
+    history = train_digits.train(str(directory / "job"), extra_callbacks=watchers)
+    record_run(directory / f"final-worker{Cluster.detect().worker_index}", history.model, history)
+
+
+def run(directory: Path, kills: Sequence[str], progress: Progress, title: str) -> Run:
+    """Runs the training, restarting it after each kill."""
+    directory.mkdir(parents=True)
+    task = progress.add_task(title, total=TOTAL_STEPS)
+    say(f"{title}: {WORKERS} workers, logs in {directory / 'logs'}", progress)
+    command = [sys.executable, __file__, "worker", str(directory)]
+    with LocalCluster(command, WORKERS, directory / "logs") as cluster:
+        try:
+            attempts = run_until_done(
+                cluster,
+                max_restarts=len(kills),
+                timeout=TIMEOUT,
+                extra_args=[["--kill", kill] for kill in kills],
+                on_tick=Ticker(directory / "steps-worker1", progress, task, title),
+            )
+        except KdcError as error:
+            raise DemoError(str(error)) from error
+        if not attempts[-1].succeeded:
+            raise DemoError(f"{title}: the workers ended with {list(attempts[-1].returncodes)}\n{cluster.tails()}")
+        if len(attempts) != len(kills) + 1:
+            raise DemoError(f"{title}: {len(kills)} kills, but {len(attempts)} starts\n{cluster.tails()}")
+    progress.update(task, completed=TOTAL_STEPS)
+    seconds = " + ".join(f"{attempt.seconds:.0f}" for attempt in attempts)
+    say(f"{title}: finished after {seconds} s", progress)
+    return Run(directory, attempts)
+
+
+class Ticker:
+    """Shows how far the training is, and each start of its processes."""
+
+    def __init__(self, steps: Path, progress: Progress, task: TaskID, title: str) -> None:
+        self.steps, self.progress, self.task, self.title = steps, progress, task, title
+        self.looked = 0.0
+        self.pid: int | None = None
+
+    def __call__(self) -> None:
+        """Reads the steps that were run, a few times a second."""
+        if time.monotonic() - self.looked < 0.2:
+            return
+        self.looked = time.monotonic()
+        steps = read_steps(self.steps)
+        if not steps:
+            return
+        self.progress.update(self.task, completed=len({step[1:] for step in steps}))
+        if steps[-1].pid != self.pid:
+            first = next(step for step in steps if step.pid == steps[-1].pid)
+            word = "starts" if self.pid is None else "was killed; it goes on"
+            say(f"{self.title}: {word} at {where(first)}", self.progress)
+            self.pid = steps[-1].pid
+
+
+def say(text: str, progress: Progress) -> None:
+    progress.console.print(text, soft_wrap=True)
+
+
+def where(step: Step) -> str:
+    """A step as people count, from 1."""
+    return f"epoch {step.epoch + 1} step {step.batch + 1}"
+
+
+def table(plain: Run, killed: Run) -> Table:
+    found = Table("run", "first step", "last step", "steps", "repeated")
+    for name, one in (("undisturbed", plain), ("killed", killed)):
+        done: set[tuple[int, int]] = set()
+        for number, (steps, attempt) in enumerate(zip(one.starts(), one.attempts, strict=True), start=1):
+            places = {(step.epoch, step.batch) for step in steps}
+            label = f"{name} #{number}" if len(one.attempts) > 1 else name
+            end = "finished" if attempt.succeeded else "SIGKILL"
+            last = f"{where(steps[-1])}, {end}"
+            found.add_row(label, where(steps[0]), last, str(len(steps)), str(len(places & done)))
+            done |= places
+        found.add_section()
+    return found
+
+
+def verdict(plain: Run, killed: Run) -> list[str]:
+    """Prints what is identical; returns what is not."""
+    differences = [
+        f"worker {i}: {line}" for i in range(WORKERS) for line in compare_runs(plain.recording(i), killed.recording(i))
+    ]
+    for what, mark in (("final weights, optimizer and metrics", ": variable "), ("History", ": history ")):
+        same = not any(mark in line for line in differences)
+        console.print(f"{what}: {'[green]bit-identical' if same else '[red]DIFFERENT'} on {WORKERS} workers")
+    return differences
+
+
+def main(directory: Path) -> int:
+    began = time.monotonic()
+    shutil.rmtree(directory, ignore_errors=True)
+    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            plain = run(directory / "undisturbed", (), progress, "undisturbed run")
+            killed = run(directory / "killed", KILLS, progress, "killed run")
+        console.print(table(plain, killed))
+        counts = [sum(map(len, one.starts())) for one in (plain, killed)]
+        console.print(f"steps run in all: {counts[0]} undisturbed, {counts[1]} killed")
+        differences = verdict(plain, killed)
+    except DemoError as error:
+        console.print(str(error), markup=False, soft_wrap=True)
+        return 1
+    for line in differences[:20]:
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"{'FAILED' if differences else 'ok'}, {time.monotonic() - began:.0f} s")
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("role", choices=["demo", "worker"], nargs="?", default="demo", help=argparse.SUPPRESS)
+    parser.add_argument("directory", type=Path, nargs="?", default=Path("runs/demo"), help="emptied first")
+    parser.add_argument("--kill", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role == "worker":
+        worker(arguments.directory, arguments.kill)
+    else:
+        sys.exit(main(arguments.directory))

@@ -1,0 +1,86 @@
+"""ChiefOnly: any Keras callback, run on the chief alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError
+
+_HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
+
+
+class ChiefOnly(keras.callbacks.Callback):
+    """Runs a callback on the chief of a cluster and nowhere else.
+
+    For what shall happen once: `CSVLogger`, `RemoteMonitor`, notifications, uploads. On the other workers
+    nothing of the wrapped callback is called.
+
+    Do not wrap what changes training (`EarlyStopping`, `ReduceLROnPlateau`, `LearningRateScheduler`,
+    `TerminateOnNaN`, `SwapEMAWeights`): the workers would go apart, and MultiWorkerMirroredStrategy hangs or
+    fails. For the same reason a wrapped callback must not do what all workers have to do together:
+    `model.predict`, `model.evaluate`, `metric.result()`. Reading weights and saving the model is safe.
+
+    The wrapped callback's `get_state` and `set_state` are offered if it has both.
+
+    Args:
+        callback: The callback. It is also the attribute `callback`.
+
+    Raises:
+        ConfigError: It is no Keras callback, or one of this package, which knows about workers itself.
+    """
+
+    def __init__(self, callback: keras.callbacks.Callback) -> None:
+        super().__init__()
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ConfigError(f"ChiefOnly needs a keras.callbacks.Callback, got {type(callback).__name__}")
+        if any(cls.__module__.startswith("keras_dist_callbacks.callbacks") for cls in type(callback).__mro__):
+            raise ConfigError(
+                f"{type(callback).__name__} knows about workers itself and needs every one of them; use it without "
+                "ChiefOnly"
+            )
+        self.callback = callback
+        self._active = Cluster.detect().is_chief
+        if self._active:
+            # Not methods of this class: Keras looks whether a hook is overridden to choose how to call it.
+            for name in _HOOKS:
+                setattr(self, name, getattr(callback, name))
+        if callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None)):
+            self.get_state = self._get_state
+            self.set_state = self._set_state
+
+    @property
+    def wrapped(self) -> str:
+        """The class of the wrapped callback."""
+        return type(self.callback).__name__
+
+    @property
+    def state_identity(self) -> tuple[str, ...]:
+        """Names of the attributes that tell two of these apart in a backup."""
+        return ("wrapped",)
+
+    @property
+    def async_safe(self) -> bool:
+        """Whether Keras may call the wrapped callback's batch hooks from another thread."""
+        return not self._active or bool(getattr(self.callback, "async_safe", False))
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Passes fit's parameters on."""
+        super().set_params(params)
+        if self._active:
+            self.callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """Passes the model on."""
+        super().set_model(model)
+        if self._active:
+            self.callback.set_model(model)
+
+    def _get_state(self) -> dict[str, Any]:
+        return dict(self.callback.get_state()) if self._active else {}
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        if self._active:
+            self.callback.set_state(state)

@@ -1,0 +1,267 @@
+"""ModelCheckpoint: Keras' decisions, written by the chief alone, atomically, to any store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import string
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks._compat.optimizers import steps_taken
+from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
+from keras_dist_callbacks.checkpointing import artifacts
+from keras_dist_callbacks.checkpointing.sidecar import Artifact
+from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.storage import Storage, redact
+from keras_dist_callbacks.types import RestoredFrom
+
+_TAG = "ModelCheckpoint"
+
+
+class ModelCheckpoint(DecidingModelCheckpoint):
+    """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
+
+    Every argument of Keras keeps its meaning. Different from Keras: only the chief of a cluster writes; a
+    file is replaced atomically, in the background, to a local path or any URL that fsspec knows; beside each
+    file lies a sidecar `<name>.json` with its digest, order, epoch and step, by which `latest_checkpoint` and
+    `make_or_restore_model` find the newest whole one. All files are in place when `fit()` returns.
+
+    With `BackupAndRestore` in the same `fit()`, `best` and the counters survive a restart. After
+    `make_or_restore_model` without a backup, `best` is that of the newest file saved by this callback.
+
+    Args:
+        filepath: Where to save: a path or URL that ends in `.keras`, or in `.weights.h5` with
+            `save_weights_only=True`. Its last part may contain Keras' placeholders, such as `{epoch:04d}`,
+            `{batch}` or `{val_loss:.3f}`; the directory may not.
+        monitor: Name of the quantity to watch. Defaults to `"val_loss"`.
+        verbose: 1 prints what is saved, on the chief. Defaults to 0.
+        save_best_only: Whether to save only if `monitor` is better than ever before. Defaults to False.
+        save_weights_only: Whether to save weights and optimizer state without the architecture. Defaults to
+            False.
+        mode: `"auto"`, `"min"` or `"max"`. Defaults to `"auto"`.
+        save_freq: `"epoch"`, or a number of batches. Defaults to `"epoch"`.
+        initial_value_threshold: What the first value has to be better than. Defaults to None.
+        max_to_keep: Keep that many files made from this `filepath`, the newest; older ones are deleted once
+            a newer one is published. Defaults to None: keep all.
+        storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+
+    Raises:
+        ConfigError: An argument is wrong, or the protocol of `filepath` is unknown or needs a package that
+            is not installed.
+        CompatError: The installed Keras is not supported.
+    """
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike[str],
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        initial_value_threshold: float | None = None,
+        *,
+        max_to_keep: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        path = os.fspath(filepath)
+        directory, template = artifacts.split_filepath(path)
+        _check_template(path, directory, template, save_weights_only)
+        _check_numbers(save_freq, max_to_keep)
+        super().__init__(  # Keras prints the path
+            redact(path), monitor, verbose, save_best_only, save_weights_only, mode, save_freq, initial_value_threshold
+        )
+        self.max_to_keep = max_to_keep
+        self._storage = Storage.open(directory.format(), storage_options)
+        self._template = template
+        self._is_chief = True
+        self._generation = 1
+        self._kept: list[str] = []
+        self._last_saved: tuple[int, int] | None = None
+        self._published_best: Artifact | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Probes the directory and finds what earlier runs left there, on the chief.
+
+        Raises:
+            ConfigError: TF_CONFIG names several workers, but the model was made for one.
+            StorageError: The directory cannot be used; raised on every worker.
+        """
+        super().on_train_begin(logs)
+        cluster = Cluster.detect()
+        cluster.require_connection(self.model.distribute_strategy)
+        self._is_chief = cluster.is_chief
+        if not self._is_chief:
+            self.verbose = 0
+        found = cluster.broadcast(cluster.on_chief(self._prepare, _TAG), _TAG) or {"generation": 1, "best": None}
+        self._generation = found["generation"]
+        self._published_best = Artifact(**found["best"]) if found["best"] else None
+        restored = getattr(self.model, "_kdc_restored_from", None)
+        if isinstance(restored, RestoredFrom) and self._lies_here(restored.path):
+            self._take_published_best((0, 0))
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves if `save_freq` batches have passed; raises what an earlier write ended with."""
+        shared_writer().raise_failure()
+        super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves if it is due; raises what an earlier write ended with."""
+        shared_writer().raise_failure()
+        super().on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Waits until all files are in place; raises what a write ended with."""
+        super().on_train_end(logs)
+        shared_writer().wait()
+        shared_writer().raise_failure()
+
+    def get_state(self) -> dict[str, Any]:
+        """What a backup keeps: the best value, the counters and the order of the last file."""
+        return {
+            "best": None if self.best is None or not np.isfinite(self.best) else float(self.best),
+            "counters": self.counters,
+            "last_saved": None if self._last_saved is None else list(self._last_saved),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes back what `get_state` returned.
+
+        A file published after that backup was made holds a better value than the backup knows: it becomes
+        `best`, so that a worse model does not replace it.
+        """
+        if state["best"] is not None:
+            self.best = state["best"]
+        self.counters = state["counters"]
+        generation, sequence = state["last_saved"] or (0, 0)
+        self._last_saved = (generation, sequence) if generation else None
+        self._take_published_best((generation, sequence))
+
+    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
+        """Serialises the model to a temporary file and hands it to the queue; the chief only."""
+        artifact = Artifact(
+            name=artifacts.split_filepath(filepath)[1],
+            kind="weights" if self.save_weights_only else "model",
+            series=self._template,
+            generation=self._generation,
+            sequence=artifacts.next_sequence(),
+            epoch=epoch + 1 if batch is None else epoch,
+            step=steps_taken(self.model.optimizer) if self._is_chief and self.model.optimizer else 0,
+            monitor=self.monitor,
+            value=_scalar(logs.get(self.monitor)),
+            best_only=self.save_best_only,
+        )
+        self._last_saved = artifact.order
+        if not self._is_chief:
+            return
+        self._idle.wait()  # one file at a time: a slow store must not fill the local disk
+        directory = Path(tempfile.mkdtemp(prefix="kdc-artifact-"))
+        try:
+            self._serialise(directory / artifact.name)
+        except BaseException:
+            shutil.rmtree(directory)
+            raise
+        self._idle.clear()
+        shared_writer().submit(
+            lambda: self._publish(directory, artifact), f"saving {self._storage.display(artifact.name)}"
+        )
+
+    def _serialise(self, target: Path) -> None:
+        if self.save_weights_only:
+            self.model.save_weights(target)
+        else:
+            self.model.save(target)
+
+    def _publish(self, directory: Path, artifact: Artifact) -> None:
+        try:
+            artifacts.publish(self._storage, directory / artifact.name, artifact)
+            self._kept = [n for n in self._kept if n != artifact.name] + [artifact.name]
+            if self.max_to_keep is not None:
+                self._kept = artifacts.keep_newest(self._storage, self._kept, self.max_to_keep, self._generation)
+            if self.verbose > 0:
+                print(f"\nEpoch {artifact.epoch}: saved {self._storage.display(artifact.name)}", flush=True)
+        finally:
+            shutil.rmtree(directory)
+            self._idle.set()
+
+    def _prepare(self) -> dict[str, Any]:
+        shared_writer().wait()  # a fit() that was interrupted may still be writing
+        self._storage.probe()
+        known = artifacts.find(self._storage).artifacts
+        mine = [a for a in known if a.series == self._template]
+        self._kept = [a.name for a in reversed(mine)]
+        best = self._newest_best(mine) if self.save_best_only else None
+        return {
+            "generation": 1 + max((a.generation for a in known), default=0),
+            "best": None if best is None else vars(best),
+        }
+
+    def _newest_best(self, mine: list[Artifact]) -> Artifact | None:
+        for artifact in mine:
+            if artifact.best_only and artifact.monitor == self.monitor and artifact.value is not None:
+                try:
+                    return artifacts.verify(self._storage, artifact)
+                except DamagedBackupError:
+                    continue  # it cannot be anybody's best; latest_checkpoint reports it
+        return None
+
+    def _lies_here(self, path: str) -> bool:
+        directory = artifacts.split_filepath(path)[0]
+        if self._storage.is_local:
+            return str(Path(directory).absolute()) == self._storage.root
+        return directory == self._storage.display()
+
+    def _take_published_best(self, known: tuple[int, int]) -> None:
+        best = self._published_best
+        if best is not None and best.order > known:
+            self.best = best.value
+            self._last_saved = best.order
+
+
+def _check_template(path: str, directory: str, template: str, weights_only: bool) -> None:
+    shown = redact(path)
+    if not template:
+        raise ConfigError(
+            f"filepath={shown!r} names a directory; give it a file name, such as ckpt-{{epoch:04d}}.keras"
+        )
+    if weights_only and not template.endswith(".weights.h5"):
+        raise ConfigError(f"with save_weights_only=True the filepath must end in .weights.h5, got {shown!r}")
+    if not weights_only and not template.endswith(".keras"):
+        advice = "; add save_weights_only=True" if template.endswith(".weights.h5") else ""
+        raise ConfigError(f"the filepath must end in .keras for whole models, got {shown!r}{advice}")
+    try:
+        in_directory = [field for _, field, _, _ in string.Formatter().parse(directory) if field is not None]
+        in_name = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ConfigError(f"filepath={shown!r} is no valid template: {error}") from error
+    if in_directory:
+        raise ConfigError(
+            f"filepath={shown!r} has the placeholder {{{in_directory[0]}}} in its directory; put it into the file "
+            "name: the files of a run lie in one directory, so that the newest can be found"
+        )
+    if any(field == "" or field.isdigit() for field in in_name):
+        raise ConfigError(f"filepath={shown!r}: placeholders need names, such as {{epoch:04d}} or {{val_loss:.3f}}")
+
+
+def _check_numbers(save_freq: Any, max_to_keep: Any) -> None:
+    if save_freq != "epoch" and (not isinstance(save_freq, int) or isinstance(save_freq, bool) or save_freq < 1):
+        raise ConfigError(f"Unrecognized save_freq: {save_freq!r}; it must be 'epoch' or a number of batches above 0")
+    if max_to_keep is not None and (
+        not isinstance(max_to_keep, int) or isinstance(max_to_keep, bool) or max_to_keep < 1
+    ):
+        raise ConfigError(f"max_to_keep must be None or an integer of 1 or more, got {max_to_keep!r}")
+
+
+def _scalar(value: Any) -> float | None:
+    return None if value is None or np.ndim(value) else float(value)

@@ -1,0 +1,198 @@
+"""TensorBoard for every worker, with steps that go on after a restart, to any store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
+from keras_dist_callbacks.callbacks._event_sync import EventSync
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.storage import Storage, redact
+
+_TAG = "TensorBoard"
+_active: weakref.WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = weakref.WeakKeyDictionary()
+
+
+class TensorBoard(OpenTensorBoard):
+    """Writes logs for TensorBoard, like `keras.callbacks.TensorBoard`.
+
+    Every argument of Keras keeps its meaning. Different from Keras: in a cluster the chief writes to
+    `log_dir` and each other worker to a directory of its own; with `BackupAndRestore` in the same `fit()`
+    the step counters go on after a restart, and what a backup covers is in the event files before it. A
+    store that TensorFlow cannot write (all but local paths, `ram://` and, without `storage_options`,
+    `gs://`) gets copies of local event files, while training goes on and once more at its end.
+
+    A restarted run repeats the steps after its backup; their events are then in both event files.
+
+    Args:
+        log_dir: Where the chief writes: a path or URL. Defaults to `"logs"`.
+        histogram_freq: Epochs between histograms of the weights; 0 for none. Defaults to 0.
+        write_graph: Whether to write the graph. Defaults to True.
+        write_images: Whether to write weights as images. Defaults to False.
+        write_steps_per_second: Whether to log training steps per second. Defaults to False.
+        update_freq: `"epoch"`, `"batch"` or a number of batches. Defaults to `"epoch"`.
+        profile_batch: The batch, or pair of first and last batch, to profile; 0 for none. Defaults to 0.
+        embeddings_freq: Epochs between visualised embeddings; 0 for none. Defaults to 0.
+        embeddings_metadata: Metadata of embedding layers. Defaults to None.
+        worker_log_dir: Below it each other worker writes to `worker-<n>`. Defaults to None: to a temporary
+            local directory that is removed at the end.
+        storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+        sync_seconds: Least time between two rounds of copying. Defaults to 30.
+
+    Raises:
+        ConfigError: `sync_seconds` is not above 0, or a protocol is unknown or needs a package that is not
+            installed.
+        CompatError: The installed Keras is not supported.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: str | int = "epoch",
+        profile_batch: int | str | tuple[int, int] = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: str | dict[str, str] | None = None,
+        *,
+        worker_log_dir: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        sync_seconds: float = 30.0,
+    ) -> None:
+        super().__init__(
+            redact(log_dir),
+            histogram_freq,
+            write_graph,
+            write_images,
+            write_steps_per_second,
+            update_freq,
+            profile_batch,
+            embeddings_freq,
+            embeddings_metadata,
+        )
+        if sync_seconds <= 0:
+            raise ConfigError(f"sync_seconds must be above 0, got {sync_seconds!r}")
+        self._chief_dir = os.fspath(log_dir)
+        self._worker_dir = None if worker_log_dir is None else os.fspath(worker_log_dir)
+        self._storage_options = storage_options
+        self._sync_seconds = sync_seconds
+        self._sync: EventSync | None = None
+        self._local: Path | None = None
+        self._training = False
+        for directory in (self._chief_dir, self._worker_dir):
+            if directory is not None and not self._is_native(directory):
+                Storage.open(directory, storage_options)  # a wrong protocol is an error here, not in fit()
+
+    def set_model(self, model: Any) -> None:
+        """Chooses this worker's directory and opens the event files.
+
+        Raises:
+            ConfigError: TF_CONFIG names several workers, but the model was made for one.
+            StorageError: A directory cannot be used; raised on every worker.
+        """
+        cluster = Cluster.detect()
+        if not cluster.is_evaluator:
+            cluster.require_connection(model.distribute_strategy)
+        target = self._target(cluster)
+        storage = None if target is None or self._is_native(target) else Storage.open(target, self._storage_options)
+        if not cluster.is_evaluator:
+            cluster.agree(lambda: self._probe(target, storage), _TAG)
+        shown = redact(self._chief_dir)
+        self.log_dir = self._directory(target, storage)
+        try:
+            super().set_model(model)
+        finally:
+            self.log_dir = shown
+        _active[model] = weakref.ref(self)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins to count steps."""
+        self._training = True
+        super().on_train_begin(logs)
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Logs what `evaluate()` found."""
+        super().on_test_end(logs)
+        if not self._training:
+            self._publish()  # no other hook follows
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Logs the batch if `update_freq` asks for it."""
+        super().on_train_batch_end(batch, logs)
+        if self._sync is not None and self._sync.is_due():
+            self._publish()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Logs the epoch."""
+        super().on_epoch_end(epoch, logs)
+        if self._sync is not None and self._sync.is_due():
+            self._publish()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Closes the event files; copied ones are complete when this returns."""
+        super().on_train_end(logs)
+        self._training = False
+        _active.pop(self.model, None)
+        arrived = self._sync is None or self._sync.finish()
+        if arrived and self._local is not None:
+            shutil.rmtree(self._local)
+        self._sync, self._local = None, None
+
+    def get_state(self) -> dict[str, Any]:
+        """What a backup keeps: the steps of batch-level logs. Writes out the events up to here first."""
+        self._publish()
+        return {"counters": self.counters}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on at the steps that `get_state` returned."""
+        self.counters = state["counters"]
+
+    def _publish(self) -> None:
+        self.flush()
+        if self._sync is not None:
+            self._sync.start()
+
+    def _target(self, cluster: Cluster) -> str | None:
+        if cluster.is_chief:
+            return self._chief_dir
+        if self._worker_dir is None:
+            return None
+        name = cluster.name.replace(" ", "-")
+        return f"{self._worker_dir.rstrip('/')}/{name}"
+
+    def _directory(self, target: str | None, storage: Storage | None) -> str:
+        """Where TensorFlow shall write."""
+        if target is not None and storage is None:
+            return target
+        if self._local is None:
+            self._local = Path(tempfile.mkdtemp(prefix="kdc-tensorboard-"))
+            if storage is not None:
+                self._sync = EventSync(self._local, storage, self._sync_seconds)
+            else:
+                weakref.finalize(self, shutil.rmtree, self._local, ignore_errors=True)  # fit() may raise
+        return str(self._local)
+
+    def _probe(self, target: str | None, storage: Storage | None) -> None:
+        if storage is None and target is not None and target.split("://")[0] in {target, "file"}:
+            storage = Storage.open(target)
+        if storage is not None:
+            storage.probe()
+
+    def _is_native(self, directory: str) -> bool:
+        scheme = directory.split("://", 1)[0] if "://" in directory else ""
+        return scheme in {"", "file", "ram"} or (scheme == "gs" and not self._storage_options)
+
+
+def active_tensorboard(model: Any) -> TensorBoard | None:
+    """The TensorBoard callback of the running `fit()` of `model`."""
+    reference = _active.get(model)
+    return None if reference is None else reference()

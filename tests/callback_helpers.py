@@ -1,0 +1,41 @@
+"""What the tests of the single callbacks share: a tiny model, its data, and a place that is no chief."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from keras_dist_callbacks.cluster import Cluster
+
+ROWS = 12
+X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+def tiny_model(optimizer: Any = None) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=optimizer or keras.optimizers.SGD(0.01), loss="mse")
+    return model
+
+
+def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 1, **kwargs: Any) -> Any:
+    """Three batches an epoch."""
+    return model.fit(X, Y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **kwargs)
+
+
+def be_worker_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes this process think that it is the second worker, without a cluster."""
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls, environ=None: Cluster("worker", 1, 1)))
+
+
+def memory_url() -> str:
+    return f"memory://{uuid.uuid4().hex}"
+
+
+# Keras hands its variables to h5py and numpy 2 in a way that numpy has deprecated.
+ignore_keras_warnings = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")

@@ -1,0 +1,206 @@
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_restore_model
+from keras_dist_callbacks.checkpointing import artifacts
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
+from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.types import RestoredFrom
+from tests.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
+
+pytestmark = ignore_keras_warnings
+
+
+def never_built() -> Any:
+    raise AssertionError("build_fn was called although there is a checkpoint")
+
+
+def trained(directory: object, name: str = "ckpt-{epoch}.keras", epochs: int = 2, **kwargs: Any) -> keras.Model:
+    model = tiny_model(keras.optimizers.Adam(0.01))
+    fit(model, ModelCheckpoint(f"{directory}/{name}", **kwargs), epochs=epochs)
+    return model
+
+
+def state_of(model: keras.Model) -> list[np.ndarray[Any, Any]]:
+    return [np.array(v.numpy()) for v in [*model.weights, *model.optimizer.variables]]
+
+
+def test_without_a_checkpoint_the_model_is_built_and_said_to_be_new(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_or_restore_model(tiny_model, tmp_path / "none")
+    assert model.count_params() == 4
+    assert not hasattr(model, "_kdc_restored_from")
+    assert "new model" in capsys.readouterr().out
+    assert latest_checkpoint(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_the_newest_model_is_restored_with_its_optimizer_and_its_place(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path if place == "local" else memory_url()
+    original = trained(directory)
+    model = make_or_restore_model(never_built, directory)
+    for restored, wanted in zip(state_of(model), state_of(original), strict=True):
+        np.testing.assert_array_equal(restored, wanted)
+    path = f"{directory}/ckpt-2.keras"
+    assert model._kdc_restored_from == RestoredFrom(path, epoch=2, step=6)
+    assert latest_checkpoint(directory) == path
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "2 epochs finished, step 6" in out
+
+
+def test_weights_go_into_a_built_model_with_the_optimizer_state(tmp_path: Path) -> None:
+    original = trained(tmp_path, "w.weights.h5", save_weights_only=True)
+    model = make_or_restore_model(lambda: tiny_model(keras.optimizers.Adam(0.01)), tmp_path)
+    for restored, wanted in zip(state_of(model), state_of(original), strict=True):
+        np.testing.assert_array_equal(restored, wanted)
+    assert model._kdc_restored_from.step == 6
+
+
+def test_a_restored_model_goes_on_training(tmp_path: Path) -> None:
+    trained(tmp_path)
+    model = make_or_restore_model(never_built, tmp_path)
+    fit(model, ModelCheckpoint(f"{tmp_path}/ckpt-{{epoch}}.keras"), initial_epoch=2, epochs=3)
+    newest = artifacts.find(Storage.open(tmp_path)).artifacts[0]
+    assert (newest.name, newest.generation, newest.epoch, newest.step) == ("ckpt-3.keras", 2, 3, 9)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_restored(tmp_path: Path) -> None:
+    trained(tmp_path)
+    content = bytearray((tmp_path / "ckpt-2.keras").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "ckpt-2.keras").write_bytes(content)
+    with pytest.warns(UserWarning, match=r"ckpt-2\.keras: its content differs"):
+        assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-1.keras")
+    with pytest.warns(UserWarning, match=r"ckpt-2\.keras: its content differs"):
+        model = make_or_restore_model(never_built, tmp_path)
+    assert model._kdc_restored_from.epoch == 1
+
+
+def test_when_every_checkpoint_is_damaged_training_does_not_start_over_silently(tmp_path: Path) -> None:
+    trained(tmp_path, epochs=1)
+    (tmp_path / "ckpt-1.keras").write_bytes(b"")
+    with pytest.raises(DamagedBackupError, match=r"ckpt-1\.keras has 0 bytes"):
+        make_or_restore_model(tiny_model, tmp_path)
+    with pytest.raises(DamagedBackupError):
+        latest_checkpoint(tmp_path)
+
+
+def test_newest_is_the_last_saved_not_the_one_with_the_latest_time_or_name(tmp_path: Path) -> None:
+    trained(tmp_path, "z.keras", epochs=1)
+    trained(tmp_path, "a.keras", epochs=1)
+    (tmp_path / "z.keras").touch()
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "a.keras")
+
+
+def test_a_template_stands_for_its_own_files(tmp_path: Path) -> None:
+    trained(tmp_path, "ckpt-{epoch}.keras")
+    trained(tmp_path, "best.keras", epochs=1)
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "best.keras")
+    assert latest_checkpoint(tmp_path / "ckpt-{epoch}.keras") == str(tmp_path / "ckpt-2.keras")
+    assert latest_checkpoint(tmp_path / "ckpt-1.keras") == str(tmp_path / "ckpt-1.keras")
+    assert latest_checkpoint(tmp_path / "other.keras") is None
+    assert make_or_restore_model(never_built, tmp_path / "ckpt-{epoch}.keras")._kdc_restored_from.epoch == 2
+
+
+def test_files_of_other_tools_are_reported_and_not_taken(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "theirs.keras")
+    with pytest.warns(UserWarning, match=r"1 model file\(s\) without a sidecar \(theirs\.keras"):
+        assert latest_checkpoint(tmp_path) is None
+    with pytest.warns(UserWarning, match="theirs"):
+        make_or_restore_model(tiny_model, tmp_path)
+
+
+def test_weights_for_a_model_that_is_not_built_are_a_clear_error(tmp_path: Path) -> None:
+    trained(tmp_path, "w.weights.h5", save_weights_only=True)
+    with pytest.raises(ConfigError, match="not built"):
+        make_or_restore_model(lambda: keras.Sequential([keras.layers.Dense(1)]), tmp_path)
+
+
+def test_weights_of_another_model_are_a_clear_error(tmp_path: Path) -> None:
+    trained(tmp_path, "w.weights.h5", save_weights_only=True)
+
+    def other() -> keras.Model:
+        return keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+    with pytest.raises(BackupMismatchError, match=r"w\.weights\.h5 do not fit"):
+        make_or_restore_model(other, tmp_path)
+
+
+def test_custom_objects_reach_keras(tmp_path: Path) -> None:
+    class Unregistered(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return 2 * x
+
+    model = keras.Sequential([keras.Input((3,)), Unregistered(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    fit(model, ModelCheckpoint(tmp_path / "m.keras"))
+    with pytest.raises(TypeError, match="Unregistered"):
+        make_or_restore_model(never_built, tmp_path)
+    restored = make_or_restore_model(never_built, tmp_path, custom_objects={"Unregistered": Unregistered})
+    assert isinstance(restored.layers[0], Unregistered)
+    uncompiled = make_or_restore_model(
+        never_built, tmp_path, custom_objects={"Unregistered": Unregistered}, compile=False
+    )
+    assert not uncompiled.compiled
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    fit(model, ModelCheckpoint(tmp_path / "m.keras"))
+    with pytest.raises(ValueError, match=r"[Ll]ambda"):
+        make_or_restore_model(never_built, tmp_path)
+
+
+def test_it_loads_under_the_current_strategy(tmp_path: Path) -> None:
+    trained(tmp_path)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        model = make_or_restore_model(never_built, tmp_path)
+    assert model.distribute_strategy is strategy
+
+
+def test_a_cluster_without_its_strategy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Cluster("worker", 0, 0, ("localhost:1", "localhost:2"))
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: two))
+    with pytest.raises(ConfigError, match="make_strategy"):
+        make_or_restore_model(tiny_model, tmp_path)
+
+
+def test_the_evaluator_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path)
+    evaluator = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: evaluator))
+    assert make_or_restore_model(never_built, tmp_path)._kdc_restored_from.epoch == 2
+
+
+def test_every_worker_gets_and_verifies_what_the_chief_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path)
+    older = artifacts.find(Storage.open(tmp_path)).artifacts[1]
+
+    class Worker(Cluster):
+        def broadcast(self, value: Any, tag: str, timeout: float = 0.0) -> Any:
+            return vars(older)
+
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: Worker("worker", 1, 1)))
+    assert make_or_restore_model(never_built, tmp_path)._kdc_restored_from.epoch == 1
+    (tmp_path / "ckpt-1.keras").write_bytes(b"damaged here")
+    with pytest.raises(DamagedBackupError, match="12 bytes"):
+        make_or_restore_model(never_built, tmp_path)
+
+
+def test_unknown_protocols_are_clear_errors() -> None:
+    with pytest.raises(ConfigError, match="unknown protocol 'gss'"):
+        latest_checkpoint("gss://bucket/run")
+    with pytest.raises(ConfigError, match="unknown protocol 'gss'"):
+        make_or_restore_model(tiny_model, "gss://bucket/run")
