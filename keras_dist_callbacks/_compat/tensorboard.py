@@ -19,6 +19,8 @@ class OpenTensorBoard(keras.callbacks.TensorBoard):
         CompatError: This Keras' TensorBoard differs from the known ones.
     """
 
+    _writers: dict[str, Any]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not all(hasattr(self, name) for name in _NEEDED) or not hasattr(type(self), "_train_writer"):
@@ -41,6 +43,12 @@ class OpenTensorBoard(keras.callbacks.TensorBoard):
         """Writes what TensorFlow holds in memory to the event files."""
         for writer in self._writers.values():
             writer.flush()
+
+    def close(self) -> None:
+        """Closes the event files; TensorFlow would make a deleted one anew when it lets go of it."""
+        writers, self._writers = self._writers, {}
+        for writer in writers.values():
+            writer.close()
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """Adds a value to the training run, whatever `update_freq` is."""

@@ -99,6 +99,7 @@ class TensorBoard(OpenTensorBoard):
             ConfigError: TF_CONFIG names several workers, but the model was made for one.
             StorageError: A directory cannot be used; raised on every worker.
         """
+        self._training = False
         cluster = Cluster.detect()
         if not cluster.is_evaluator:
             cluster.require_connection(model.distribute_strategy)
@@ -122,8 +123,9 @@ class TensorBoard(OpenTensorBoard):
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Logs what `evaluate()` found."""
         super().on_test_end(logs)
-        if not self._training:
-            self._publish()  # no other hook follows
+        if not self._training:  # evaluate() alone: no other hook follows
+            self.close()
+            self._finish_copies()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs the batch if `update_freq` asks for it."""
@@ -142,10 +144,7 @@ class TensorBoard(OpenTensorBoard):
         super().on_train_end(logs)
         self._training = False
         _active.pop(self.model, None)
-        arrived = self._sync is None or self._sync.finish()
-        if arrived and self._local is not None:
-            shutil.rmtree(self._local)
-        self._sync, self._local = None, None
+        self._finish_copies()
 
     def get_state(self) -> dict[str, Any]:
         """What a backup keeps: the steps of batch-level logs. Writes out the events up to here first."""
@@ -160,6 +159,12 @@ class TensorBoard(OpenTensorBoard):
         self.flush()
         if self._sync is not None:
             self._sync.start()
+
+    def _finish_copies(self) -> None:
+        arrived = self._sync is None or self._sync.finish()
+        if arrived and self._local is not None:
+            shutil.rmtree(self._local)
+        self._sync, self._local = None, None
 
     def _target(self, cluster: Cluster) -> str | None:
         if cluster.is_chief:

@@ -205,9 +205,10 @@ class BackupStore:
         for name, info in infos.items():
             by_blob.setdefault(info.blob, {})[name] = info
         known = {blob.path: blob for blob in manifest.blobs}
-        tensors = {}
+        found = {}
         for path, wanted in by_blob.items():
-            tensors.update(decode_blob(self._read_blob(path, known), wanted, self.storage.display(path)))
+            found.update(decode_blob(self._read_blob(path, known), wanted, self.storage.display(path)))
+        tensors = {name: found[name] for name in infos}  # in the order of the model's variables
         return WorkerState(manifest.position, tensors, {**manifest.workers[0].state, **own.state}, manifest.info)
 
     def verify(self, manifest: Manifest) -> None:
