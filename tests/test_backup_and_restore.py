@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
-from tests import tiny
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.checkpointing.writer import shared_writer
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError
+from tests import tiny
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +173,9 @@ def test_the_backup_is_gone_after_fit(tmp_path: Path) -> None:
     assert not backup.exists()
 
 
-def test_a_kept_backup_of_a_finished_run_runs_no_step_and_returns_the_history(tmp_path: Path, uninterrupted: Any) -> None:
+def test_a_kept_backup_of_a_finished_run_runs_no_step_and_returns_the_history(
+    tmp_path: Path, uninterrupted: Any
+) -> None:
     keep = {"delete_checkpoint": False}
     tiny.fit(tiny.model(), tmp_path, options=keep)
     model, steps = tiny.model(), tiny.CountSteps()
@@ -393,6 +396,7 @@ def test_a_failed_backup_warns_and_training_goes_on(tmp_path: Path, uninterrupte
     class BreakTheStore(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             blobs = backup / "blobs"
+            shared_writer().wait()
             if epoch == 1:
                 blobs.rename(tmp_path / "aside")
                 blobs.write_text("in the way")
@@ -411,6 +415,7 @@ def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) 
 
     class BreakTheStore(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            shared_writer().wait()
             if epoch == 1:
                 (backup / "blobs").rename(tmp_path / "aside")
                 (backup / "blobs").write_text("in the way")

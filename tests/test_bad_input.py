@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from tests import tiny
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.checkpointing import codec
 from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, StorageError
 from keras_dist_callbacks.storage import Storage
+from tests import tiny
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     faults.add_argument("--record", help="base name: writes <record>-worker<i>.npz and .json at the end")
     faults.add_argument("--count", help="base name: <count>-worker<i> gets a byte per executed training step")
     faults.add_argument("--step-log", help="base name: <step-log>-worker<i> gets 'pid epoch batch' per step")
+    faults.add_argument("--audit", help="base name: <audit>-worker<i> gets a line per change below --backup-dir")
     return parser.parse_args(argv)
 
 
@@ -167,21 +169,41 @@ def callbacks(args: argparse.Namespace) -> list[Any]:
     return found
 
 
+def audit(path: str, directory: str) -> None:
+    """Notes every change of the file system below `directory` that this process makes through Python."""
+    log = os.open(f"{path}-worker{kdc.Cluster.detect().worker_index}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    changes = {"os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.truncate", "shutil.move"}
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if (event in changes or writes) and any(str(a).startswith(directory) for a in arguments[:2]):
+            os.write(log, f"{event} {arguments[0]}\n".encode())
+
+    sys.addaudithook(hook)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     strategy = make_strategy(args.strategy)
+    if args.audit:
+        audit(args.audit, args.backup_dir)
     keras.utils.set_random_seed(7)
     train, held_out = load()
     with strategy.scope():
         model = build_model(args.count)
     validation = batches(held_out, shuffle_seed=5 if args.shuffled_validation else None) if args.validation else None
+    every = callbacks(args)
     history = model.fit(
         **training_input(args.source, train),
         epochs=args.epochs,
         validation_data=validation,
-        callbacks=callbacks(args),
+        callbacks=every,
         verbose=2,
     )
+    for callback in every:
+        if isinstance(callback, kdc.BackupAndRestore) and callback.restored is not None:
+            exact = "exact" if not callback.restored.notes else "; ".join(callback.restored.notes)
+            print(f"RESTORED {callback.restored.commit} {exact}", flush=True)
     if args.record:
         worker = kdc.Cluster.detect().worker_index
         Path(args.record).parent.mkdir(parents=True, exist_ok=True)
