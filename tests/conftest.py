@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -23,3 +24,13 @@ def nothing_runs_on_in_the_background() -> Iterator[None]:
 
     yield
     assert shared_writer().wait(30), "a test left a write running"
+
+
+@pytest.fixture(scope="session")
+def uninterrupted() -> tuple[Any, dict[str, list[float]]]:
+    """The tiny model after a run that was never interrupted, and its History."""
+    from tests import tiny
+
+    model = tiny.model()
+    history = tiny.fit(model, None)
+    return model, history.history

@@ -84,7 +84,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_before_training(tmp_path
     (tmp_path / "file").write_text("a user's file")
     directory = {"file": tmp_path / "file", "below a file": tmp_path / "file" / "backup"}.get(where, Path(where))
     steps = tiny.CountSteps()
-    with pytest.raises(StorageError, match="cannot create .*probe"):
+    with pytest.raises(StorageError, match=r"cannot create .*probe"):
         tiny.fit(tiny.model(), directory, [steps])
     assert steps.trained == []
     assert (tmp_path / "file").read_text() == "a user's file"
@@ -151,7 +151,7 @@ def test_a_manifest_that_names_a_path_outside_of_the_directory_is_refused(backup
 def test_the_callback_outside_of_fit_says_so(tmp_path: Path) -> None:
     callback = kdc.BackupAndRestore(tmp_path)
     callback.set_model(tiny.model())
-    with pytest.raises(ConfigError, match="within model.fit"):
+    with pytest.raises(ConfigError, match=r"within model\.fit"):
         callback.on_train_begin()
 
 

@@ -129,9 +129,12 @@ def test_a_killed_job_ends_as_if_never_interrupted(
 @pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("options", [LR, EARLY], ids=["lr-schedule", "early-stopping"])
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "source", "options"),
+    [(strategy, source, LR) for strategy in STRATEGIES for source in SOURCES]
+    + [(strategy, "shuffled", EARLY) for strategy in STRATEGIES],
+    ids=lambda value: value if isinstance(value, str) else value[0].strip("-"),
+)
 def test_every_cell_survives_the_whole_chain(
     tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...]
 ) -> None:  # type: ignore[no-untyped-def]

@@ -122,7 +122,7 @@ def test_passing_faults_are_retried_and_lasting_ones_reported(monkeypatch: pytes
     monkeypatch.setattr(storage._fs, "cat_file", flaky)
     assert storage.read("x") == b"content"
     monkeypatch.setattr(storage._fs, "cat_file", lambda *a, **k: (_ for _ in ()).throw(OSError("503 for good")))
-    with pytest.raises(StorageError, match="cannot read memory://.*/x: 503 for good"):
+    with pytest.raises(StorageError, match=r"cannot read memory://.*/x: 503 for good"):
         storage.read("x")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
@@ -109,3 +110,9 @@ def assert_same(first: keras.Model, second: keras.Model) -> None:
     assert list(ours) == list(theirs)
     for name, value in ours.items():
         np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+def interrupt(backup: Path | str, epoch: int, batch: int, save_freq: str | int = 1, **options: Any) -> None:
+    """A run that ends with an exception before a batch is trained."""
+    with pytest.raises(Stop):
+        fit(model(), backup, [StopAt(epoch, batch)], save_freq=save_freq, **options)
