@@ -1,0 +1,57 @@
+"""What the README shows is run, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from tests import tiny
+
+import keras_dist_callbacks as kdc
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def build_model() -> keras.Model:
+    return tiny.model()
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert code.count("gs://bucket") == 4
+    local = code.replace("gs://bucket", str(tmp_path)).replace("epochs=12", "epochs=2, verbose=0")
+    x, y = tiny.data()
+    histories = []
+    for _ in range(2):
+        namespace = {"build_model": build_model, "dataset": tiny.shuffled(), "val": (x, y)}
+        exec(compile(local, "README.md", "exec"), namespace)  # noqa: S102 - our own README
+        histories.append(namespace["model"].history.history)  # type: ignore[attr-defined]
+    assert histories[0] == histories[1]
+    assert "Restored" in capsys.readouterr().out
+    assert len(list((tmp_path / "run1/checkpoints").glob("*.keras"))) == 2
+    assert kdc.latest_checkpoint(tmp_path / "run1/checkpoints") is not None
+    assert np.isfinite(histories[0]["loss"]).all()
+
+
+def test_the_readmes_make_targets_exist() -> None:
+    targets = set(re.findall(r"^make (\w+)", README, re.MULTILINE))
+    assert targets == {"demo", "test", "chaos"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    assert "make test" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+
+def test_every_public_name_is_in_the_readme_and_can_be_imported() -> None:
+    for name in kdc.__all__:
+        assert getattr(kdc, name) is not None
+        assert name in README or name.startswith("__")
