@@ -22,6 +22,7 @@ _HOME = {
     "latest_checkpoint": "keras_dist_callbacks.recovery",
     "make_or_restore_model": "keras_dist_callbacks.recovery",
     "make_strategy": "keras_dist_callbacks.cluster",
+    "register_callback_state": "keras_dist_callbacks.checkpointing.callback_state",
 }
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
+    from keras_dist_callbacks.checkpointing.callback_state import register_callback_state as register_callback_state
     from keras_dist_callbacks.cluster import Cluster as Cluster
     from keras_dist_callbacks.cluster import make_strategy as make_strategy
     from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint

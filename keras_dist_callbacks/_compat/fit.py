@@ -71,6 +71,43 @@ class RunningFit:
         return value
 
     @property
+    def builds_before_evaluating(self) -> bool:
+        """Whether `evaluate` first creates an iterator to see a batch, as it does under a strategy."""
+        return self.model._distribute_strategy is not None
+
+    def validates(self, epoch: int) -> bool:
+        """Whether validation follows this epoch."""
+        frame = _fit_frame(self.model)
+        if frame is None or frame.f_locals.get("validation_data") is None:
+            return False
+        return bool(self.model._should_eval(epoch, frame.f_locals["validation_freq"]))
+
+    def validation_iterator(self) -> Any:
+        """The iterator over validation data, created as fit would at its first validation.
+
+        None if there is none, or if it is of arrays, which have no state.
+        """
+        frame = _fit_frame(self.model)
+        if frame is None or frame.f_locals.get("validation_data") is None:
+            return None
+        if getattr(self.model, "_eval_epoch_iterator", None) is None:
+            local = frame.f_locals
+            iterator = type(self.epoch_iterator)(
+                x=local["val_x"],
+                y=local["val_y"],
+                sample_weight=local["val_sample_weight"],
+                batch_size=local["validation_batch_size"] or local["batch_size"],
+                distribute_strategy=self.model.distribute_strategy,
+                steps_per_execution=self.model.steps_per_execution,
+                steps_per_epoch=local["validation_steps"],
+                shuffle=False,
+            )
+            if type(iterator.data_adapter).__name__ == "ArrayDataAdapter":
+                return None
+            self.model._eval_epoch_iterator = iterator
+        return self.model._eval_epoch_iterator
+
+    @property
     def is_python_generator(self) -> bool:
         """Whether the input is a plain Python generator."""
         return type(self.epoch_iterator.data_adapter).__name__ == "GeneratorDataAdapter"

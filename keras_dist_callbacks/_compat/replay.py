@@ -1,10 +1,11 @@
-"""Brings a fresh input pipeline to where an interrupted run's pipeline was, reading as little as possible.
+"""Brings fresh input pipelines to where an interrupted run's pipelines were, reading as little as possible.
 
 A reshuffled order depends on how many iterators were created before. So for past epochs the iterators that
-Keras would have created are created again, on plain local copies of the dataset (a distributed iterator costs
-a hundred times more), and nothing is pulled from them unless shuffles nest: an inner shuffle draws its seed
-when the outer one asks for its first element. An iterator that lives across epochs (`steps_per_epoch`) is
-created for real and what was consumed of it is pulled and dropped.
+Keras would have created are created again, in their order, on plain local copies of the datasets (a distributed
+iterator costs a hundred times more), and nothing is pulled from them. Exceptions: where shuffles nest, one
+element is, because an inner shuffle draws its seed when the outer one asks for its first element; where a
+shuffle is cached, the first pass is read. An iterator that lives across epochs (`steps_per_epoch`) is created
+for real, and what was consumed of it is pulled and dropped.
 """
 
 from __future__ import annotations
@@ -12,100 +13,132 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.errors import BackupError
 
+_ALL = 2**62
 
-class _CountingIterator:
+
+class _StandIn:
     """Stands in for a data iterator and counts what Keras would have pulled from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
         self.pulled = 0
 
-    def __iter__(self) -> _CountingIterator:
+    def __iter__(self) -> _StandIn:
         return self
 
     def __next__(self) -> None:
         raise AssertionError("a past epoch's data is counted, not read")
 
 
-def replay_epochs(fit: RunningFit, past: int) -> None:
-    """Puts the epoch iterator into the state after `past` complete epochs of this run."""
-    if past == 0:
+def replay_epochs(fit: RunningFit, first: int, epoch: int, validations: int) -> None:
+    """Puts the iterators into the state before `epoch`.
+
+    Args:
+        fit: The running fit, before its epoch loop.
+        first: The epoch with which the interrupted run had begun.
+        epoch: The epoch to go on with.
+        validations: How many validations were complete.
+    """
+    if epoch <= first:
         return
-    iterator = fit.epoch_iterator
-    created = _count_iterators(iterator, past)
-    pull = 1 if _shuffles(fit.data) > 1 else 0
-    local = getattr(fit.data, "_cloned_datasets", None) or [fit.data]
+    training = fit.epoch_iterator
+    validation = fit.validation_iterator() if validations else None
+    created: list[_StandIn] = []
+    with _StandIns(training, created), _StandIns(validation, created):
+        for past in range(first, epoch):
+            _count_epoch(training)
+            if validation is not None and validations and fit.validates(past):
+                _count_validation(fit, validation)
+                validations -= 1
+    cached: set[int] = set()
     for stand_in in created:
-        if stand_in is iterator._current_iterator:
-            live = iter(iterator._get_iterator())
-            drop(live, stand_in.pulled)
-            iterator._current_iterator = live
-            continue
-        for dataset in local:
-            drop(iter(dataset), min(pull, stand_in.pulled))
+        _recreate(stand_in, cached)
 
 
-def drop(data: Iterator[Any], count: int, done: int = 0, total: int | None = None) -> None:
+def drop(data: Iterator[Any], count: int, total: int) -> None:
     """Pulls `count` elements and forgets them.
 
     Args:
         data: Where to pull from.
         count: How many.
-        done: How many were dropped before, for the message.
-        total: How many are to be dropped in all, for the message. Defaults to `count`.
+        total: How many are to be dropped in all, for the message.
 
     Raises:
         BackupError: The input has fewer.
     """
+    if _pull(data, count) < count:
+        raise BackupError(
+            f"the input ended before the {total} batches that the interrupted run had consumed; fit() must be given the "
+            "same data as before (the backup is untouched)"
+        )
+
+
+class _StandIns:
+    """Lets an epoch iterator create stand-ins instead of data iterators."""
+
+    def __init__(self, iterator: Any, created: list[_StandIn]) -> None:
+        self._iterator = iterator
+        self._created = created
+
+    def __enter__(self) -> None:
+        if self._iterator is not None:
+            self._iterator._get_iterator = self._create
+
+    def __exit__(self, *error: object) -> None:
+        if self._iterator is not None:
+            del self._iterator._get_iterator  # the class' own shows again
+
+    def _create(self) -> _StandIn:
+        self._created.append(_StandIn(self._iterator))
+        return self._created[-1]
+
+
+def _count_epoch(iterator: Any) -> None:
+    steps = type(iterator)._enumerate_iterator.__get__(iterator)()
+    if not (iterator.steps_per_epoch or iterator._num_batches):
+        _, _, data = next(steps)  # of unknown length: one iterator, read to its end
+        data.pulled = _ALL
+        iterator.data_adapter.on_epoch_end()
+        return
+    for _, _, data in steps:
+        data.pulled += iterator.steps_per_execution
+
+
+def _count_validation(fit: RunningFit, iterator: Any) -> None:
+    if fit.builds_before_evaluating:
+        _, _, data = next(type(iterator)._enumerate_iterator.__get__(iterator)())
+        data.pulled = 1
+    iterator.reset()
+    _count_epoch(iterator)
+
+
+def _recreate(stand_in: _StandIn, cached: set[int]) -> None:
+    iterator = stand_in.owner
+    if stand_in is iterator._current_iterator and iterator.steps_per_epoch:
+        live = iter(iterator._get_iterator())
+        drop(live, stand_in.pulled, stand_in.pulled)
+        iterator._current_iterator = live
+        return
+    dataset = iterator._distributed_dataset
+    wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
+    if pipeline.caches_a_shuffle(dataset) and stand_in.pulled and id(iterator) not in cached:
+        cached.add(id(iterator))
+        wanted = _ALL
+    for local in pipeline.local_copies(dataset):
+        _pull(iter(local), min(wanted, stand_in.pulled) if wanted < _ALL else _ALL)
+
+
+def _pull(data: Iterator[Any], count: int) -> int:
+    """Pulls up to `count` elements; how many there were."""
     import tensorflow as tf
 
     for number in range(count):
         try:
             next(data)
         except (StopIteration, tf.errors.OutOfRangeError):
-            raise BackupError(
-                f"the input ended after {done + number} of the {total or count} batches that the interrupted run had "
-                "consumed; fit() must be given the same data as before (the backup is untouched)"
-            ) from None
-
-
-def _count_iterators(iterator: Any, past: int) -> list[_CountingIterator]:
-    created: list[_CountingIterator] = []
-
-    def stand_in() -> _CountingIterator:
-        created.append(_CountingIterator())
-        return created[-1]
-
-    iterator._get_iterator = stand_in
-    try:
-        for _ in range(past):
-            _count_epoch(iterator)
-    finally:
-        del iterator._get_iterator  # the class' own shows again
-    return created
-
-
-def _count_epoch(iterator: Any) -> None:
-    enumerate_steps = type(iterator)._enumerate_iterator.__get__(iterator)
-    if not (iterator.steps_per_epoch or iterator._num_batches):
-        next(enumerate_steps())  # of unknown length: one iterator, read to its end
-        iterator.data_adapter.on_epoch_end()
-        return
-    for _, _, data in enumerate_steps():
-        data.pulled += iterator.steps_per_execution
-
-
-def _shuffles(dataset: Any) -> int:
-    """How many shuffles a pipeline contains, those inside of its functions included."""
-    dataset = getattr(dataset, "_original_dataset", dataset)
-    count = int("Shuffle" in type(dataset).__name__)
-    count += sum(_shuffles(source) for source in dataset._inputs())
-    return count + sum(_shuffles_in_function(f) for f in getattr(dataset, "_functions", list)())
-
-
-def _shuffles_in_function(function: Any) -> int:
-    graph = function.function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-    return sum(node.op.startswith("Shuffle") for node in nodes)
+            return number
+    return count

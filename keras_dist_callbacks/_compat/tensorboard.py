@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import keras
@@ -10,6 +11,30 @@ from keras_dist_callbacks.errors import CompatError
 
 _COUNTERS = ("_global_train_batch", "_global_test_batch")
 _NEEDED = (*_COUNTERS, "_writers")
+
+
+def flush(board: Any) -> None:
+    """Writes what TensorFlow holds in memory for a TensorBoard callback to its event files."""
+    for writer in board._writers.values():
+        writer.flush()
+
+
+def get_counters(board: Any) -> dict[str, Any]:
+    """What a backup keeps of Keras' TensorBoard; the events up to here are written out first."""
+    flush(board)
+    return {"counters": [getattr(board, name) for name in _COUNTERS]}
+
+
+def set_counters(board: Any, state: dict[str, Any]) -> None:
+    """Goes on at the steps that `get_counters` returned, after `on_train_begin` or `on_epoch_begin`."""
+    for name, value in zip(_COUNTERS, state["counters"], strict=True):
+        setattr(board, name, value)
+    if board._prev_summary_state:  # the default step, for summaries of the user's own
+        board._pop_writer()
+        board._push_writer(board._train_writer, board._global_train_batch)
+    if board.write_steps_per_second:  # of what this process trains, not of what it found
+        board._previous_epoch_iterations = float(board.model.optimizer.iterations.numpy())
+        board._epoch_start_time = time.time()
 
 
 class OpenTensorBoard(keras.callbacks.TensorBoard):
@@ -36,13 +61,11 @@ class OpenTensorBoard(keras.callbacks.TensorBoard):
 
     @counters.setter
     def counters(self, values: list[int]) -> None:
-        for name, value in zip(_COUNTERS, values, strict=True):
-            setattr(self, name, value)
+        set_counters(self, {"counters": values})
 
     def flush(self) -> None:
         """Writes what TensorFlow holds in memory to the event files."""
-        for writer in self._writers.values():
-            writer.flush()
+        flush(self)
 
     def close(self) -> None:
         """Closes the event files; TensorFlow would make a deleted one anew when it lets go of it."""

@@ -11,6 +11,7 @@ import keras
 
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import multi_worker
+from keras_dist_callbacks.checkpointing.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
 from keras_dist_callbacks.checkpointing.exchange import Exchange
 from keras_dist_callbacks.checkpointing.policies import parse_save_freq
@@ -97,6 +98,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._max_local_state = max_local_state
         self._storage = Storage.open(backup_dir, storage_options, fsync=fsync)
         self._session: FitSession | None = None
+        self._prepared: Preparation | None = None
         self._reported = False
 
     def set_model(self, model: Any) -> None:
@@ -119,6 +121,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._session is None:
             self._open(fit, list(fit.callback_list.callbacks))
         session = self._require_session()
+        self._undo_preparation()
+        others = [c for c in fit.callback_list.callbacks if c is not self]
+        Cluster.detect().agree(lambda: capture_callbacks(others), "asking callbacks for their state")
         session.train_begin(fit.callback_list.callbacks)
         if session.restored is None and not session.has_backup:
             self._continue_from_checkpoint(session)
@@ -132,6 +137,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Says what was restored within an epoch, once."""
         if not self._reported:
             self._report()
+
+    def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Counts the validations of fit."""
+        if self._session is not None:
+            self._session.validation_end()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves, if that is the time."""
@@ -149,6 +159,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._session is not None:
             self._session.close()  # a fit that ended with an exception outside of the training loop
             self._session = None
+        self._undo_preparation()
         shared_writer().wait()
         self.restored, self._reported = None, False
         _fits += 1
@@ -158,8 +169,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         exchange = Exchange(cluster, f"backup{_fits}", self._max_local_state, self._options.timeout)
         engine = BackupEngine(BackupStore(self._storage), cluster, exchange, shared_writer(), self._options)
         session = FitSession(fit, engine, cluster, self._policy, self)
-        session.pick()
+        saved = session.pick()
         self._session = session
+        if saved is not None:
+            self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
+            for note in self._prepared.notes:
+                warnings.warn(note, RuntimeWarning, stacklevel=2)
+
+    def _undo_preparation(self) -> None:
+        if self._prepared is not None:
+            self._prepared.undo()
+            self._prepared = None
 
     def _check(self, model: Any, callbacks: list[Any], cluster: Cluster) -> None:
         if not model.built:

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_dist_callbacks.checkpointing.callback_state import register_wrapper
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
 
@@ -23,7 +24,7 @@ class ChiefOnly(keras.callbacks.Callback):
     fails. For the same reason a wrapped callback must not do what all workers have to do together:
     `model.predict`, `model.evaluate`, `metric.result()`. Reading weights and saving the model is safe.
 
-    The wrapped callback's `get_state` and `set_state` are offered if it has both.
+    A backup keeps the wrapped callback's state as if it were not wrapped.
 
     Args:
         callback: The callback. It is also the attribute `callback`.
@@ -47,19 +48,11 @@ class ChiefOnly(keras.callbacks.Callback):
             # Not methods of this class: Keras looks whether a hook is overridden to choose how to call it.
             for name in _HOOKS:
                 setattr(self, name, getattr(callback, name))
-        if callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None)):
-            self.get_state = self._get_state
-            self.set_state = self._set_state
 
     @property
-    def wrapped(self) -> str:
-        """The class of the wrapped callback."""
-        return type(self.callback).__name__
-
-    @property
-    def state_identity(self) -> tuple[str, ...]:
-        """Names of the attributes that tell two of these apart in a backup."""
-        return ("wrapped",)
+    def runs_here(self) -> bool:
+        """Whether this is the chief."""
+        return self._active
 
     @property
     def async_safe(self) -> bool:
@@ -78,9 +71,5 @@ class ChiefOnly(keras.callbacks.Callback):
         if self._active:
             self.callback.set_model(model)
 
-    def _get_state(self) -> dict[str, Any]:
-        return dict(self.callback.get_state()) if self._active else {}
 
-    def _set_state(self, state: dict[str, Any]) -> None:
-        if self._active:
-            self.callback.set_state(state)
+register_wrapper(ChiefOnly, lambda wrapper: (wrapper.callback, wrapper.runs_here))

@@ -1,75 +1,144 @@
 """The state of every callback in fit's list, by identity instead of position.
 
-State is what `get_state()` returns, what a registered extractor returns, or the known attributes of Keras'
-own callbacks. It becomes JSON; arrays in it become tensors of the snapshot. There is no pickle.
+State is what a registered function or `get_state()` returns, or what is known of Keras' own callbacks. It
+becomes JSON; arrays in it become tensors of the snapshot.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat.callback_attributes import attributes_of
-from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldArray, HeldTensor
-from keras_dist_callbacks.errors import BackupError, BackupMismatchError
+from keras_dist_callbacks._compat import keras_callbacks
+from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.checkpointing.storable import from_json
+from keras_dist_callbacks.checkpointing.storable import to_json as to_json
+from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
+
+TOPIC = "callback:"
+"""In front of a callback's name among the topics of a snapshot's state."""
 
 GetState = Callable[[Any], dict[str, Any]]
 SetState = Callable[[Any, dict[str, Any]], None]
-_ARRAY, _TUPLE, _SCALAR = "$array", "$tuple", "$scalar"
+Prepare = Callable[[Any, dict[str, Any]], keras_callbacks.Prepared]
 
 
 @dataclass(frozen=True)
 class _Entry:
     get: GetState
     set: SetState
-    identity: tuple[str, ...]
+    identity: tuple[str, ...] = ()
+    finer: tuple[str, ...] = ()
+    prepare: Prepare | None = None
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A callback of the list, looked into; `entry` is None if it has no state on this worker."""
+
+    callback: Any
+    entry: _Entry | None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What was done to callbacks before their `on_train_begin`.
+
+    Attributes:
+        undo: Takes it back; to be called after all `on_train_begin`, and harmless when called again.
+        notes: What could not be prepared, one sentence each.
+    """
+
+    undo: Callable[[], None]
+    notes: tuple[str, ...]
 
 
 _registered: dict[type, _Entry] = {}
+_wrappers: dict[type, Callable[[Any], tuple[Any, bool]]] = {}
 
 
 def register_callback_state(
     callback_class: type, get: GetState, set: SetState, *, identity: Iterable[str] = ()
 ) -> None:
-    """Tells backups how to save and restore a callback class that has no `get_state` of its own.
+    """Tells `BackupAndRestore` what to save of a callback class that has no `get_state` and `set_state`.
+
+    For classes of other packages; a class of your own gets the two methods instead. What is registered wins
+    over the methods of that class and over what is known of Keras' callbacks. Registering again replaces.
+
+    Example:
+        ```python
+        kdc.register_callback_state(
+            GradualUnfreezing,
+            get=lambda callback: {"unfrozen": callback.unfrozen},
+            set=lambda callback, state: setattr(callback, "unfrozen", state["unfrozen"]),
+        )
+        ```
 
     Args:
         callback_class: The class; subclasses are included unless registered themselves.
-        get: Returns the state as a dict of JSON values and arrays.
-        set: Puts a state that `get` returned back into a callback.
+        get: Gets a callback; returns its state as a dict of JSON values and numeric arrays.
+        set: Gets a callback and what `get` returned, after all `on_train_begin`; puts it back.
         identity: Names of attributes that tell two callbacks of this class apart, such as `("monitor",)`.
+            A callback class of your own names them in an attribute `state_identity`.
+
+    Raises:
+        ConfigError: An argument is of the wrong type.
     """
+    if not isinstance(callback_class, type):
+        raise ConfigError(f"register_callback_state needs a class, got {callback_class!r}")
+    if not callable(get) or not callable(set):
+        raise ConfigError(f"get and set must be functions, got {get!r} and {set!r}")
+    if isinstance(identity, str):
+        raise ConfigError(f"identity must be a tuple of attribute names, got {identity!r}")
     _registered[callback_class] = _Entry(get, set, tuple(identity))
 
 
-def identify(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Each callback by a name made of its class, identifying arguments and, where these repeat, a number."""
-    named: dict[str, Any] = {}
-    counts: collections.Counter[str] = collections.Counter()
-    for callback in callbacks:
-        base = _identity(callback)
-        counts[base] += 1
-        named[base if counts[base] == 1 else f"{base}#{counts[base] - 1}"] = callback
-    return named
+def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any, bool]]) -> None:
+    """Makes a wrapper's state that of the callback within it.
+
+    Args:
+        wrapper_class: The class of the wrapper.
+        look_inside: Returns the callback, and whether it runs on this worker.
+    """
+    _wrappers[wrapper_class] = look_inside
 
 
 def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
     """The state of each callback that has one, and the arrays it contains.
 
     Raises:
-        BackupError: A state holds something that is neither JSON nor an array; the message says where.
+        BackupError: A state cannot be had, or holds something that cannot be stored; the message says where.
     """
     state: dict[str, JSON] = {}
     tensors: dict[str, HeldTensor] = {}
-    for name, callback in identify(callbacks).items():
-        entry = _entry(callback)
-        if entry is not None:
-            state[name] = to_json(entry.get(callback), f"callbacks/{name}", tensors)
+    for name, member in _members(callbacks).items():
+        if member.entry is None:
+            continue
+        copy = not keras_callbacks.never_changes_arrays(member.callback)
+        found = _get(name, member.callback, member.entry)
+        try:
+            state[name] = to_json(found, f"callbacks/{name}", tensors, copy=copy)
+        except BackupError as error:
+            raise BackupError(f"the state of a callback cannot be saved: {error}") from None
     return state, tensors
+
+
+def prepare_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> Preparation:
+    """Saves from their own `on_train_begin` what callbacks need to go on: files that it would overwrite."""
+    done: dict[str, keras_callbacks.Prepared] = {}
+    undo = contextlib.ExitStack()
+    for name, member in _members(callbacks).items():
+        topic = TOPIC + name
+        if member.entry is not None and member.entry.prepare is not None and topic in saved.state:
+            state = from_json(saved.state[topic], saved.tensors)
+            done[name] = member.entry.prepare(member.callback, state)
+            undo.callback(done[name].undo)
+    return Preparation(undo.close, tuple(f"{name}: {p.note}" for name, p in done.items() if p.note))
 
 
 def restore_callbacks(
@@ -83,99 +152,81 @@ def restore_callbacks(
     Raises:
         BackupMismatchError: A callback does not accept its saved state.
     """
-    present = {name: c for name, c in identify(callbacks).items() if _entry(c) is not None}
-    for name, callback in present.items():
-        entry = _entry(callback)
-        if name not in state or entry is None:
+    members = _members(callbacks)
+    for name, member in members.items():
+        if name not in state or member.entry is None:
             continue
         try:
-            entry.set(callback, from_json(state[name], tensors))
+            member.entry.set(member.callback, from_json(state[name], tensors))
         except Exception as error:
             raise BackupMismatchError(
                 f"the callback {name} does not accept its saved state ({type(error).__name__}: {error}); the backup "
                 "is untouched. Remove the callback or mend its set_state"
             ) from error
-    new = [f"the callback {n} was not in the interrupted run; it starts afresh" for n in present if n not in state]
-    gone = [f"the callback {n} of the interrupted run is not in the list now" for n in state if n not in present]
-    return new + gone
+    new = [name for name, member in members.items() if member.entry is not None and name not in state]
+    gone = [name for name in state if name not in members]
+    return [
+        *(f"the callback {n} was not in the interrupted run; it starts afresh" for n in new if _is_announced(n)),
+        *(f"the callback {n} of the interrupted run is not in the list now" for n in gone if _is_announced(n)),
+    ]
 
 
-def _identity(callback: Any) -> str:
-    cls = type(callback)
-    parts = []
-    for name in _identity_names(callback):
-        value = getattr(callback, name, None)
-        if value is not None:
-            parts.append(f"{name}={value}")
-    return f"{cls.__name__}({', '.join(parts)})"
+def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
+    """Each callback by a name made of its class, identifying arguments and, where these repeat, a number."""
+    looked_into = [_look_into(callback) for callback in callbacks]
+    coarse = [_name(callback) for callback, _ in looked_into]
+    repeated = {name for name, count in collections.Counter(coarse).items() if count > 1}
+    named: dict[str, _Member] = {}
+    counts: collections.Counter[str] = collections.Counter()
+    for (callback, runs_here), name in zip(looked_into, coarse, strict=True):
+        base = _name(callback, finer=True) if name in repeated else name
+        counts[base] += 1
+        unique = base if counts[base] == 1 else f"{base}#{counts[base] - 1}"
+        named[unique] = _Member(callback, _entry(callback) if runs_here else None)
+    return named
 
 
-def _identity_names(callback: Any) -> tuple[str, ...]:
-    own = getattr(callback, "state_identity", None)
-    if own is not None:
-        return tuple(own)
-    for cls in type(callback).__mro__:
-        if cls in _registered:
-            return _registered[cls].identity
-    known = attributes_of(callback)
-    return known.identity if known else ()
+def _look_into(callback: Any) -> tuple[Any, bool]:
+    for cls, look_inside in _wrappers.items():
+        if isinstance(callback, cls):
+            return look_inside(callback)
+    return callback, True
+
+
+def _name(callback: Any, *, finer: bool = False) -> str:
+    cls, entry = type(callback), _entry(callback)
+    names = entry.identity + entry.finer * finer if entry is not None else ()
+    ours = "kdc." if cls.__module__.startswith("keras_dist_callbacks.") else ""
+    return f"{ours}{cls.__name__}({keras_callbacks.describe(callback, names)})"
 
 
 def _entry(callback: Any) -> _Entry | None:
+    """How to save a callback; of what is registered and the class' own methods, the nearer to its class wins."""
+    mro = type(callback).__mro__
+    registered = next((cls for cls in mro if cls in _registered), None)
+    if registered is not None and not any("get_state" in vars(cls) for cls in mro[: mro.index(registered)]):
+        return _registered[registered]
+    known = keras_callbacks.known(callback)
+    identity, finer = (known.identity, known.finer) if known else ((), ())
+    identity = tuple(getattr(callback, "state_identity", identity))
     if callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None)):
-        return _Entry(lambda c: dict(c.get_state()), lambda c, s: c.set_state(s), ())
-    for cls in type(callback).__mro__:
-        if cls in _registered:
-            return _registered[cls]
-    known = attributes_of(callback)
-    if known is None:
-        return None
-    names = known.state
-
-    def set_attributes(target: Any, state: dict[str, Any]) -> None:
-        for name in names:
-            if name in state:
-                setattr(target, name, state[name])
-
-    return _Entry(lambda c: {n: getattr(c, n) for n in names if hasattr(c, n)}, set_attributes, known.identity)
+        return _Entry(lambda c: c.get_state(), lambda c, state: c.set_state(state), identity, finer)
+    return _Entry(known.get, known.set, identity, finer, known.prepare) if known else None
 
 
-def to_json(value: Any, where: str, tensors: dict[str, HeldTensor]) -> JSON:
-    """`value` as JSON; its arrays are put into `tensors` under names that begin with `where`.
-
-    Raises:
-        BackupError: It holds something that is neither JSON nor an array.
-    """
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.generic):
-        return {_SCALAR: [value.dtype.name, value.item()]}
-    if isinstance(value, Mapping):
-        if not all(isinstance(k, str) and not k.startswith("$") for k in value):
-            raise BackupError(f"{where}: the keys of a dict must be strings that do not begin with '$'")
-        return {k: to_json(v, f"{where}/{k}", tensors) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        items = [to_json(v, f"{where}/{i}", tensors) for i, v in enumerate(value)]
-        return {_TUPLE: items} if isinstance(value, tuple) else items
-    if hasattr(value, "__array__"):
-        array = np.array(value.numpy() if hasattr(value, "numpy") else value)
-        if array.dtype.kind not in "OUSMm":
-            tensors[where] = HeldArray(array)
-            return {_ARRAY: where}
-    raise BackupError(f"{where}: a {type(value).__name__} cannot be stored; use JSON values and numeric arrays")
+def _get(name: str, callback: Any, entry: _Entry) -> dict[str, Any]:
+    try:
+        found = entry.get(callback)
+    except BackupError:
+        raise
+    except Exception as error:
+        raise BackupError(
+            f"the state of the callback {name} cannot be had: get_state() raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, Mapping):
+        raise BackupError(f"the callback {name}: get_state() must return a dict, got {type(found).__name__}")
+    return dict(found)
 
 
-def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """What `to_json` was given."""
-    if isinstance(value, list):
-        return [from_json(v, tensors) for v in value]
-    if not isinstance(value, dict):
-        return value
-    if _ARRAY in value:
-        return np.array(tensors[value[_ARRAY]])
-    if _TUPLE in value:
-        return tuple(from_json(v, tensors) for v in value[_TUPLE])
-    if _SCALAR in value:
-        name, item = value[_SCALAR]
-        return np.dtype(name).type(item)
-    return {k: from_json(v, tensors) for k, v in value.items()}
+def _is_announced(name: str) -> bool:
+    return name.partition("(")[0] not in keras_callbacks.UNANNOUNCED

@@ -57,6 +57,7 @@ class FitSession:
         self._step = 0
         self._step_in_epoch = 0
         self._due_at = 0
+        self._validations = 0
         self._rng_at_epoch: JSON = None
         self._description: dict[str, JSON] = {}
         self._callbacks: Sequence[Any] = ()
@@ -126,6 +127,10 @@ class FitSession:
             self._due_at = self._step
             self._engine.save(self._capture("within"))
 
+    def validation_end(self) -> None:
+        """A validation within fit is complete."""
+        self._validations += 1
+
     def epoch_end(self, epoch: int) -> None:
         """After every other callback's `on_epoch_end`."""
         self._epoch = epoch + 1
@@ -158,7 +163,8 @@ class FitSession:
         position = saved.position
         self._epoch, self._step, self._due_at = position.epoch, position.step, position.step
         self._first_epoch = int(saved.state["first_epoch"])
-        replay.replay_epochs(self._fit, position.epoch - self._first_epoch)
+        self._validations = int(saved.state["validations"])
+        replay.replay_epochs(self._fit, self._first_epoch, position.epoch, self._validations)
         self._fit.set_num_batches(saved.state["num_batches"])
         self._fit.start_at(position.epoch)
         if position.kind == "within":
@@ -180,10 +186,10 @@ class FitSession:
         while done < batches:
             item = next(steps, None)
             if item is None:
-                replay.drop(iter(()), batches - done, done, batches)
+                replay.drop(iter(()), batches - done, batches)
                 return
             begin, end, data = item
-            replay.drop(data, min(end + 1, batches) - begin, done, batches)
+            replay.drop(data, min(end + 1, batches) - begin, batches)
             done = end + 1
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
@@ -199,6 +205,7 @@ class FitSession:
             "rng": rng.capture(),
             "num_batches": self._fit.num_batches,
             "first_epoch": self._first_epoch or 0,
+            "validations": self._validations,
             "stop_training": bool(self._fit.model.stop_training),
         }
         if within:

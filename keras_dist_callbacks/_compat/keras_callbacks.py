@@ -1,0 +1,129 @@
+"""What Keras' own callbacks carry from one step to the next, and how it is put back.
+
+Some of it is private (`_ema_weights_in_model`, TensorBoard's counters), which is why it lives here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from keras_dist_callbacks._compat import csv_logger, tensorboard
+
+
+class Prepared(NamedTuple):
+    """What was done to a callback before its `on_train_begin`.
+
+    Attributes:
+        undo: Takes it back; to be called after `on_train_begin`.
+        note: What could not be prepared, as a sentence, or None.
+    """
+
+    undo: Callable[[], None]
+    note: str | None
+
+
+class Known(NamedTuple):
+    """How to save and restore a callback class.
+
+    Attributes:
+        get: Returns the state.
+        set: Puts a state back, after `on_train_begin`.
+        identity: Names of attributes that tell two callbacks of the class apart.
+        finer: Names of further attributes, asked where `identity` does not do.
+        prepare: Called with the state before `on_train_begin`, for what that would destroy.
+    """
+
+    get: Callable[[Any], dict[str, Any]]
+    set: Callable[[Any, dict[str, Any]], None]
+    identity: tuple[str, ...] = ()
+    finer: tuple[str, ...] = ()
+    prepare: Callable[[Any, dict[str, Any]], Prepared] | None = None
+
+
+UNANNOUNCED = ("ProgbarLogger", "History")
+"""Added by fit() itself, `verbose` deciding: nobody needs to be told when one is new or gone."""
+
+
+def _attributes(*names: str, identity: tuple[str, ...] = (), finer: tuple[str, ...] = ()) -> Known:
+    def get(callback: Any) -> dict[str, Any]:
+        return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
+
+    def put(callback: Any, state: dict[str, Any]) -> None:
+        for name in names:
+            if name in state:
+                setattr(callback, name, state[name])
+
+    return Known(get, put, identity, finer)
+
+
+def _get_progress(callback: Any) -> dict[str, Any]:
+    return {"seen": callback.seen, "target": callback.target}
+
+
+def _set_progress(callback: Any, state: dict[str, Any]) -> None:
+    callback.seen = state["seen"]
+    if callback.target is None:  # an input whose length an earlier epoch has shown
+        callback.target = state["target"]
+        if callback.progbar is not None:
+            callback.progbar.target = callback.target
+
+
+def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
+    append = callback.append
+    if state["size"] is None:
+        return Prepared(lambda: None, None)
+    note = csv_logger.cut(callback, state["size"], state["digest"])
+    callback.append = True
+    return Prepared(lambda: setattr(callback, "append", append), note)
+
+
+_PATIENCE = ("mode", "min_delta", "patience")
+_TABLE: dict[str, Known] = {
+    "EarlyStopping": _attributes(
+        *("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
+        identity=("monitor",),
+        finer=(*_PATIENCE, "baseline", "start_from_epoch", "restore_best_weights"),
+    ),
+    "ReduceLROnPlateau": _attributes(
+        *("wait", "best", "cooldown_counter"), identity=("monitor",), finer=(*_PATIENCE, "factor", "cooldown", "min_lr")
+    ),
+    "ModelCheckpoint": _attributes(
+        *("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+        identity=("filepath", "monitor"),
+        finer=("mode", "save_best_only", "save_weights_only", "save_freq"),
+    ),
+    "TensorBoard": Known(tensorboard.get_counters, tensorboard.set_counters, finer=("log_dir", "update_freq")),
+    "SwapEMAWeights": _attributes("_ema_weights_in_model", finer=("swap_on_epoch",)),
+    "CSVLogger": Known(csv_logger.get_rows, csv_logger.set_rows, ("filename",), prepare=_prepare_rows),
+    "ProgbarLogger": Known(_get_progress, _set_progress),
+    "History": _attributes("epoch", "history"),
+    # Without a state; known so that one that is new or gone is named.
+    "LearningRateScheduler": _attributes(),
+    "TerminateOnNaN": _attributes(finer=("raise_error",)),
+    "RemoteMonitor": _attributes(identity=("root", "path")),
+}
+
+
+def known(callback: Any) -> Known | None:
+    """How to save and restore a Keras callback or a subclass of one; None if the class is not known."""
+    import keras
+
+    for name, entry in _TABLE.items():
+        if isinstance(callback, getattr(keras.callbacks, name)):
+            return entry
+    return None
+
+
+def describe(callback: Any, names: tuple[str, ...]) -> str:
+    """The values of identifying attributes, as `name=value, ...`; those that are None are left out."""
+    values = {name: getattr(callback, name, None) for name in names}
+    if isinstance(values.get("min_delta"), int | float):
+        values["min_delta"] = operator.abs(values["min_delta"])  # Keras flips its sign while it trains
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+def never_changes_arrays(callback: Any) -> bool:
+    """Whether the arrays in its state are replaced, never written to, so that they need no copy."""
+    return type(callback).__module__.startswith("keras.")

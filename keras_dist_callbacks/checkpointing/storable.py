@@ -1,0 +1,82 @@
+"""Values that a backup can hold, as JSON and arrays, and back. There is no pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks.checkpointing.codec import dtype_of
+from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldArray, HeldTensor
+from keras_dist_callbacks.errors import BackupError
+
+_ARRAY, _TUPLE, _SCALAR = "$array", "$tuple", "$scalar"
+_ADVICE = "use dicts with string keys, lists, tuples, numbers, strings, booleans, None and numeric arrays"
+_DEEPEST, _SHOWN = 100, 100
+
+
+def to_json(value: Any, where: str, tensors: dict[str, HeldTensor], *, copy: bool = True, depth: int = 0) -> JSON:
+    """`value` as JSON; its arrays are put into `tensors` under names that begin with `where`.
+
+    Args:
+        value: What to store.
+        where: What it is, for names and messages.
+        tensors: Gets the arrays.
+        copy: Whether arrays must be copied because their owner may write to them later.
+        depth: How deep in the whole `value` is.
+
+    Raises:
+        BackupError: It holds something that is neither JSON nor an array.
+    """
+    if depth > _DEEPEST:
+        raise BackupError(f"{where[:_SHOWN]}...: it is nested more than {_DEEPEST} levels deep")
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+        return {_SCALAR: [value.dtype.name, value.item()]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str) or key.startswith("$"):
+                raise BackupError(f"{where}: the key {key!r} of a dict cannot be stored; {_ADVICE}; no '$' in front")
+        return {k: to_json(v, f"{where}/{k}", tensors, copy=copy, depth=depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        items = [to_json(v, f"{where}/{i}", tensors, copy=copy, depth=depth + 1) for i, v in enumerate(value)]
+        return {_TUPLE: items} if isinstance(value, tuple) else items
+    array = _numeric(value)
+    if array is None:
+        raise BackupError(f"{where}: a {type(value).__name__} cannot be stored; {_ADVICE}")
+    name = where
+    while name in tensors:  # {"a/b": x} and {"a": {"b": x}}
+        name += "'"
+    tensors[name] = HeldArray(np.array(array, order="C") if copy else array)
+    return {_ARRAY: name}
+
+
+def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    """What `to_json` was given."""
+    if isinstance(value, list):
+        return [from_json(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if _ARRAY in value:
+        return np.array(tensors[value[_ARRAY]])
+    if _TUPLE in value:
+        return tuple(from_json(v, tensors) for v in value[_TUPLE])
+    if _SCALAR in value:
+        name, item = value[_SCALAR]
+        return np.dtype(name).type(item)
+    return {k: from_json(v, tensors) for k, v in value.items()}
+
+
+def _numeric(value: Any) -> np.ndarray[Any, Any] | None:
+    """`value` as an array whose type survives; None if it is none."""
+    if not hasattr(value, "__array__"):
+        return None
+    try:
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        survives = array.dtype.kind not in "OUSMm" and dtype_of(array.dtype.name) == array.dtype
+    except (TypeError, ValueError, AttributeError, NotImplementedError):  # symbolic, ragged, structured
+        return None
+    return array if survives else None
