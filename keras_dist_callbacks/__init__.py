@@ -15,6 +15,7 @@ _HOME = {
     "BackupAndRestore": "keras_dist_callbacks.callbacks.backup_and_restore",
     "ChiefOnly": "keras_dist_callbacks.callbacks.chief_only",
     "Cluster": "keras_dist_callbacks.cluster",
+    "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks._compat.multi_worker import enable_multi_worker_fit as enable_multi_worker_fit
     from keras_dist_callbacks.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
     from keras_dist_callbacks.callbacks.chief_only import ChiefOnly as ChiefOnly
+    from keras_dist_callbacks.callbacks.epoch_dataset import EpochDataset as EpochDataset
     from keras_dist_callbacks.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import uuid
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_dist_callbacks.cluster import Cluster
 
@@ -35,6 +38,20 @@ def be_worker_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def memory_url() -> str:
     return f"memory://{uuid.uuid4().hex}"
+
+
+def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """All scalars in the event files of a directory, by tag."""
+    from tensorflow.core.util import event_pb2
+
+    found: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
+    for path in sorted(directory.glob("events.out.*")):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = event_pb2.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    found[value.tag].append((event.step, float(tf.make_ndarray(value.tensor))))
+    return found
 
 
 # Keras hands its variables to h5py and numpy 2 in a way that numpy has deprecated.

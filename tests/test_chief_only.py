@@ -5,6 +5,7 @@ import keras
 import pytest
 
 from keras_dist_callbacks import ChiefOnly, ModelCheckpoint
+from keras_dist_callbacks.checkpointing.callback_state import capture_callbacks, restore_callbacks
 from keras_dist_callbacks.errors import ConfigError
 from tests.callback_helpers import X, Y, be_worker_1, fit, tiny_model
 
@@ -81,30 +82,21 @@ def test_a_file_is_written_by_the_chief_alone(tmp_path: Path, monkeypatch: pytes
     assert [p.name for p in tmp_path.iterdir()] == ["chief.csv"]
 
 
-def test_state_is_that_of_the_wrapped_callback() -> None:
-    wrapper = ChiefOnly(Stateful())
-    assert wrapper.get_state() == {"value": 1}
-    wrapper.set_state({"value": 5})
-    assert wrapper.callback.value == 5
+def test_a_backup_keeps_the_state_of_the_wrapped_callback_under_its_own_name() -> None:
+    plain, wrapped = Stateful(), ChiefOnly(Stateful())
+    plain.value = 5
+    state, tensors = capture_callbacks([plain])
+    assert capture_callbacks([ChiefOnly(plain)]) == (state, tensors)
+    assert restore_callbacks([wrapped], state, {}) == []
+    assert wrapped.callback.value == 5
 
 
-def test_elsewhere_a_state_is_accepted_and_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_a_backup_leaves_the_wrapped_callback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     be_worker_1(monkeypatch)
     wrapper = ChiefOnly(Stateful())
-    wrapper.set_state({"value": 5})
+    assert capture_callbacks([wrapper]) == ({}, {})
+    assert restore_callbacks([wrapper], {"Stateful()": {"value": 5}}, {}) == []
     assert wrapper.callback.value == 1
-    assert wrapper.get_state() == {}
-
-
-def test_no_state_is_offered_for_a_callback_without_one() -> None:
-    wrapper = ChiefOnly(keras.callbacks.TerminateOnNaN())
-    assert not hasattr(wrapper, "get_state")
-    assert not hasattr(wrapper, "set_state")
-
-
-def test_the_wrapped_class_tells_wrappers_apart() -> None:
-    wrapper = ChiefOnly(Stateful())
-    assert [getattr(wrapper, name) for name in wrapper.state_identity] == ["Stateful"]
 
 
 def test_what_is_no_callback_or_knows_about_workers_itself_is_refused(tmp_path: Path) -> None:

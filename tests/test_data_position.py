@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from tests import tiny
 
 Input = dict[str, Any]
@@ -63,7 +64,7 @@ class Batches(keras.utils.PyDataset):
 
 class SelfShuffling(Batches):
     def on_epoch_end(self) -> None:
-        np.random.shuffle(self.order)  # noqa: NPY002 - what users do
+        np.random.shuffle(self.order)
 
 
 def from_generator() -> tf.data.Dataset:
@@ -79,9 +80,7 @@ def sampled() -> tf.data.Dataset:
 INPUTS: dict[str, Callable[[], Input]] = {
     "finite": lambda: {"x": rows().batch(tiny.BATCH)},
     "shuffled without a seed of its own": lambda: {"x": shuffle(rows(), None).batch(tiny.BATCH)},
-    "shuffled once": lambda: {
-        "x": rows().shuffle(tiny.ROWS, seed=3, reshuffle_each_iteration=False).batch(tiny.BATCH)
-    },
+    "shuffled once": lambda: {"x": rows().shuffle(tiny.ROWS, seed=3, reshuffle_each_iteration=False).batch(tiny.BATCH)},
     "shuffled and prefetched": lambda: {"x": shuffle(rows()).batch(tiny.BATCH).prefetch(2)},
     "two shuffles": lambda: {"x": shuffle(shuffle(rows(), 1).batch(2), 2).unbatch().batch(tiny.BATCH)},
     "shuffle, interleave, shuffle": lambda: {"x": interleaved().batch(tiny.BATCH)},
@@ -97,13 +96,19 @@ INPUTS: dict[str, Callable[[], Input]] = {
     "finite with fewer steps_per_epoch": lambda: {"x": shuffle(rows()).batch(tiny.BATCH), "steps_per_epoch": 3},
     "numpy": lambda: dict(zip("xy", tiny.data(), strict=True)) | {"batch_size": tiny.BATCH, "shuffle": True},
     "numpy in order": lambda: dict(zip("xy", tiny.data(), strict=True)) | {"batch_size": tiny.BATCH},
-    "tensors": lambda: {k: tf.constant(v) for k, v in zip("xy", tiny.data(), strict=True)}
-    | {"batch_size": tiny.BATCH, "shuffle": True},
-    "sample weights": lambda: dict(zip("xy", tiny.data(), strict=True))
-    | {"batch_size": tiny.BATCH, "sample_weight": np.linspace(0, 1, tiny.ROWS), "shuffle": True},
+    "tensors": lambda: (
+        {k: tf.constant(v) for k, v in zip("xy", tiny.data(), strict=True)}
+        | {"batch_size": tiny.BATCH, "shuffle": True}
+    ),
+    "sample weights": lambda: (
+        dict(zip("xy", tiny.data(), strict=True))
+        | {"batch_size": tiny.BATCH, "sample_weight": np.linspace(0, 1, tiny.ROWS), "shuffle": True}
+    ),
     "class weights": lambda: {"x": shuffle(rows()).batch(tiny.BATCH), "class_weight": {0: 1.0, 1: 2.0}},
-    "validation split": lambda: dict(zip("xy", tiny.data(), strict=True))
-    | {"batch_size": tiny.BATCH, "validation_split": 0.25, "shuffle": True},
+    "validation split": lambda: (
+        dict(zip("xy", tiny.data(), strict=True))
+        | {"batch_size": tiny.BATCH, "validation_split": 0.25, "shuffle": True}
+    ),
     "PyDataset": lambda: {"x": Batches(), "shuffle": True},
     "PyDataset with two workers": lambda: {"x": Batches(workers=2), "shuffle": True},
     "PyDataset that shuffles itself": lambda: {"x": SelfShuffling()},
@@ -133,7 +138,9 @@ def shared_shuffle() -> Input:
 
 @pytest.mark.filterwarnings("ignore:.*input ran out of data.*:UserWarning")
 @pytest.mark.parametrize(
-    "where", [pytest.param((1, 1), marks=pytest.mark.chaos), pytest.param((3, 0), marks=pytest.mark.chaos), (3, 1)], ids=str
+    "where",
+    [pytest.param((1, 1), marks=pytest.mark.chaos), pytest.param((3, 0), marks=pytest.mark.chaos), (3, 1)],
+    ids=str,
 )
 @pytest.mark.parametrize("name", INPUTS)
 def test_an_input_goes_on_exactly_where_it_was(tmp_path: Path, name: str, where: tuple[int, int]) -> None:

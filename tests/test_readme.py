@@ -8,9 +8,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from tests import tiny
 
 import keras_dist_callbacks as kdc
+from tests import tiny
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,34 +1,18 @@
-import collections
 import json
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
-import tensorflow as tf
 
 from keras_dist_callbacks import TensorBoard
 from keras_dist_callbacks.checkpointing.writer import shared_writer
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage import Storage
-from tests.callback_helpers import X, Y, be_worker_1, fit, ignore_keras_warnings, memory_url, tiny_model
+from tests.callback_helpers import X, Y, be_worker_1, fit, ignore_keras_warnings, memory_url, scalars, tiny_model
 
 pytestmark = ignore_keras_warnings
-
-
-def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars in the event files of a directory, by tag."""
-    from tensorflow.core.util import event_pb2
-
-    found: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
-    for path in sorted(directory.glob("events.out.*")):
-        for record in tf.data.TFRecordDataset(str(path)):
-            event = event_pb2.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                if value.metadata.plugin_data.plugin_name == "scalars":
-                    found[value.tag].append((event.step, float(tf.make_ndarray(value.tensor))))
-    return found
 
 
 def mirror(url: str, target: Path) -> Path:

@@ -71,6 +71,32 @@ class RunningFit:
         return value
 
     @property
+    def input(self) -> Any:
+        """What the user passed as `x`."""
+        frame = _fit_frame(self.model)
+        return None if frame is None else frame.f_locals.get("x")
+
+    def set_dataset(self, dataset: Any) -> None:
+        """Makes the next epoch iterate over another dataset; between epochs.
+
+        Raises:
+            ValueError: Its elements are not like those of the dataset that fit was given.
+        """
+        frame = _fit_frame(self.model)
+        weights = None if frame is None else frame.f_locals.get("class_weight")
+        if weights is not None:
+            from keras.src.trainers.data_adapters import tf_dataset_adapter
+
+            dataset = dataset.map(tf_dataset_adapter.make_class_weight_map_fn(weights))
+        iterator = self.epoch_iterator
+        distributed = self.model.distribute_strategy.experimental_distribute_dataset(dataset)
+        iterator._distributed_dataset = distributed
+        iterator._current_iterator = None
+        iterator._steps_seen = 0
+        cardinality = int(dataset.cardinality())
+        iterator._num_batches = cardinality if cardinality >= 0 else None
+
+    @property
     def builds_before_evaluating(self) -> bool:
         """Whether `evaluate` first creates an iterator to see a batch, as it does under a strategy."""
         return self.model._distribute_strategy is not None

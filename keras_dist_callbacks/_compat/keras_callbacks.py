@@ -5,7 +5,6 @@ Some of it is private (`_ema_weights_in_model`, TensorBoard's counters), which i
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -119,8 +118,9 @@ def known(callback: Any) -> Known | None:
 def describe(callback: Any, names: tuple[str, ...]) -> str:
     """The values of identifying attributes, as `name=value, ...`; those that are None are left out."""
     values = {name: getattr(callback, name, None) for name in names}
-    if isinstance(values.get("min_delta"), int | float):
-        values["min_delta"] = operator.abs(values["min_delta"])  # Keras flips its sign while it trains
+    delta = values.get("min_delta")
+    if isinstance(delta, int | float):
+        values["min_delta"] = abs(delta)  # Keras flips its sign while it trains
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 

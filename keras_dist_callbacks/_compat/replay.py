@@ -34,7 +34,7 @@ class _StandIn:
         raise AssertionError("a past epoch's data is counted, not read")
 
 
-def replay_epochs(fit: RunningFit, first: int, epoch: int, validations: int) -> None:
+def replay_epochs(fit: RunningFit, first: int, epoch: int, validations: int, *, training: bool = True) -> None:
     """Puts the iterators into the state before `epoch`.
 
     Args:
@@ -42,15 +42,17 @@ def replay_epochs(fit: RunningFit, first: int, epoch: int, validations: int) -> 
         first: The epoch with which the interrupted run had begun.
         epoch: The epoch to go on with.
         validations: How many validations were complete.
+        training: Whether the training data need it.
     """
     if epoch <= first:
         return
-    training = fit.epoch_iterator
+    iterator = fit.epoch_iterator if training else None
     validation = fit.validation_iterator() if validations else None
     created: list[_StandIn] = []
-    with _StandIns(training, created), _StandIns(validation, created):
+    with _StandIns(iterator, created), _StandIns(validation, created):
         for past in range(first, epoch):
-            _count_epoch(training)
+            if iterator is not None:
+                _count_epoch(iterator)
             if validation is not None and validations and fit.validates(past):
                 _count_validation(fit, validation)
                 validations -= 1
@@ -72,8 +74,8 @@ def drop(data: Iterator[Any], count: int, total: int) -> None:
     """
     if _pull(data, count) < count:
         raise BackupError(
-            f"the input ended before the {total} batches that the interrupted run had consumed; fit() must be given the "
-            "same data as before (the backup is untouched)"
+            f"the input ended before the {total} batches that the interrupted run had consumed; fit() must be given "
+            "the same data as before (the backup is untouched)"
         )
 
 

@@ -57,6 +57,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         fsync: Whether local files reach the disk before a backup counts.
         timeout: Seconds to wait for other workers.
         verbose: 1 prints one line at a restore, 0 nothing.
+        strict: Turn a resume that cannot be exact into an error before the first step, instead of a warning.
 
     Attributes:
         restored: What the running or last fit was resumed from, a `Restored`, or None.
@@ -79,6 +80,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         fsync: bool = True,
         timeout: float = 600.0,
         verbose: int = 1,
+        strict: bool = False,
     ) -> None:
         super().__init__()
         if not os.fspath(backup_dir):
@@ -96,6 +98,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._policy = parse_save_freq(save_freq)
         self._options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
         self._max_local_state = max_local_state
+        self._strict = strict
         self._storage = Storage.open(backup_dir, storage_options, fsync=fsync)
         self._session: FitSession | None = None
         self._prepared: Preparation | None = None
@@ -168,7 +171,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         cluster.on_chief(self._storage.probe, f"opening the backup directory {self._storage.display()}")
         exchange = Exchange(cluster, f"backup{_fits}", self._max_local_state, self._options.timeout)
         engine = BackupEngine(BackupStore(self._storage), cluster, exchange, shared_writer(), self._options)
-        session = FitSession(fit, engine, cluster, self._policy, self)
+        session = FitSession(fit, engine, cluster, self._policy, self, strict=self._strict)
         saved = session.pick()
         self._session = session
         if saved is not None:

@@ -18,7 +18,13 @@ _CALLBACK = "callback"
 _NAMED_IN_ERROR = 3
 
 
-def capture(model: Any, callbacks: Iterable[Any], position: Position, topics: Mapping[str, JSON]) -> Snapshot:
+def capture(
+    model: Any,
+    callbacks: Iterable[Any],
+    position: Position,
+    topics: Mapping[str, JSON],
+    arrays: Mapping[str, HeldTensor] | None = None,
+) -> Snapshot:
     """Takes a snapshot of this worker; variables are read and held, not copied.
 
     Args:
@@ -26,14 +32,16 @@ def capture(model: Any, callbacks: Iterable[Any], position: Position, topics: Ma
         callbacks: All callbacks whose state belongs to training.
         position: Where training is.
         topics: Further state: random states, logs, progress.
+        arrays: Those that `topics` refer to.
     """
     tensors: dict[str, HeldTensor] = {}
     names = variables.named_variables(model)
     for name, variable in names.items():
         for replica, component in enumerate(variables.components(variable)):
             tensors[_tensor_name(name, replica)] = variables.hold(component)
-    callback_state, arrays = capture_callbacks(callbacks)
-    tensors.update(arrays)
+    callback_state, callback_arrays = capture_callbacks(callbacks)
+    tensors.update(callback_arrays)
+    tensors.update(arrays or {})
     state: dict[str, JSON] = {f"{_CALLBACK}:{name}": value for name, value in callback_state.items()}
     state["metric_variables"] = _metric_names(model, names)
     state.update(topics)

@@ -8,13 +8,14 @@ from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.checkpointing.snapshot import JSON, WorkerState
 
 
-def inexact_reasons(saved: WorkerState, now: Mapping[str, JSON], fit: RunningFit) -> list[str]:
+def inexact_reasons(saved: WorkerState, now: Mapping[str, JSON], fit: RunningFit, rewindable: bool) -> list[str]:
     """Why training will not go on bit for bit as it would have, one sentence each with its cure.
 
     Args:
         saved: The backup.
         now: This run, described as the backup's was.
         fit: The running fit.
+        rewindable: Whether the input can be put where it was.
     """
     reasons = [
         _changed(saved.info, now, "workers", "the number of workers", "resume with as many workers as before"),
@@ -29,6 +30,11 @@ def inexact_reasons(saved: WorkerState, now: Mapping[str, JSON], fit: RunningFit
         )
     if saved.state.get("local_state_dropped"):
         reasons.append("this worker's local state was too large to be saved; raise max_local_state")
+    if not rewindable and saved.position.step:
+        reasons.append(
+            "this dataset object was iterated in this process before and shuffles anew each time, so its earlier "
+            "orders are gone; build the dataset again before fit(), or use EpochDataset"
+        )
     if now["replicas"] != 1 and fit.is_python_generator:
         reasons.append(
             "a Python generator under a strategy is read in no fixed order; use tf.data or keras.utils.PyDataset"

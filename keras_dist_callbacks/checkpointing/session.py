@@ -15,11 +15,13 @@ from typing import Any
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import replay, rng
 from keras_dist_callbacks.checkpointing.capture import apply_callbacks, apply_variables, capture, jsonable_logs
+from keras_dist_callbacks.checkpointing.data_position import DataPosition
 from keras_dist_callbacks.checkpointing.engine import BackupEngine
 from keras_dist_callbacks.checkpointing.exactness import inexact_reasons
 from keras_dist_callbacks.checkpointing.policies import SavePolicy
 from keras_dist_callbacks.checkpointing.snapshot import JSON, Position, Snapshot, WorkerState
 from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import BackupError
 
 _EXCEPTION_BUDGET_SECONDS = 120.0
 
@@ -43,13 +45,21 @@ class FitSession:
     """Controls one running fit(); implements `StepControl`."""
 
     def __init__(
-        self, fit: seam.RunningFit, engine: BackupEngine, cluster: Cluster, policy: SavePolicy, owner: Any
+        self,
+        fit: seam.RunningFit,
+        engine: BackupEngine,
+        cluster: Cluster,
+        policy: SavePolicy,
+        owner: Any,
+        *,
+        strict: bool = False,
     ) -> None:
         self._fit = fit
         self._engine = engine
         self._cluster = cluster
         self._policy = policy
         self._owner = owner  # the callback itself: not part of the state
+        self._strict = strict
         self._saved: WorkerState | None = None
         self._commit = ""
         self._first_epoch: int | None = None  # the data had no iterators before it
@@ -84,6 +94,7 @@ class FitSession:
         self._callbacks = [c for c in callbacks if c is not self._owner]
         if seam.compile_metrics_pending(self._fit.model):
             seam.build_from_spec(self._fit)
+        self._data = DataPosition(self._fit, self._callbacks)
         self._description = self._describe()
         self._engine.claim(self._description)
         self._undo = seam.control(self._fit, self)
@@ -105,6 +116,7 @@ class FitSession:
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
         saved, self._saved = self._saved, None
+        self._data.note()
         if saved is None or saved.position.kind != "within":
             self._rng_at_epoch = rng.capture()
             return
@@ -164,8 +176,7 @@ class FitSession:
         self._epoch, self._step, self._due_at = position.epoch, position.step, position.step
         self._first_epoch = int(saved.state["first_epoch"])
         self._validations = int(saved.state["validations"])
-        replay.replay_epochs(self._fit, self._first_epoch, position.epoch, self._validations)
-        self._fit.set_num_batches(saved.state["num_batches"])
+        self._data.restore(saved, self._first_epoch)
         self._fit.start_at(position.epoch)
         if position.kind == "within":
             return
@@ -193,8 +204,13 @@ class FitSession:
             done = end + 1
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
-        reasons = (*notes, *inexact_reasons(saved, self._description, self._fit))
+        reasons = (*notes, *inexact_reasons(saved, self._description, self._fit, self._data.is_rewindable))
         self.restored = Restored(self._commit, saved.position, reasons)
+        if reasons and self._strict:
+            raise BackupError(
+                f"strict=True, and going on from {self._commit} would not be exact: {'; '.join(reasons)}. Nothing was "
+                "changed"
+            )
 
     # --- capturing
 
@@ -211,7 +227,10 @@ class FitSession:
         if within:
             topics["rng_at_epoch"] = self._rng_at_epoch
             topics["logs"] = jsonable_logs(seam.current_logs(self._fit.model))
-        return capture(self._fit.model, self._callbacks, position, topics)
+        else:
+            self._data.note()
+        topics.update(self._data.state)
+        return capture(self._fit.model, self._callbacks, position, topics, self._data.tensors)
 
     def _describe(self) -> dict[str, JSON]:
         import keras
