@@ -75,10 +75,19 @@ def run_interrupted(
                 [*callbacks, point.callback()],
                 **{**_without_model(arguments), "save_freq": point.save_freq},
             )
+        close_files(callbacks)
     callbacks = in_order(make(directory), next(order))
     model = arguments["model"]()
     history = tiny.fit(model, directory / "backup", callbacks, save_freq=1, **_without_model(arguments))
     return model, history, callbacks
+
+
+def close_files(callbacks: Sequence[Any]) -> None:
+    """What the end of a killed process does to the files that Keras leaves open."""
+    for callback in callbacks:
+        file = getattr(getattr(callback, "callback", callback), "csv_file", None)
+        if file is not None:
+            file.close()
 
 
 def run_undisturbed(

@@ -40,6 +40,21 @@ def components(variable: Any) -> tuple[Any, ...]:
     return tuple(getattr(raw, "values", None) or (raw,))
 
 
+def aggregation(variable: Any) -> str:
+    """How the values that replicas have of their own become one.
+
+    `"sum"` (of variables that are added up when read, as metrics are), `"mean"`, `"only_first_replica"` or
+    `"none"`.
+    """
+    found = _lower_name(variable, "aggregation")
+    return "none" if found == "sum" and _lower_name(variable, "synchronization") != "on_read" else found
+
+
+def _lower_name(variable: Any, attribute: str) -> str:
+    value = getattr(variable, attribute, None)
+    return str(getattr(value, "name", value) or "none").lower()
+
+
 def hold(component: Any) -> HeldRead:
     """Reads one component; the result does not change when the variable is assigned."""
     import tensorflow as tf

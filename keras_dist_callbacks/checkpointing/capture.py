@@ -10,7 +10,9 @@ import numpy as np
 
 from keras_dist_callbacks._compat import variables
 from keras_dist_callbacks.checkpointing.callback_state import capture_callbacks, restore_callbacks, to_json
+from keras_dist_callbacks.checkpointing.elastic import redistribute
 from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
+from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 
 _VARIABLE = "variable"
@@ -55,8 +57,11 @@ def jsonable_logs(logs: Mapping[str, Any]) -> JSON:
     return to_json({name: value for name, value in plain.items() if value is not None}, "logs", arrays)
 
 
-def apply_variables(model: Any, saved: WorkerState) -> list[str]:
+def apply_variables(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
     """Assigns every component of every variable, locally.
+
+    Under another number of replicas than the backup was made with, mirrored values stay exact and others are
+    merged, see `elastic.redistribute`.
 
     Returns:
         What could not be restored exactly, one sentence each.
@@ -66,8 +71,13 @@ def apply_variables(model: Any, saved: WorkerState) -> list[str]:
     """
     current = variables.named_variables(model)
     matched, notes = match_variables(current, saved, set(_metric_names(model, current)))
-    for name, components in matched.items():
-        for component, value in zip(variables.components(current[name]), components, strict=True):
+    for name, values in matched.items():
+        components = variables.components(current[name])
+        count = len(components)
+        if saved.other_workers or len(values) != count:
+            values = redistribute(values, variables.aggregation(current[name]), count * cluster.num_workers)
+            values = values[cluster.worker_index * count :][:count]
+        for component, value in zip(components, values, strict=True):
             variables.assign(component, value)
     return notes
 
@@ -92,6 +102,9 @@ def match_variables(
         BackupMismatchError: Names, shapes or types differ; the message names the first that do.
     """
     stored = _stored_components(saved.tensors)
+    for tensors in saved.other_workers:
+        for name, values in _stored_components(tensors).items():
+            stored[name] += values
     metrics = metrics | set(saved.state["metric_variables"])
     partner = _partners(list(current), list(stored), metrics)
     matched: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -100,12 +113,8 @@ def match_variables(
         if name not in partner:
             notes.append(f"the metric variable {name} was not in the backup; it starts afresh")
             continue
-        values = stored[partner[name]]
-        components = variables.components(variable)
-        _check_shape(name, components[0], values[0])
-        if len(values) != len(components):
-            notes.append(f"the number of replicas changed from {len(values)} to {len(components)}")
-        matched[name] = [values[min(i, len(values) - 1)] for i in range(len(components))]
+        matched[name] = stored[partner[name]]
+        _check_shape(name, variables.components(variable)[0], matched[name][0])
     gone = stored.keys() - set(partner.values())
     notes += [f"the metric variable {name} of the backup is not in the model now" for name in sorted(gone)]
     return matched, sorted(set(notes))

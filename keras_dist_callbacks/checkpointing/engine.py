@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import platform
 import threading
@@ -91,7 +92,7 @@ class BackupEngine:
         if commit is None:
             raise BackupError(f"{name!r} is no commit")
         state = self._cluster.agree(
-            lambda: self._store.load(self._store.manifest(commit), self._cluster.worker_index),
+            lambda: self._load(self._store.manifest(commit)),
             f"reading {self._store.storage.display(name)}",
             self._options.timeout,
         )
@@ -160,6 +161,12 @@ class BackupEngine:
         self._writer.wait()
         self._cluster.leave("end of fit", self._options.timeout)
         self.poll()
+
+    def _load(self, manifest: Manifest) -> WorkerState:
+        if len(manifest.workers) == self._cluster.num_workers:
+            return self._store.load(manifest, self._cluster.worker_index)
+        every = [self._store.load(manifest, worker) for worker in range(len(manifest.workers))]
+        return dataclasses.replace(every[0], other_workers=tuple(state.tensors for state in every[1:]))
 
     # --- on the chief
 

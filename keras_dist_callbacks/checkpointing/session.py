@@ -189,7 +189,7 @@ class FitSession:
         self._report(saved, notes)
 
     def _apply(self, saved: WorkerState) -> list[str]:
-        notes = apply_variables(self._fit.model, saved)
+        notes = apply_variables(self._fit.model, saved, self._cluster)
         return notes + apply_callbacks(self._callbacks, saved)
 
     def _skip(self, steps: Iterator[tuple[int, int, Any]], batches: int) -> None:

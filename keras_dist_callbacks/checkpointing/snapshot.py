@@ -145,9 +145,19 @@ class Manifest:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """One worker's state, read back and verified."""
+    """One worker's state, read back and verified.
+
+    Attributes:
+        position: Where it was taken.
+        tensors: The worker's tensors by name.
+        state: Everything else, by topic.
+        info: What the manifest tells about the run.
+        other_workers: The tensors of workers 1, 2, ... if their number has changed; `tensors` are the chief's
+            then.
+    """
 
     position: Position
     tensors: Mapping[str, np.ndarray[Any, Any]]
     state: Mapping[str, JSON]
     info: Mapping[str, JSON]
+    other_workers: tuple[Mapping[str, np.ndarray[Any, Any]], ...] = ()
