@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BackupAndRestore": "keras_dist_callbacks.callbacks.backup_and_restore",
+    "Checkpointer": "keras_dist_callbacks.checkpointing.checkpointer",
     "ChiefOnly": "keras_dist_callbacks.callbacks.chief_only",
     "Cluster": "keras_dist_callbacks.cluster",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
     from keras_dist_callbacks.checkpointing.callback_state import register_callback_state as register_callback_state
+    from keras_dist_callbacks.checkpointing.checkpointer import Checkpointer as Checkpointer
     from keras_dist_callbacks.cluster import Cluster as Cluster
     from keras_dist_callbacks.cluster import make_strategy as make_strategy
     from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint

@@ -290,9 +290,8 @@ def test_training_ends_at_the_same_nan(tmp_path: Path, interrupted_at: tuple[int
     arguments: dict[str, Any] = {"steps_per_epoch": tiny.STEPS, "epochs": 4}
     step = nan_at[0] * tiny.STEPS + nan_at[1]
     first, second = tiny.CountSteps(), tiny.CountSteps()
-    terminate = keras.callbacks.TerminateOnNaN()
+    terminate, stop = keras.callbacks.TerminateOnNaN(), tiny.StopAt(*interrupted_at)
     with pytest.raises(tiny.Stop):
-        stop = tiny.StopAt(*interrupted_at)
         tiny.fit(tiny.model(), tmp_path, [first, terminate, stop], x=with_a_nan_at(step), **arguments)
     history = tiny.fit(tiny.model(), tmp_path, [terminate, second], x=with_a_nan_at(step), **arguments)
     assert (first.trained + second.trained)[-1] == nan_at
@@ -346,5 +345,6 @@ def test_summaries_of_the_users_own_get_the_right_step_and_speeds_are_those_of_t
 
     run_interrupted(tmp_path, logging, [Interruption(1, 0, "epoch"), Interruption(2, 2)], orders(0), model=steady)
     run = tmp_path / "board" / "train"
-    assert dict(scalars(run)["epoch_begins"]) == {0: 0.0, 5: 1.0, 10: 2.0}
+    begins = sorted(set(scalars(run)["epoch_begins"]))
+    assert begins == [(0, 0.0), (5, 1.0), (10, 2.0), (12, 2.0)]  # fit begins the interrupted epoch once more
     assert all(0 < speed < 10**4 for _, speed in scalars(run)["epoch_steps_per_second"])

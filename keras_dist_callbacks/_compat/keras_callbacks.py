@@ -15,11 +15,11 @@ class Prepared(NamedTuple):
     """What was done to a callback before its `on_train_begin`.
 
     Attributes:
-        undo: Takes it back; to be called after `on_train_begin`.
+        after: To be called after `on_train_begin`; takes back what must not outlive it.
         note: What could not be prepared, as a sentence, or None.
     """
 
-    undo: Callable[[], None]
+    after: Callable[[], None]
     note: str | None
 
 
@@ -78,6 +78,11 @@ def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
     return Prepared(lambda: setattr(callback, "append", append), note)
 
 
+def _prepare_steps(board: Any, state: dict[str, Any]) -> Prepared:
+    # Within an epoch the state itself comes back later only, and on_epoch_begin would log at step 0.
+    return Prepared(lambda: tensorboard.set_counters(board, state), None)
+
+
 _PATIENCE = ("mode", "min_delta", "patience")
 _TABLE: dict[str, Known] = {
     "EarlyStopping": _attributes(
@@ -93,7 +98,9 @@ _TABLE: dict[str, Known] = {
         identity=("filepath", "monitor"),
         finer=("mode", "save_best_only", "save_weights_only", "save_freq"),
     ),
-    "TensorBoard": Known(tensorboard.get_counters, tensorboard.set_counters, finer=("log_dir", "update_freq")),
+    "TensorBoard": Known(
+        tensorboard.get_counters, tensorboard.set_counters, finer=("log_dir", "update_freq"), prepare=_prepare_steps
+    ),
     "SwapEMAWeights": _attributes("_ema_weights_in_model", finer=("swap_on_epoch",)),
     "CSVLogger": Known(csv_logger.get_rows, csv_logger.set_rows, ("filename",), prepare=_prepare_rows),
     "ProgbarLogger": Known(_get_progress, _set_progress),

@@ -79,6 +79,17 @@ def drop(data: Iterator[Any], count: int, total: int) -> None:
         )
 
 
+def replay_iterators(dataset: Any, past: int) -> None:
+    """Puts a dataset of a custom loop into the state after `past` passes, each with an iterator of its own."""
+    if past == 0:
+        return
+    wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
+    for number in range(past):
+        whole = number == 0 and pipeline.caches_a_shuffle(dataset)
+        for local in pipeline.local_copies(dataset):
+            _pull(iter(local), _ALL if whole else wanted)
+
+
 class _StandIns:
     """Lets an epoch iterator create stand-ins instead of data iterators."""
 

@@ -101,8 +101,9 @@ def named_variables(model: Any) -> dict[str, Any]:
 
 def _all_variables(model: Any) -> Iterable[Any]:
     yield from model.variables
-    if model.optimizer is not None:
-        yield from model.optimizer.variables
+    optimizer = getattr(model, "optimizer", None)  # Keras models have none before compile()
+    if optimizer is not None:
+        yield from optimizer.variables
     for metric in model.metrics:
         yield from metric.variables
     generator = _global_seed_generator()

@@ -83,7 +83,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         strict: bool = False,
     ) -> None:
         super().__init__()
-        if not os.fspath(backup_dir):
+        if not backup_dir or not os.fspath(backup_dir):
             raise ConfigError("Empty `backup_dir` argument passed: name a directory for this run's backups")
         if when_busy not in {"skip", "wait"}:
             raise ConfigError(f"when_busy must be 'skip' or 'wait', got {when_busy!r}")
@@ -107,10 +107,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Chooses the backup to resume from, and becomes the last callback of the list."""
         super().set_model(model)
+        seam.move_last(self)
         fit = seam.find_fit(model)
         if fit is None:
             return  # a CallbackList that is built before fit, or evaluate() and predict()
-        seam.move_last(self)
         self._open(fit, seam.callbacks_being_set(self) or [self])
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -118,13 +118,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         fit = seam.find_fit(self.model)
         if fit is None:
             raise ConfigError(
-                "BackupAndRestore works within model.fit() only; for training loops of your own, save with a "
-                "tf.train.Checkpoint"
+                "BackupAndRestore works within model.fit() only; for training loops of your own there is Checkpointer"
             )
         if self._session is None:
             self._open(fit, list(fit.callback_list.callbacks))
         session = self._require_session()
-        self._undo_preparation()
+        self._end_preparation()
         others = [c for c in fit.callback_list.callbacks if c is not self]
         Cluster.detect().agree(lambda: capture_callbacks(others), "asking callbacks for their state")
         session.train_begin(fit.callback_list.callbacks)
@@ -162,7 +161,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._session is not None:
             self._session.close()  # a fit that ended with an exception outside of the training loop
             self._session = None
-        self._undo_preparation()
+        self._end_preparation()
         shared_writer().wait()
         self.restored, self._reported = None, False
         _fits += 1
@@ -179,9 +178,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             for note in self._prepared.notes:
                 warnings.warn(note, RuntimeWarning, stacklevel=2)
 
-    def _undo_preparation(self) -> None:
+    def _end_preparation(self) -> None:
         if self._prepared is not None:
-            self._prepared.undo()
+            self._prepared.after()
             self._prepared = None
 
     def _check(self, model: Any, callbacks: list[Any], cluster: Cluster) -> None:

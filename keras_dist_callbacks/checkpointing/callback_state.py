@@ -50,11 +50,12 @@ class Preparation:
     """What was done to callbacks before their `on_train_begin`.
 
     Attributes:
-        undo: Takes it back; to be called after all `on_train_begin`, and harmless when called again.
+        after: To be called after all `on_train_begin`, or when fit() does not get there; takes back what must not
+            outlive it. Does nothing when called again.
         notes: What could not be prepared, one sentence each.
     """
 
-    undo: Callable[[], None]
+    after: Callable[[], None]
     notes: tuple[str, ...]
 
 
@@ -131,14 +132,14 @@ def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[s
 def prepare_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> Preparation:
     """Saves from their own `on_train_begin` what callbacks need to go on: files that it would overwrite."""
     done: dict[str, keras_callbacks.Prepared] = {}
-    undo = contextlib.ExitStack()
+    after = contextlib.ExitStack()
     for name, member in _members(callbacks).items():
         topic = TOPIC + name
         if member.entry is not None and member.entry.prepare is not None and topic in saved.state:
             state = from_json(saved.state[topic], saved.tensors)
             done[name] = member.entry.prepare(member.callback, state)
-            undo.callback(done[name].undo)
-    return Preparation(undo.close, tuple(f"{name}: {p.note}" for name, p in done.items() if p.note))
+            after.callback(done[name].after)
+    return Preparation(after.close, tuple(f"{name}: {p.note}" for name, p in done.items() if p.note))
 
 
 def restore_callbacks(
@@ -196,8 +197,11 @@ def _look_into(callback: Any) -> tuple[Any, bool]:
 def _name(callback: Any, *, finer: bool = False) -> str:
     cls, entry = type(callback), _entry(callback)
     names = entry.identity + entry.finer * finer if entry is not None else ()
-    ours = "kdc." if cls.__module__.startswith("keras_dist_callbacks.") else ""
-    return f"{ours}{cls.__name__}({keras_callbacks.describe(callback, names)})"
+    return f"{'kdc.' if _is_ours(cls) else ''}{cls.__name__}({keras_callbacks.describe(callback, names)})"
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith("keras_dist_callbacks.")
 
 
 def _entry(callback: Any) -> _Entry | None:
@@ -210,7 +214,8 @@ def _entry(callback: Any) -> _Entry | None:
     identity, finer = (known.identity, known.finer) if known else ((), ())
     identity = tuple(getattr(callback, "state_identity", identity))
     if callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None)):
-        return _Entry(lambda c: c.get_state(), lambda c, state: c.set_state(state), identity, finer)
+        prepare = known.prepare if known and _is_ours(type(callback)) else None
+        return _Entry(lambda c: c.get_state(), lambda c, state: c.set_state(state), identity, finer, prepare)
     return _Entry(known.get, known.set, identity, finer, known.prepare) if known else None
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from keras_dist_callbacks._compat.fit import RunningFit
+from keras_dist_callbacks._compat import rng
 from keras_dist_callbacks.checkpointing.snapshot import JSON, WorkerState
 
 
-def inexact_reasons(saved: WorkerState, now: Mapping[str, JSON], fit: RunningFit, rewindable: bool) -> list[str]:
+def inexact_reasons(
+    saved: WorkerState, now: Mapping[str, JSON], *, rewindable: bool = True, generator: bool = False
+) -> list[str]:
     """Why training will not go on bit for bit as it would have, one sentence each with its cure.
 
     Args:
         saved: The backup.
         now: This run, described as the backup's was.
-        fit: The running fit.
         rewindable: Whether the input can be put where it was.
+        generator: Whether the input is a plain Python generator.
     """
     reasons = [
         _changed(saved.info, now, "workers", "the number of workers", "resume with as many workers as before"),
@@ -35,14 +38,29 @@ def inexact_reasons(saved: WorkerState, now: Mapping[str, JSON], fit: RunningFit
             "this dataset object was iterated in this process before and shuffles anew each time, so its earlier "
             "orders are gone; build the dataset again before fit(), or use EpochDataset"
         )
-    if now["replicas"] != 1 and fit.is_python_generator:
+    if now["replicas"] != 1 and generator:
         reasons.append(
             "a Python generator under a strategy is read in no fixed order; use tf.data or keras.utils.PyDataset"
         )
     return [reason for reason in reasons if reason is not None]
 
 
+def describe(strategy: Any, workers: int) -> dict[str, JSON]:
+    """What must not change for a continuation to be exact, and the versions in use."""
+    import keras
+    import tensorflow as tf
+
+    return {
+        "keras": keras.__version__,
+        "tensorflow": tf.__version__,
+        "strategy": type(strategy).__name__,
+        "replicas": int(strategy.num_replicas_in_sync),
+        "workers": workers,
+        "seed": rng.global_seed(),
+    }
+
+
 def _changed(before: Mapping[str, JSON], now: Mapping[str, JSON], key: str, what: str, cure: str) -> str | None:
-    if before.get(key) == now[key] or before.get(key) is None:
+    if before.get(key) == now.get(key) or before.get(key) is None:
         return None
-    return f"{what} changed from {before[key]} to {now[key]}; {cure}"
+    return f"{what} changed from {before[key]} to {now.get(key)}; {cure}"

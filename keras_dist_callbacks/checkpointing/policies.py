@@ -51,4 +51,6 @@ def parse_save_freq(save_freq: Any) -> SavePolicy:
             steps = 0
         if steps >= 1:
             return SavePolicy(steps)
-    raise ConfigError(f"save_freq must be 'epoch' or a number of batches of 1 or more, got {save_freq!r}")
+    raise ConfigError(
+        f"Invalid value: save_freq must be 'epoch' or a number of batches of 1 or more, got {save_freq!r}"
+    )

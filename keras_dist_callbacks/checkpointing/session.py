@@ -17,7 +17,7 @@ from keras_dist_callbacks._compat import replay, rng
 from keras_dist_callbacks.checkpointing.capture import apply_callbacks, apply_variables, capture, jsonable_logs
 from keras_dist_callbacks.checkpointing.data_position import DataPosition
 from keras_dist_callbacks.checkpointing.engine import BackupEngine
-from keras_dist_callbacks.checkpointing.exactness import inexact_reasons
+from keras_dist_callbacks.checkpointing.exactness import describe, inexact_reasons
 from keras_dist_callbacks.checkpointing.policies import SavePolicy
 from keras_dist_callbacks.checkpointing.snapshot import JSON, Position, Snapshot, WorkerState
 from keras_dist_callbacks.cluster import Cluster
@@ -204,7 +204,9 @@ class FitSession:
             done = end + 1
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
-        reasons = (*notes, *inexact_reasons(saved, self._description, self._fit, self._data.is_rewindable))
+        rewindable, generator = self._data.is_rewindable, self._fit.is_python_generator
+        found = inexact_reasons(saved, self._description, rewindable=rewindable, generator=generator)
+        reasons = (*notes, *found)
         self.restored = Restored(self._commit, saved.position, reasons)
         if reasons and self._strict:
             raise BackupError(
@@ -233,19 +235,10 @@ class FitSession:
         return capture(self._fit.model, self._callbacks, position, topics, self._data.tensors)
 
     def _describe(self) -> dict[str, JSON]:
-        import keras
-        import tensorflow as tf
-
         model = self._fit.model
-        strategy = model.distribute_strategy
         return {
-            "keras": keras.__version__,
-            "tensorflow": tf.__version__,
-            "strategy": type(strategy).__name__,
-            "replicas": int(strategy.num_replicas_in_sync),
-            "workers": self._cluster.num_workers,
+            **describe(model.distribute_strategy, self._cluster.num_workers),
             "model": str(model.name),
             "steps_per_execution": int(model.steps_per_execution),
             "steps_per_epoch": self._fit.steps_per_epoch or self._fit.num_batches,
-            "seed": rng.global_seed(),
         }

@@ -1,0 +1,266 @@
+"""`Checkpointer`: exact backups for training loops of your own."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from keras_dist_callbacks._compat import pipeline, replay, rng
+from keras_dist_callbacks.checkpointing.capture import apply_variables, capture
+from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
+from keras_dist_callbacks.checkpointing.exactness import describe, inexact_reasons
+from keras_dist_callbacks.checkpointing.exchange import Exchange
+from keras_dist_callbacks.checkpointing.policies import parse_save_freq
+from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
+from keras_dist_callbacks.checkpointing.storable import from_json, to_json
+from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.errors import BackupError, ConfigError
+from keras_dist_callbacks.storage import Storage
+
+_opened = 0
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The parts of a training loop under the names that a Keras model has for them."""
+
+    variables: list[Any]
+    optimizer: Any
+    metrics: list[Any]
+
+
+class Checkpointer:
+    """Saves the complete state of a custom training loop, and restores it exactly.
+
+    The same engine, format and guarantees as `BackupAndRestore`: under `MultiWorkerMirroredStrategy` every worker
+    makes the same calls and the chief alone writes. Make it after the model and the optimizer, whose variables must
+    exist (`optimizer.build(model.trainable_variables)`).
+
+    Example:
+        ```python
+        checkpointer = kdc.Checkpointer("backup", model=model, optimizer=optimizer, metrics=[loss], save_freq=100)
+        with checkpointer:
+            checkpointer.restore()
+            for epoch in checkpointer.epochs(10):
+                for batch in checkpointer.batches(dataset):
+                    train_step(batch)
+                    checkpointer.step()
+        ```
+
+    Args:
+        backup_dir: A directory for this run alone: a path or any fsspec URL.
+        model: A Keras model.
+        optimizer: A Keras optimizer; None if there is none.
+        metrics: Keras metrics that accumulate over steps.
+        variables: Further variables.
+        state: A dict of your own JSON values and arrays; saved as it is then, updated in place by `restore`.
+        save_freq: `"epoch"` for a backup at the end of each epoch, or a number of batches trained.
+        double_checkpoint: Let two successive backups share no file.
+        delete_checkpoint: Delete the backup in `close`.
+        storage_options: Passed to the fsspec file system.
+        when_busy: `"skip"` a backup that is due while the last one is being written, or `"wait"`.
+        max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
+        strict: Turn a resume that cannot be exact into an error instead of a warning.
+        timeout: Seconds to wait for other workers.
+
+    Attributes:
+        epoch: The running epoch, from 0.
+        batch: Batches trained in it.
+        steps: Batches trained in all.
+        state: The dict given, or an empty one.
+
+    Raises:
+        ConfigError: An argument is wrong, or the optimizer has no variables yet.
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        *,
+        model: Any,
+        optimizer: Any = None,
+        metrics: Iterable[Any] = (),
+        variables: Iterable[Any] = (),
+        state: dict[str, Any] | None = None,
+        save_freq: str | int = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        when_busy: str = "skip",
+        max_failed_saves: int | None = 10,
+        strict: bool = False,
+        timeout: float = 600.0,
+    ) -> None:
+        global _opened
+        if not model.built or (optimizer is not None and not optimizer.built):
+            raise ConfigError(
+                "Checkpointer needs all variables: call the model on a batch and "
+                "optimizer.build(model.trainable_variables) first"
+            )
+        self.epoch = self.batch = self.steps = 0
+        self.state = {} if state is None else state
+        self._trained = _Trained([*model.variables, *variables], optimizer, list(metrics))
+        self._strategy = model.distribute_strategy
+        self._policy = parse_save_freq(save_freq)
+        self._delete = delete_checkpoint
+        self._strict = strict
+        self._cluster = Cluster.detect()
+        self._cluster.require_connection(self._strategy)
+        _opened += 1
+        storage = Storage.open(backup_dir, storage_options)
+        exchange = Exchange(self._cluster, f"checkpointer{_opened}", 64 * 2**20, timeout)
+        options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
+        self._engine = BackupEngine(BackupStore(storage), self._cluster, exchange, shared_writer(), options)
+        self._storage = storage
+        self._resumed: WorkerState | None = None
+        self._past = 0
+        self._dataset: Any = None
+        self._due_at = 0
+        self._rng_at_epoch: JSON = None
+        self._open = False
+
+    def restore(self) -> bool:
+        """Puts everything back to the newest backup, and claims the directory; call it once, before training.
+
+        Returns:
+            Whether there was a backup.
+
+        Raises:
+            BackupMismatchError: The backup is of another model.
+            DamagedBackupError: There are backups, but none is whole.
+        """
+        if self._open:
+            raise BackupError("restore() was called already; make a new Checkpointer for another run")
+        where = f"opening the backup directory {self._storage.display()}"
+        self._cluster.on_chief(self._storage.probe, where)
+        picked = self._engine.pick()
+        now = describe(self._strategy, self._cluster.num_workers)
+        if picked is not None:
+            self._apply(picked[0].name, picked[1], now)
+        self._engine.claim(now)
+        self._open = True
+        return picked is not None
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`; saves at each one's end if that is the time."""
+        self._require_open()
+        while self.epoch < count:
+            yield self.epoch
+            self.epoch, self.batch = self.epoch + 1, 0
+            if self._policy.at_epoch_end:
+                self._engine.save(self._snapshot("between"), must=True)
+
+    def batches(self, dataset: Iterable[Any], *, made_for_epoch: bool = False) -> Iterator[Any]:
+        """The batches that are left of one pass over `dataset`; to be called once in each epoch.
+
+        In the epoch that was interrupted, the batches that were trained are pulled and dropped, and random states
+        are put back behind them. Of past epochs nothing is read, but where a shuffled order is cached.
+
+        Args:
+            dataset: The same object in each epoch, such as a `tf.data` or a distributed dataset.
+            made_for_epoch: It was made for this epoch alone, so that past epochs have no influence on its order.
+
+        Raises:
+            BackupError: The dataset has fewer batches than were trained.
+            ConfigError: It reshuffles and is another object than in the last epoch, without `made_for_epoch`.
+        """
+        self._require_open()
+        if not made_for_epoch:
+            self._advance(dataset)
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            self._rng_at_epoch = resumed.state["rng_at_epoch"]
+            rng.restore(self._rng_at_epoch)
+        else:
+            self._rng_at_epoch = rng.capture()
+        iterator = iter(dataset)
+        if resumed is not None:
+            replay.drop(iterator, self.batch, self.batch)
+            rng.restore(resumed.state["rng"])
+        yield from iterator
+
+    def _advance(self, dataset: Any) -> None:
+        """Lets the dataset draw the orders of past epochs."""
+        if self._dataset is not None and self._dataset is not dataset and pipeline.reshuffling_stages(dataset):
+            raise ConfigError(
+                "batches() got another dataset than in the last epoch, which shuffles anew for each iterator: make it "
+                "once before the loop, or pass made_for_epoch=True"
+            )
+        self._dataset = dataset
+        past, self._past = self._past, 0
+        replay.replay_iterators(dataset, past)
+
+    def step(self, batches: int = 1) -> None:
+        """Counts a trained batch, and saves if that is due; call it after each, on every worker.
+
+        Raises:
+            BackupError: Too many backups have failed in a row.
+            FencedError: A newer run has taken the directory.
+        """
+        self._require_open()
+        self.batch += batches
+        self.steps += batches
+        self._engine.poll()
+        if self._policy.due(self.steps, self._due_at):
+            self._due_at = self.steps
+            self._engine.save(self._snapshot("within"))
+
+    def save(self) -> None:
+        """Saves now, between two steps, waiting for a backup that is being written."""
+        self._require_open()
+        self._engine.save(self._snapshot("within" if self.batch else "between"), must=True)
+
+    def close(self) -> None:
+        """Training has ended: commits its end, and deletes the backup if that was asked for."""
+        if self._open:
+            self._open = False
+            self._engine.finish(self._snapshot("end"), delete=self._delete)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._engine.drain()
+
+    def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
+        reasons = inexact_reasons(saved, now)
+        if reasons and self._strict:
+            raise BackupError(f"strict=True, and going on from {commit} would not be exact: {'; '.join(reasons)}")
+        reasons += apply_variables(self._trained, saved, self._cluster)
+        self.state.update(from_json(saved.state["user"], saved.tensors))
+        position = saved.position
+        self.epoch, self.batch, self.steps = position.epoch, position.batch, position.step
+        self._due_at, self._past = position.step, position.epoch
+        if position.kind == "within":
+            self._resumed = saved
+        rng.restore(saved.state["rng"])
+        if self._cluster.is_chief:
+            verdict = "not exact" if reasons else "exact"
+            print(f"Restored {self._storage.display(commit)}: {position}; {verdict}", flush=True)
+            if reasons:
+                warnings.warn("the resume is not exact: " + "; ".join(reasons), RuntimeWarning, stacklevel=3)
+
+    def _snapshot(self, kind: Any) -> Snapshot:
+        position = Position(kind, self.epoch, self.batch if kind == "within" else 0, self.steps)
+        arrays: dict[str, HeldTensor] = {}
+        topics: dict[str, JSON] = {
+            "rng": rng.capture(),
+            "rng_at_epoch": self._rng_at_epoch,
+            "user": to_json(self.state, "user", arrays),
+        }
+        return capture(self._trained, [], position, topics, arrays)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise BackupError("call restore() before training, and make a new Checkpointer after close()")
