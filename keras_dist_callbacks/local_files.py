@@ -30,7 +30,7 @@ def create(final: Path, parts: Sequence[Buffer], fsync: bool) -> None:
             if error.errno not in _NO_LINKS:
                 raise
             # A file system without hard links: readers are protected by the digest inside the file.
-            _write(final, parts, fsync)
+            _write_directly(final, parts, fsync)
     _flush_directory(final.parent, fsync)
 
 
@@ -56,6 +56,16 @@ def _temporary(final: Path) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _write_directly(final: Path, parts: Sequence[Buffer], fsync: bool) -> None:
+    try:
+        _write(final, parts, fsync)
+    except FileExistsError:
+        raise
+    except BaseException:
+        final.unlink(missing_ok=True)
+        raise
 
 
 def _write(path: Path, parts: Sequence[Buffer], fsync: bool) -> None:

@@ -191,18 +191,14 @@ class Storage:
             self._run("create", name, lambda: local_files.create(Path(self._full(name)), parts, self.fsync))
             return
         content = b"".join(parts)
-        tried = False
 
         def put() -> None:
-            nonlocal tried
-            again, tried = tried, True
             try:
                 self._fs.pipe_file(self._full(name), content, mode="create")
             except FileExistsError:
                 # A response that was lost makes the client retry and collide with its own write.
                 if self._fs.cat_file(self._full(name)) != content:
                     raise
-                del again
 
         self._run("create", name, put)
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -19,7 +14,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.checkpointing import callback_state
 from tests import tiny
-from tests.callback_helpers import ignore_keras_warnings, scalars
+from tests.callback_helpers import ignore_keras_warnings
 from tests.resume_helpers import (
     Interruption,
     assert_same_files,
@@ -237,48 +232,6 @@ def test_the_swap_is_right_when_the_order_changes_too(tmp_path: Path) -> None:
     tiny.assert_same(model, reference)
 
 
-def shown_steps(output: str) -> dict[str, list[str]]:
-    """The steps that the progress bar has shown, by epoch."""
-    epochs = re.split(r"Epoch (\d+)/\d+", re.sub(r"\x1b\[[0-9;]*m", "", output))[1:]
-    return {
-        epoch: re.findall(r"(\d+/(?:\d+|Unknown)) ", text)
-        for epoch, text in zip(epochs[::2], epochs[1::2], strict=True)
-    }
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("length_is_known", [True, False])
-@pytest.mark.parametrize(("batch", "first"), [(3, "4/5"), (None, "5/5")])
-def test_the_progress_bar_goes_on_at_the_right_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], length_is_known: bool, batch: int | None, first: str
-) -> None:
-    rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(tiny.BATCH)
-    if not length_is_known:
-        rows = rows.filter(lambda x, y: True)
-
-    def fit(*callbacks: Any) -> None:
-        backup = kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait", verbose=0)
-        every = [*callbacks, backup]
-        tiny.model().fit(rows, epochs=3, validation_data=VALIDATION, shuffle=False, callbacks=every, verbose=1)
-
-    with pytest.raises(tiny.Stop):
-        fit(Interruption(1, batch).callback())
-    capsys.readouterr()
-    fit()
-    shown = shown_steps(capsys.readouterr().out)
-    assert list(shown) == ["2", "3"]
-    assert shown["2"][0] == first
-    assert shown["2"][-1] == shown["3"][-1] == "5/5"
-    assert shown["3"][0] == "1/5"
-
-
-def test_the_progress_bar_may_come_and_go(tmp_path: Path) -> None:
-    for verbose, stop in ((0, [tiny.StopAt(0, 2)]), (2, [tiny.StopAt(0, 3)]), (0, [])):
-        every = [*stop, kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait")]
-        with pytest.raises(tiny.Stop) if stop else contextlib.nullcontext():
-            tiny.model().fit(tiny.shuffled(), shuffle=False, verbose=verbose, callbacks=every)
-
-
 def with_a_nan_at(step: int) -> tf.data.Dataset:
     rows = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(tiny.BATCH).enumerate()
     return rows.map(lambda i, row: (tf.where(i == step, np.nan, row[0]), row[1]))
@@ -307,44 +260,3 @@ def test_an_error_at_a_nan_comes_again_at_the_same_step(tmp_path: Path) -> None:
                 tiny.model(), tmp_path, [keras.callbacks.TerminateOnNaN(raise_error=True), steps], x=with_a_nan_at(3)
             )
     assert steps.trained == []
-
-
-def test_each_epoch_is_sent_to_a_server_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    remote = importlib.import_module("keras.src.callbacks.remote_monitor")
-    monkeypatch.setattr(
-        remote,
-        "requests",
-        SimpleNamespace(post=lambda url, data, headers: sent.append(json.loads(data["data"])["epoch"])),
-    )
-
-    def monitored(directory: Path) -> list[Any]:
-        return [keras.callbacks.RemoteMonitor("http://localhost:9")]
-
-    points = (Interruption(0, 2), Interruption(1, 0, "epoch"), Interruption(2, 4))
-    run_interrupted(tmp_path, monitored, points, orders(0), model=tiny.model, epochs=3)
-    assert sent == [0, 1, 2]
-
-
-@pytest.mark.parametrize("board", [keras.callbacks.TensorBoard, kdc.TensorBoard])
-def test_summaries_of_the_users_own_get_the_right_step_and_speeds_are_those_of_this_process(
-    tmp_path: Path, board: Any
-) -> None:
-    def logging(directory: Path) -> list[Any]:
-        return [
-            board(directory / "board", update_freq=1, write_steps_per_second=True),
-            keras.callbacks.LambdaCallback(
-                on_epoch_begin=lambda epoch, logs: tf.summary.scalar("epoch_begins", float(epoch))
-            ),
-        ]
-
-    def steady() -> keras.Model:
-        model = tiny.model()
-        model.optimizer.iterations.assign(10**6)  # which a speed that counts from 0 would show
-        return model
-
-    run_interrupted(tmp_path, logging, [Interruption(1, 0, "epoch"), Interruption(2, 2)], orders(0), model=steady)
-    run = tmp_path / "board" / "train"
-    begins = sorted(set(scalars(run)["epoch_begins"]))
-    assert begins == [(0, 0.0), (5, 1.0), (10, 2.0), (12, 2.0)]  # fit begins the interrupted epoch once more
-    assert all(0 < speed < 10**4 for _, speed in scalars(run)["epoch_steps_per_second"])

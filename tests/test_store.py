@@ -211,16 +211,46 @@ def test_a_quarantined_commit_is_kept_aside(tmp_path: Path) -> None:
 
 def test_a_commit_whose_blob_vanished_is_not_reported_as_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = new_store(tmp_path)
-    real = store.storage.read
 
-    def lose_a_blob(name: str, *args: Any) -> bytes:
+    def lose_the_blobs() -> None:
         for blob in tmp_path.glob("blobs/*/*"):
             blob.unlink()
-        return real(name, *args)
 
-    monkeypatch.setattr(Storage, "read", lambda self, name, *args: lose_a_blob(name, *args))
-    with pytest.raises(StorageError, match="has None bytes instead of"):
-        commit(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "check_ownership", lose_the_blobs)
+        with pytest.raises(StorageError, match="has None bytes instead of"):
+            commit(store, 1)
+    assert store.commits() == []
+    BackupStore(Storage.open(tmp_path)).verify(commit(store, 2))
+
+
+def test_a_newer_run_that_deleted_its_backup_still_fences_the_older_one(tmp_path: Path) -> None:
+    older = new_store(tmp_path)
+    commit(older, 1)
+    newer = new_store(tmp_path)
+    commit(newer, 1)
+    newer.delete_everything()
+    with pytest.raises(FencedError, match="generation gone"):
+        commit(older, 2)
+
+
+def test_a_commit_that_a_listing_misses_loses_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_store(tmp_path)
+    for sequence in range(1, 4):
+        newest = commit(store, sequence, {"a": np.full(3, sequence)})
+    real = store.commits
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "commits", lambda: real()[:-1])
+        store.prune(keep=1)
+    BackupStore(Storage.open(tmp_path)).verify(newest)
+
+
+def test_a_manifest_that_vanishes_counts_as_damaged(tmp_path: Path) -> None:
+    manifest = commit(new_store(tmp_path), 1)
+    reader = BackupStore(Storage.open(tmp_path))
+    (tmp_path / manifest.id.name).unlink()
+    with pytest.raises(DamagedBackupError, match="is gone"):
+        reader.manifest(manifest.id)
 
 
 def damage(content: bytes, rng: random.Random) -> bytes:

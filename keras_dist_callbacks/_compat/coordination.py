@@ -47,13 +47,6 @@ def configure(
     )
 
 
-def is_running() -> bool:
-    """Whether this process takes part in a coordination service."""
-    context = _context()
-    config = context.coordination_service
-    return bool(config is not None and config.service_type and context._context_handle)
-
-
 def set_value(key: str, value: str) -> None:
     """Publishes a value; a key can be set once."""
     _context().set_config_key_value(key, value)
@@ -88,6 +81,11 @@ def peer_errors() -> tuple[type[Exception], ...]:
         tf.errors.AbortedError,
         tf.errors.CancelledError,
     )
+
+
+def is_peer_error(error: BaseException) -> bool:
+    """Whether an exception of a training step means that another worker is gone."""
+    return isinstance(error, peer_errors())
 
 
 def _incompatible(what: str) -> CompatError:

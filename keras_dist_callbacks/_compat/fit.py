@@ -59,6 +59,12 @@ class RunningFit:
         value = self.epoch_iterator._num_batches
         return None if value is None else int(value)
 
+    @property
+    def known_length(self) -> int | None:
+        """Batches of one pass as the input itself tells; None where Keras learns it from the first epoch."""
+        value = self.epoch_iterator.data_adapter.num_batches
+        return None if value is None else int(value)
+
     def set_num_batches(self, value: int | None) -> None:
         """What an earlier, complete epoch taught Keras about an input of unknown length."""
         if self.epoch_iterator._num_batches is None:
@@ -69,6 +75,11 @@ class RunningFit:
         """The argument of fit."""
         value: int | None = self.epoch_iterator.steps_per_epoch
         return value
+
+    @property
+    def steps_per_execution(self) -> int:
+        """Batches that one call of the train function takes."""
+        return int(self.epoch_iterator.steps_per_execution)
 
     @property
     def input(self) -> Any:
@@ -182,7 +193,13 @@ def build_from_spec(fit: RunningFit) -> None:
         lambda s: s._value_specs[0] if hasattr(s, "_value_specs") else s, spec, expand_composites=False
     )
     with strategy.scope():
-        model._symbolic_build(data_batch=local)
+        try:
+            model._symbolic_build(data_batch=local)
+        except (ValueError, TypeError, RuntimeError, AttributeError):
+            # A train_step of the user's may take what the model itself does not. Then metrics are made by the first
+            # step, and a restore says that they start afresh.
+            if model.optimizer is not None and not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
 
 
 def compile_metrics_pending(model: Any) -> bool:
@@ -241,12 +258,12 @@ def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
             raise _incompatible(f"the epoch iterator has no {name}")
     enumerate_steps, catch = iterator._enumerate_iterator, iterator.catch_stop_iteration
 
-    def enumerate_under_control() -> Generator[tuple[int, int, Any], None, None]:
+    def enumerate_under_control() -> Generator[tuple[Any, ...], None, None]:
         steps = enumerate_steps()
-        controller.enter_epoch(steps)
-        for begin, end, data in steps:
-            yield begin, end, data
-            controller.after_step(end)
+        controller.enter_epoch(_triple(step, fit.steps_per_execution) for step in steps)
+        for step in steps:
+            yield step
+            controller.after_step(_triple(step, fit.steps_per_execution)[1])
 
     iterator._enumerate_iterator = enumerate_under_control
     iterator.catch_stop_iteration = lambda: _Watched(catch(), controller)
@@ -256,6 +273,11 @@ def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
         iterator.__dict__.pop("catch_stop_iteration", None)
 
     return undo
+
+
+def _triple(step: tuple[Any, ...], steps_per_execution: int) -> tuple[int, int, Any]:
+    """First and last batch of a step, and its data; before 3.11 or so Keras told the first batch alone."""
+    return step[0], step[0] + steps_per_execution - 1, step[-1]
 
 
 class _Watched:

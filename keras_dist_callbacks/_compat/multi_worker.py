@@ -105,7 +105,7 @@ def _symbolic_build_from_local_values(original: Callable[..., None]) -> Callable
             return
         strategy = self._distribute_strategy
         if iterator is not None:
-            for _, _, batches in iterator:
+            for *_, batches in iterator:
                 data_batch = next(batches)
                 break
         local = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], data_batch)

@@ -61,18 +61,19 @@ def replay_epochs(fit: RunningFit, first: int, epoch: int, validations: int, *, 
         _recreate(stand_in, cached)
 
 
-def drop(data: Iterator[Any], count: int, total: int) -> None:
+def drop(data: Iterator[Any], count: int, total: int, *, at_least: int | None = None) -> None:
     """Pulls `count` elements and forgets them.
 
     Args:
         data: Where to pull from.
         count: How many.
         total: How many are to be dropped in all, for the message.
+        at_least: How many there must be. Defaults to `count`.
 
     Raises:
         BackupError: The input has fewer.
     """
-    if _pull(data, count) < count:
+    if _pull(data, count) < (count if at_least is None else at_least):
         raise BackupError(
             f"the input ended before the {total} batches that the interrupted run had consumed; fit() must be given "
             "the same data as before (the backup is untouched)"
@@ -113,17 +114,17 @@ class _StandIns:
 def _count_epoch(iterator: Any) -> None:
     steps = type(iterator)._enumerate_iterator.__get__(iterator)()
     if not (iterator.steps_per_epoch or iterator._num_batches):
-        _, _, data = next(steps)  # of unknown length: one iterator, read to its end
+        *_, data = next(steps)  # of unknown length: one iterator, read to its end
         data.pulled = _ALL
         iterator.data_adapter.on_epoch_end()
         return
-    for _, _, data in steps:
+    for *_, data in steps:
         data.pulled += iterator.steps_per_execution
 
 
 def _count_validation(fit: RunningFit, iterator: Any) -> None:
     if fit.builds_before_evaluating:
-        _, _, data = next(type(iterator)._enumerate_iterator.__get__(iterator)())
+        *_, data = next(type(iterator)._enumerate_iterator.__get__(iterator)())
         data.pulled = 1
     iterator.reset()
     _count_epoch(iterator)

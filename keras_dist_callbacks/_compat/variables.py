@@ -17,6 +17,9 @@ import numpy as np
 
 from keras_dist_callbacks.errors import BackupError
 
+GLOBAL_SEED_GENERATOR = "global_seed_generator"
+"""The name of Keras' global seed state, which is made by its first use, maybe within a step."""
+
 
 @dataclass(frozen=True)
 class HeldRead:
@@ -84,11 +87,14 @@ def named_variables(model: Any) -> dict[str, Any]:
     """
     named: dict[str, Any] = {}
     seen: set[int] = set()
+    generator = _global_seed_generator()
     for variable in _all_variables(model):
         if id(variable) in seen:
             continue
         seen.add(id(variable))
         path = str(getattr(variable, "path", None) or variable.name)
+        if generator is not None and variable is generator.state:
+            path = GLOBAL_SEED_GENERATOR
         name, count = path, 0
         while name in named:
             count += 1
@@ -109,6 +115,33 @@ def _all_variables(model: Any) -> Iterable[Any]:
     generator = _global_seed_generator()
     if generator is not None:
         yield generator.state
+
+
+def untracked_variables(model: Any) -> list[str]:
+    """Names of TensorFlow variables that belong to the model's objects, but not to what a backup holds."""
+    import keras
+    import tensorflow as tf
+
+    held = {id(c) for variable in named_variables(model).values() for c in _raw_and_components(variable)}
+    found = []
+    for item in tf.train.TrackableView(model).descendants():
+        own: list[Any] = list(item.variables) if isinstance(item, keras.optimizers.Optimizer) else [item]
+        for variable in own:
+            raw = getattr(variable, "_value", variable)
+            if isinstance(raw, tf.Variable) and not held & {id(c) for c in _raw_and_components(variable)}:
+                found.append(str(getattr(variable, "path", None) or raw.name))
+    return sorted(set(found))
+
+
+def _raw_and_components(variable: Any) -> tuple[Any, ...]:
+    return (variable, getattr(variable, "_value", variable), *components(variable))
+
+
+def create_global_seed_generator() -> None:
+    """Creates Keras' seed generator for `keras.random` calls without a seed, as its first use would."""
+    from keras.src.random import seed_generator
+
+    seed_generator.global_seed_generator()
 
 
 def _global_seed_generator() -> Any:

@@ -118,7 +118,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         fit = seam.find_fit(self.model)
         if fit is None:
             raise ConfigError(
-                "BackupAndRestore works within model.fit() only; for training loops of your own there is Checkpointer"
+                "BackupAndRestore works within model.fit() only: pass it in a plain list of callbacks, or in a "
+                "CallbackList(..., model=model); for training loops of your own there is Checkpointer"
             )
         if self._session is None:
             self._open(fit, list(fit.callback_list.callbacks))
@@ -162,7 +163,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._session.close()  # a fit that ended with an exception outside of the training loop
             self._session = None
         self._end_preparation()
-        shared_writer().wait()
+        _end_earlier_writes()
         self.restored, self._reported = None, False
         _fits += 1
         cluster = Cluster.detect()
@@ -232,3 +233,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._session is None:
             raise ConfigError("BackupAndRestore was not told of its fit(): pass it in the callbacks of model.fit()")
         return self._session
+
+
+def _end_earlier_writes() -> None:
+    """What an earlier fit left in the queue must not end this one."""
+    writer = shared_writer()
+    writer.wait()
+    try:
+        writer.raise_failure()
+    except Exception as error:  # noqa: BLE001 - reported here, whatever it is
+        warnings.warn(f"a write of an earlier fit() failed: {error}", RuntimeWarning, stacklevel=3)

@@ -16,8 +16,7 @@ import numpy as np
 
 from keras_dist_callbacks._compat import keras_callbacks
 from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, WorkerState
-from keras_dist_callbacks.checkpointing.storable import from_json
-from keras_dist_callbacks.checkpointing.storable import to_json as to_json
+from keras_dist_callbacks.checkpointing.storable import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 
 TOPIC = "callback:"

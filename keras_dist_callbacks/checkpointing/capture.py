@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks._compat import variables
-from keras_dist_callbacks.checkpointing.callback_state import capture_callbacks, restore_callbacks, to_json
+from keras_dist_callbacks.checkpointing.callback_state import TOPIC, capture_callbacks, restore_callbacks
 from keras_dist_callbacks.checkpointing.elastic import redistribute
 from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
+from keras_dist_callbacks.checkpointing.storable import to_json
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 
 _VARIABLE = "variable"
-_CALLBACK = "callback"
 _NAMED_IN_ERROR = 3
 
 
@@ -44,7 +44,7 @@ def capture(
     callback_state, callback_arrays = capture_callbacks(callbacks)
     tensors.update(callback_arrays)
     tensors.update(arrays or {})
-    state: dict[str, JSON] = {f"{_CALLBACK}:{name}": value for name, value in callback_state.items()}
+    state: dict[str, JSON] = {TOPIC + name: value for name, value in callback_state.items()}
     state["metric_variables"] = _metric_names(model, names)
     state.update(topics)
     return Snapshot(position, tensors, state)
@@ -69,6 +69,8 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster) -> list[st
     Raises:
         BackupMismatchError: The backup is of another model; nothing was assigned.
     """
+    if _tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
+        variables.create_global_seed_generator()
     current = variables.named_variables(model)
     matched, notes = match_variables(current, saved, set(_metric_names(model, current)))
     for name, values in matched.items():
@@ -84,8 +86,7 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster) -> list[st
 
 def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[str]:
     """Gives all callbacks their state back; returns what did not match, one sentence each."""
-    prefix = f"{_CALLBACK}:"
-    state = {topic.removeprefix(prefix): v for topic, v in saved.state.items() if topic.startswith(prefix)}
+    state = {topic.removeprefix(TOPIC): v for topic, v in saved.state.items() if topic.startswith(TOPIC)}
     return restore_callbacks(callbacks, state, saved.tensors)
 
 
@@ -105,6 +106,8 @@ def match_variables(
     for tensors in saved.other_workers:
         for name, values in _stored_components(tensors).items():
             stored[name] += values
+    if variables.GLOBAL_SEED_GENERATOR not in stored:  # its first use was still to come: its initial state is right
+        current = {name: v for name, v in current.items() if name != variables.GLOBAL_SEED_GENERATOR}
     metrics = metrics | set(saved.state["metric_variables"])
     partner = _partners(list(current), list(stored), metrics)
     matched: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -168,7 +171,7 @@ def _metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
 
 
 def _unnumbered(path: str) -> str:
-    return re.sub(r"_\d+(?=/|$|#)", "", path)
+    return re.sub(r"_\d+(?=[/_#]|$)", "", path)
 
 
 def _same_but_for_prefix(one: str, other: str) -> bool:

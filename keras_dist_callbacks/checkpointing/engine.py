@@ -10,8 +10,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.checkpointing.exchange import Exchange, LocalState
@@ -28,7 +27,7 @@ from keras_dist_callbacks.checkpointing.snapshot import (
 from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.checkpointing.writer import Writer
 from keras_dist_callbacks.cluster import Cluster
-from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.errors import BackupError, ClusterError, DamagedBackupError, FencedError, StorageError
 
 _KEPT_COMMITS = 2
 
@@ -62,6 +61,8 @@ class BackupEngine:
         self._writer = writer
         self._options = options
         self._saves = 0
+        self._skipped = 0
+        self._writing = False  # a backup is queued or being written; other jobs of the queue do not count
         self._sequence = 0
         self._failed = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
@@ -69,6 +70,7 @@ class BackupEngine:
         self._notes: list[str] = []
         self._info: Mapping[str, JSON] = {}
         self._orphans_collected = False
+        self._untidy = False
 
     @property
     def generation(self) -> int:
@@ -126,22 +128,31 @@ class BackupEngine:
         if not self._cluster.is_chief:
             self._writer.submit(functools.partial(self._deliver, self._saves, snapshot), what)
             return
-        if self._writer.busy:
+        if self._writing:
             if not must and self._options.when_busy == "skip":
+                self._skipped += 1
                 self._exchange.skip(self._saves)
                 return
             self._writer.wait()
+        self._writing = True
         self._writer.submit(functools.partial(self._write_or_note, self._saves, snapshot), what)
 
     def poll(self) -> None:
         """Lets what happened in the background surface: failures are raised, notes become warnings."""
         self._writer.raise_failure()
-        if not self._notes:
-            return
+        if self._notes:
+            for note in self.take_notes():
+                warnings.warn(note, RuntimeWarning, stacklevel=2)
+
+    def take_notes(self) -> list[str]:
+        """What happened in the background and was not reported yet."""
         with self._lock:
             notes, self._notes = self._notes, []
-        for note in notes:
-            warnings.warn(note, RuntimeWarning, stacklevel=2)
+        return notes
+
+    def abort(self) -> None:
+        """The cluster is lost: nothing that needs other workers is waited for any more."""
+        self._exchange.abort.set()
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until what was handed over is committed; whether it was, within `timeout` seconds."""
@@ -160,6 +171,11 @@ class BackupEngine:
         self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._options.timeout)
         self._writer.wait()
         self._cluster.leave("end of fit", self._options.timeout)
+        if self._skipped:
+            self._note(
+                f"{self._skipped} of {self._saves} backups were left out because the one before was still being "
+                "written; save less often, or wait with when_busy='wait'"
+            )
         self.poll()
 
     def _load(self, manifest: Manifest) -> WorkerState:
@@ -196,18 +212,22 @@ class BackupEngine:
     def _complete(self, delete: bool) -> None:
         self._writer.wait()
         self._writer.raise_failure()
-        if delete:
-            try:
-                self._store.delete_everything()
-            except StorageError as error:
-                self._note(f"the backup could not be deleted: {error}")
+        if not delete:
+            return
+        if self._failed:
+            self._note("the final backup failed, so the last good one is kept instead of being deleted")
+            return
+        try:
+            self._store.delete_everything()
+        except StorageError as error:
+            self._note(f"the backup could not be deleted: {error}")
 
     # --- in the background
 
     def _deliver(self, save: int, snapshot: Snapshot) -> None:
         try:
             self._exchange.deliver(save, snapshot)
-        except BackupError as error:
+        except (BackupError, ClusterError) as error:
             self._note(f"this worker's part of the backup at {snapshot.position} was not saved: {error}")
 
     def _write_or_note(self, save: int, snapshot: Snapshot) -> None:
@@ -215,7 +235,7 @@ class BackupEngine:
             self._write(save, snapshot)
         except FencedError:
             raise
-        except (StorageError, BackupError) as error:
+        except (StorageError, BackupError, ClusterError) as error:
             self._failed += 1
             limit = self._options.max_failed_saves
             if limit is not None and self._failed >= limit:
@@ -223,6 +243,8 @@ class BackupEngine:
             self._note(f"the backup at {snapshot.position} failed and training goes on: {error}")
         else:
             self._failed = 0
+        finally:
+            self._writing = False
 
     def _write(self, save: int, snapshot: Snapshot) -> None:
         prints = fingerprints(snapshot.tensors)
@@ -236,10 +258,20 @@ class BackupEngine:
         manifest = self._manifest(snapshot.position, records)
         self._store.commit(manifest)
         self._known = [*self._known[-1:], {n: t for r in records for n, t in _unique(r)}]
-        self._store.prune(_KEPT_COMMITS)
-        if not self._orphans_collected:
-            self._store.collect_orphans()
-            self._orphans_collected = True
+        self._tidy()
+
+    def _tidy(self) -> None:
+        try:
+            self._store.prune(_KEPT_COMMITS)
+            if not self._orphans_collected:
+                self._store.collect_orphans()
+                self._orphans_collected = True
+        except StorageError as error:
+            if not self._untidy:
+                self._note(f"backups are written, but old ones cannot be deleted: {error}")
+            self._untidy = True
+        while self._store.notes:
+            self._note(self._store.notes.pop())
 
     def _record(self, packer: Packer, worker: int, local: LocalState) -> WorkerRecord:
         for blob in packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"):
@@ -271,8 +303,3 @@ class BackupEngine:
 
 def _unique(record: WorkerRecord) -> list[tuple[str, TensorInfo]]:
     return [(f"{info.blob}:{info.key}", info) for info in record.tensors.values()]
-
-
-def describe(manifest: Manifest) -> dict[str, Any]:
-    """What a person wants to know about a commit."""
-    return {"id": asdict(manifest.id), "position": asdict(manifest.position), **manifest.info}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_dist_callbacks._compat import rng
-from keras_dist_callbacks.checkpointing.snapshot import JSON, WorkerState
+from keras_dist_callbacks.checkpointing.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
 
 
 def inexact_reasons(
@@ -25,14 +25,19 @@ def inexact_reasons(
         _changed(saved.info, now, "replicas", "the number of replicas", "resume with as many replicas as before"),
         _changed(saved.info, now, "strategy", "the strategy", "resume under the same strategy"),
         _changed(saved.info, now, "steps_per_epoch", "the batches per epoch", "use the same data and batch size"),
+        _changed(saved.info, now, "steps_per_execution", "steps_per_execution", "compile the model as before"),
+        _changed(saved.info, now, "keras", "the version of Keras", "resume with the version as before"),
+        _changed(saved.info, now, "tensorflow", "the version of TensorFlow", "resume with the version as before"),
         _changed(saved.info, now, "seed", "the global seed", "call keras.utils.set_random_seed with the same seed"),
     ]
     if now["seed"] is None:
         reasons.append(
             "no seed was set, so that shuffled orders and the like differ; call keras.utils.set_random_seed first"
         )
-    if saved.state.get("local_state_dropped"):
+    if saved.state.get(LOCAL_STATE_DROPPED):
         reasons.append("this worker's local state was too large to be saved; raise max_local_state")
+    if saved.state.get("not_saved"):
+        reasons.append(not_saved_reason(saved.state["not_saved"]))
     if not rewindable and saved.position.step:
         reasons.append(
             "this dataset object was iterated in this process before and shuffles anew each time, so its earlier "
@@ -43,6 +48,14 @@ def inexact_reasons(
             "a Python generator under a strategy is read in no fixed order; use tf.data or keras.utils.PyDataset"
         )
     return [reason for reason in reasons if reason is not None]
+
+
+def not_saved_reason(names: list[str]) -> str:
+    """The sentence about variables that backups do not hold."""
+    return (
+        f"variables that are neither in model.variables nor in model.optimizer are not saved ({', '.join(names[:3])}"
+        f"{', ...' if len(names) > 3 else ''}); make them with add_weight, or use Checkpointer(variables=...)"
+    )
 
 
 def describe(strategy: Any, workers: int) -> dict[str, JSON]:

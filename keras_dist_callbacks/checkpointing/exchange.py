@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,11 @@ import xxhash
 
 from keras_dist_callbacks import messaging
 from keras_dist_callbacks.checkpointing.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
-from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldArray, Snapshot
+from keras_dist_callbacks.checkpointing.snapshot import JSON, LOCAL_STATE_DROPPED, HeldArray, Snapshot
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError, ClusterError
 
 _SKIP = b"skip"
-_LIMIT_NOTE = "local_state_dropped"
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,14 @@ class Exchange:
         name: What tells this fit's messages from another's; the same on every worker.
         max_local_state: Bytes above which a worker's local tensors are left out.
         timeout: Seconds for each answer.
+        abort: Set when the cluster is lost: nobody needs to be waited for any more.
     """
 
     cluster: Cluster
     name: str
     max_local_state: int
     timeout: float
+    abort: threading.Event = field(default_factory=threading.Event)
 
     def collect(self, save: int, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> list[LocalState]:
         """On the chief: what differs on each other worker, in worker order.
@@ -60,12 +61,19 @@ class Exchange:
             BackupError: A worker did not deliver in time; this save fails, training goes on.
         """
         topics = _topic_hashes(snapshot.state)
-        return [self._collect_from(worker, save, prints, topics) for worker in range(1, self.cluster.num_workers)]
+        found: list[LocalState] = []
+        for worker in range(1, self.cluster.num_workers):
+            try:
+                found.append(self._collect_from(worker, save, prints, topics))
+            except (BackupError, ClusterError):
+                self.skip(save, first=worker + 1)
+                raise
+        return found
 
-    def skip(self, save: int) -> None:
-        """On the chief: tells the workers that this save does not happen, without waiting for anything."""
-        if self.cluster.num_workers > 1:
-            threading.Thread(target=self._tell_skip, args=(save,), name="kdc-skip", daemon=True).start()
+    def skip(self, save: int, first: int = 1) -> None:
+        """On the chief: tells workers that this save does not happen, without waiting for anything."""
+        if first < self.cluster.num_workers:
+            threading.Thread(target=self._tell_skip, args=(save, first), name="kdc-skip", daemon=True).start()
 
     def deliver(self, save: int, snapshot: Snapshot) -> None:
         """On a worker: publishes what this worker has that the chief has not.
@@ -77,7 +85,7 @@ class Exchange:
         prints = fingerprints(snapshot.tensors)
         hello = {"tensors": prints, "topics": _topic_hashes(snapshot.state)}
         sent = messaging.publish(self._key(save, me, "hello"), _dump(hello), self.timeout)
-        answer = messaging.fetch(self._key(save, me, "wanted"), self.timeout)
+        answer = messaging.fetch(self._key(save, me, "wanted"), self.timeout, self.abort.is_set)
         messaging.forget(self._key(save, me, "hello"), sent)
         if answer is None:
             raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
@@ -91,7 +99,7 @@ class Exchange:
         body = {"state": {topic: snapshot.state[topic] for topic in wanted["topics"]}, "sent": list(arrays)}
         message = _pack_message(body, arrays)
         sent = messaging.publish(self._key(save, me, "values"), message, self.timeout)
-        messaging.fetch(self._key(save, me, "taken"), self.timeout)
+        messaging.fetch(self._key(save, me, "taken"), self.timeout, self.abort.is_set)
         messaging.forget(self._key(save, me, "values"), sent)
         messaging.forget(self._key(save, me, "taken"))
 
@@ -107,22 +115,22 @@ class Exchange:
         messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
         state = dict(body["state"])
         if len(tensors) < len(differing):
-            state[_LIMIT_NOTE] = True
+            state[LOCAL_STATE_DROPPED] = True
         held = {name: HeldArray(array) for name, array in tensors.items()}
         return LocalState(held, {name: theirs[name] for name in held}, state)
 
     def _receive(self, save: int, worker: int, topic: str) -> bytes:
         try:
-            value = messaging.fetch(self._key(save, worker, topic), self.timeout)
+            value = messaging.fetch(self._key(save, worker, topic), self.timeout, self.abort.is_set)
         except ClusterError as error:
             raise BackupError(f"worker {worker} could not deliver its state: {error}") from error
         if value is None:
             raise BackupError(f"worker {worker} did not deliver its state within {self.timeout:g} s")
         return value
 
-    def _tell_skip(self, save: int) -> None:
+    def _tell_skip(self, save: int, first: int) -> None:
         with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
-            for worker in range(1, self.cluster.num_workers):
+            for worker in range(first, self.cluster.num_workers):
                 messaging.publish(self._key(save, worker, "wanted"), _SKIP, self.timeout)
 
     def _key(self, save: int, worker: int, topic: str) -> str:

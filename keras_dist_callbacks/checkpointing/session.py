@@ -8,20 +8,23 @@ pulled and dropped.
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras_dist_callbacks._compat import fit as seam
-from keras_dist_callbacks._compat import replay, rng
+from keras_dist_callbacks._compat import replay, rng, variables
+from keras_dist_callbacks._compat.coordination import is_peer_error
 from keras_dist_callbacks.checkpointing.capture import apply_callbacks, apply_variables, capture, jsonable_logs
 from keras_dist_callbacks.checkpointing.data_position import DataPosition
 from keras_dist_callbacks.checkpointing.engine import BackupEngine
-from keras_dist_callbacks.checkpointing.exactness import describe, inexact_reasons
+from keras_dist_callbacks.checkpointing.exactness import describe, inexact_reasons, not_saved_reason
 from keras_dist_callbacks.checkpointing.policies import SavePolicy
 from keras_dist_callbacks.checkpointing.snapshot import JSON, Position, Snapshot, WorkerState
 from keras_dist_callbacks.cluster import Cluster
-from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.errors import BackupError, ConfigError
 
 _EXCEPTION_BUDGET_SECONDS = 120.0
 
@@ -67,6 +70,7 @@ class FitSession:
         self._step = 0
         self._step_in_epoch = 0
         self._due_at = 0
+        self._unknown_variables: list[str] | None = None
         self._validations = 0
         self._rng_at_epoch: JSON = None
         self._description: dict[str, JSON] = {}
@@ -99,7 +103,10 @@ class FitSession:
         self._engine.claim(self._description)
         self._undo = seam.control(self._fit, self)
         if self._saved is not None:
-            self._prepare_restore(self._saved)
+            saved = self._saved
+            notes = self._cluster.agree(lambda: self._prepare_restore(saved), "restoring")
+            if saved.position.kind != "within":
+                self._report(saved, notes)
 
     def start_at(self, epoch: int) -> None:
         """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
@@ -108,6 +115,11 @@ class FitSession:
     def epoch_begin(self, epoch: int) -> None:
         """The epoch loop is running."""
         self._fit.forget_start()
+        if self._saved is not None and epoch != self._saved.position.epoch:
+            raise ConfigError(
+                f"the backup is from epoch {self._saved.position.epoch}, but fit() begins at epoch {epoch}: leave "
+                "initial_epoch as it was (the backup is untouched)"
+            )
         if self._first_epoch is None:
             self._first_epoch = epoch
         self._epoch = epoch
@@ -117,23 +129,17 @@ class FitSession:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
         saved, self._saved = self._saved, None
         self._data.note()
-        if saved is None or saved.position.kind != "within":
+        if saved is None:
             self._rng_at_epoch = rng.capture()
             return
-        self._rng_at_epoch = saved.state["rng_at_epoch"]
-        rng.restore(self._rng_at_epoch)
-        self._skip(steps, saved.position.batch)
-        notes = self._apply(saved)
-        rng.restore(saved.state["rng"])
-        seam.current_logs(self._fit.model).update(saved.state["logs"])
-        self._step_in_epoch = saved.position.batch
+        notes = self._cluster.agree(lambda: self._enter_interrupted_epoch(saved, steps), "restoring within an epoch")
         self._report(saved, notes)
 
     def after_step(self, end_step: int) -> None:
         """Between two steps, after all callbacks: counts, and saves if that is due."""
-        trained = end_step + 1 - self._step_in_epoch
-        self._step_in_epoch = end_step + 1
-        self._step += trained
+        trained_to = self._trained_to(end_step)
+        self._step += trained_to - self._step_in_epoch
+        self._step_in_epoch = trained_to
         self._engine.poll()
         if self._policy.due(self._step, self._due_at):
             self._due_at = self._step
@@ -154,12 +160,19 @@ class FitSession:
     def train_end(self, *, delete: bool) -> None:
         """After every other callback's `on_train_end`."""
         self._fit.forget_start()
+        if self._saved is not None:
+            raise BackupError(f"fit() ended before it came to {self._saved.position}; the backup is untouched")
         self._engine.finish(self._capture("end"), delete=delete)
         self.close()
 
     def on_exception(self, error: BaseException) -> None:
         """An exception leaves the training loop: what was handed over is committed before it is raised on."""
+        if is_peer_error(error):
+            self._engine.abort()
         self._engine.drain(_EXCEPTION_BUDGET_SECONDS)
+        self._engine.abort()
+        for note in self._engine.take_notes():
+            error.add_note(note)
         self.close()
 
     def close(self) -> None:
@@ -171,42 +184,65 @@ class FitSession:
 
     # --- restoring
 
-    def _prepare_restore(self, saved: WorkerState) -> None:
+    def _prepare_restore(self, saved: WorkerState) -> list[str]:
         position = saved.position
+        if position.kind == "within" and position.epoch >= self._fit.epochs:
+            raise ConfigError(
+                f"the backup is at {position}, but fit() was asked for {self._fit.epochs} epoch(s) only; ask for more "
+                "(the backup is untouched)"
+            )
         self._epoch, self._step, self._due_at = position.epoch, position.step, position.step
         self._first_epoch = int(saved.state["first_epoch"])
+        self._unknown_variables = saved.state["not_saved"] or None
         self._validations = int(saved.state["validations"])
         self._data.restore(saved, self._first_epoch)
         self._fit.start_at(position.epoch)
         if position.kind == "within":
-            return
+            return []  # the rest follows in `enter_epoch`
         self._saved = None
         notes = self._apply(saved)
         rng.restore(saved.state["rng"])
         if saved.state["stop_training"]:
             self._fit.start_at(self._fit.epochs)
             self._fit.model.stop_training = True
-        self._report(saved, notes)
+        return notes
+
+    def _enter_interrupted_epoch(self, saved: WorkerState, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
+        self._rng_at_epoch = saved.state["rng_at_epoch"]
+        rng.restore(self._rng_at_epoch)
+        self._skip(steps, saved)
+        notes = self._apply(saved)
+        rng.restore(saved.state["rng"])
+        seam.current_logs(self._fit.model).update(saved.state["logs"])
+        self._step_in_epoch = saved.position.batch
+        return notes
 
     def _apply(self, saved: WorkerState) -> list[str]:
         notes = apply_variables(self._fit.model, saved, self._cluster)
         return notes + apply_callbacks(self._callbacks, saved)
 
-    def _skip(self, steps: Iterator[tuple[int, int, Any]], batches: int) -> None:
-        done = 0
+    def _trained_to(self, end_step: int) -> int:
+        """Batches trained in the epoch: the last of several `steps_per_execution` may find fewer than it asks for."""
+        limit = None if self._fit.steps_per_epoch else self._fit.known_length
+        return end_step + 1 if limit is None else min(end_step + 1, limit)
+
+    def _skip(self, steps: Iterator[tuple[int, int, Any]], saved: WorkerState) -> None:
+        done, batches = 0, saved.position.batch
         while done < batches:
             item = next(steps, None)
             if item is None:
                 replay.drop(iter(()), batches - done, batches)
                 return
+            ragged = self._fit.known_length is None and done + self._fit.steps_per_execution >= batches
             begin, end, data = item
-            replay.drop(data, min(end + 1, batches) - begin, batches)
+            replay.drop(data, min(end + 1, batches) - begin, batches, at_least=1 if ragged else None)
             done = end + 1
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
         rewindable, generator = self._data.is_rewindable, self._fit.is_python_generator
         found = inexact_reasons(saved, self._description, rewindable=rewindable, generator=generator)
-        reasons = (*notes, *found)
+        everywhere = itertools.chain.from_iterable(self._cluster.gather([*notes, *found], "exactness"))
+        reasons = tuple(dict.fromkeys(everywhere))
         self.restored = Restored(self._commit, saved.position, reasons)
         if reasons and self._strict:
             raise BackupError(
@@ -224,6 +260,7 @@ class FitSession:
             "num_batches": self._fit.num_batches,
             "first_epoch": self._first_epoch or 0,
             "validations": self._validations,
+            "not_saved": self._not_saved(),
             "stop_training": bool(self._fit.model.stop_training),
         }
         if within:
@@ -234,11 +271,19 @@ class FitSession:
         topics.update(self._data.state)
         return capture(self._fit.model, self._callbacks, position, topics, self._data.tensors)
 
+    def _not_saved(self) -> list[str]:
+        """Variables that training may change and that nobody told Keras of; looked for once, when they all exist."""
+        if self._unknown_variables is None:
+            self._unknown_variables = variables.untracked_variables(self._fit.model)
+            if self._unknown_variables and self._cluster.is_chief:
+                warnings.warn(not_saved_reason(self._unknown_variables), RuntimeWarning, stacklevel=2)
+        return self._unknown_variables
+
     def _describe(self) -> dict[str, JSON]:
         model = self._fit.model
         return {
             **describe(model.distribute_strategy, self._cluster.num_workers),
             "model": str(model.name),
-            "steps_per_execution": int(model.steps_per_execution),
+            "steps_per_execution": self._fit.steps_per_execution,
             "steps_per_epoch": self._fit.steps_per_epoch or self._fit.num_batches,
         }

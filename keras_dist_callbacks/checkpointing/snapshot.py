@@ -11,6 +11,9 @@ import numpy as np
 JSON = Any
 """A value that `json` writes and reads back unchanged."""
 
+LOCAL_STATE_DROPPED = "local_state_dropped"
+"""The topic that says that a worker's local tensors were too large to be saved."""
+
 
 class HeldTensor(Protocol):
     """A value that was read and will not change, wherever its bytes are."""

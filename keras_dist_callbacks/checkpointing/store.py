@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +42,8 @@ class BackupStore:
         self.generation = 0  # 0: not an owner
         self._written: dict[str, BlobInfo] = {}
         self._manifests: dict[CommitId, Manifest] = {}
+        self._newest: Manifest | None = None  # of this owner
+        self.notes: list[str] = []
 
     # --- ownership
 
@@ -64,19 +65,18 @@ class BackupStore:
 
     def newest_generation(self) -> int:
         """The number of the newest owner record or commit, 0 if there is none."""
-        owners = [int(f.name.removesuffix(".json")) for f in self.storage.files(OWNERS) if _is_owner(f.name)]
-        return max([0, *owners, *(commit.generation for commit in self.commits())])
+        return max([0, *self._owners(), *(commit.generation for commit in self.commits())])
 
     def check_ownership(self) -> None:
-        """Makes sure that no newer run has taken the directory.
+        """Makes sure that no newer run has taken the directory, or has taken it and deleted its backup.
 
         Raises:
             FencedError: One has.
         """
         newest = self.newest_generation()
-        if newest > self.generation:
+        if newest != self.generation:
             raise FencedError(
-                f"{self.storage.display()} was taken over by a newer run (generation {newest}, this run is "
+                f"{self.storage.display()} was taken over by a newer run (generation {newest or 'gone'}, this run is "
                 f"{self.generation}); this run must stop. Give each run a directory of its own"
             )
 
@@ -111,12 +111,12 @@ class BackupStore:
             StorageError: What was written reads back differently.
         """
         self.check_ownership()
+        self._check_sizes(manifest)
         content = encode_manifest(manifest)
         self.storage.create(manifest.id.name, [content])
         if self.storage.read(manifest.id.name) != content:
             raise StorageError(f"{self.storage.display(manifest.id.name)} reads back differently from what was written")
-        self._check_sizes(manifest)
-        self._manifests[manifest.id] = manifest
+        self._manifests[manifest.id] = self._newest = manifest
 
     def prune(self, keep: int) -> None:
         """Deletes all commits but the newest `keep`, manifests first, then blobs that no manifest names.
@@ -127,6 +127,8 @@ class BackupStore:
         cut = max(0, len(manifests) - keep)
         obsolete, kept = manifests[:cut], manifests[cut:]
         needed = {blob.path for manifest in kept for blob in manifest.blobs}
+        if self._newest is not None and keep:  # whatever a listing may have missed
+            needed |= {blob.path for blob in self._newest.blobs}
         unneeded = {blob.path for manifest in obsolete for blob in manifest.blobs} | self._written.keys()
         for manifest in obsolete:
             self.storage.delete(manifest.id.name)
@@ -187,7 +189,11 @@ class BackupStore:
             where = self.storage.display(commit.name)
             if (self.storage.size(commit.name) or 0) > MAX_MANIFEST_BYTES:
                 raise DamagedBackupError(f"{where} is too large for a manifest")
-            manifest = decode_manifest(self.storage.read(commit.name), where)
+            try:
+                content = self.storage.read(commit.name)
+            except FileNotFoundError as error:
+                raise DamagedBackupError(f"{where} is gone") from error
+            manifest = decode_manifest(content, where)
             if manifest.id != commit:
                 raise DamagedBackupError(f"{where} holds the manifest of another commit")
             self._manifests[commit] = manifest
@@ -217,8 +223,13 @@ class BackupStore:
         Raises:
             DamagedBackupError: Something is missing or differs from the manifest.
         """
-        for worker in range(len(manifest.workers)):
-            self.load(manifest, worker)
+        by_blob: dict[str, dict[str, TensorInfo]] = {}
+        for record in manifest.workers:
+            for info in record.tensors.values():
+                by_blob.setdefault(info.blob, {})[info.key] = info
+        known = {blob.path: blob for blob in manifest.blobs}
+        for path, wanted in by_blob.items():
+            decode_blob(self._read_blob(path, known), wanted, self.storage.display(path))
 
     def quarantine(self, commit: CommitId) -> None:
         """Moves a damaged manifest aside, so that it is neither taken nor lost."""
@@ -250,6 +261,7 @@ class BackupStore:
             sizes.update({f"{directory}/{f.name}": f.size for f in self.storage.files(directory)})
         for blob in manifest.blobs:
             if sizes.get(blob.path) != blob.size:
+                self._written.pop(blob.path, None)  # the next save writes it anew
                 raise StorageError(
                     f"{self.storage.display(blob.path)} has {sizes.get(blob.path)} bytes instead of {blob.size}"
                 )
@@ -262,19 +274,18 @@ class BackupStore:
                 try:
                     manifests.append(self.manifest(commit))
                 except DamagedBackupError as error:
-                    warnings.warn(f"{error}; it is set aside in {DAMAGED}/", RuntimeWarning, stacklevel=2)
+                    self.notes.append(f"{error}; it is set aside in {DAMAGED}/")
                     self.quarantine(commit)
         return manifests
 
     def _generations(self) -> list[int]:
         """Earlier generations that have an owner record, ascending."""
-        owners = [int(f.name.removesuffix(".json")) for f in self.storage.files(OWNERS) if _is_owner(f.name)]
-        return sorted(g for g in owners if g < self.generation)
+        return sorted(g for g in self._owners() if g < self.generation)
+
+    def _owners(self) -> list[int]:
+        names = (f.name.removesuffix(".json") for f in self.storage.files(OWNERS) if f.name.endswith(".json"))
+        return [int(name) for name in names if name.isdigit()]
 
 
 def _owner_name(generation: int) -> str:
     return f"{OWNERS}/{generation:06d}.json"
-
-
-def _is_owner(name: str) -> bool:
-    return name.endswith(".json") and name.removesuffix(".json").isdigit()
