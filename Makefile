@@ -30,7 +30,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	@.ci/parts $(LINT) "$(BIN)/python -m pytest"
+	@.ci/parts $(LINT) "$(BIN)/python -m pytest -n 2"
 
 lint: $(STAMP)
 	@.ci/parts $(LINT)

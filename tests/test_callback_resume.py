@@ -179,18 +179,18 @@ def test_learning_rates_are_those_of_an_undisturbed_run_step_by_step(
     def changing_rates(directory: Path) -> list[Any]:
         return [
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
-            keras.callbacks.ReduceLROnPlateau("loss", min_delta=10, patience=1, cooldown=1, factor=0.5),
+            keras.callbacks.ReduceLROnPlateau("loss", min_delta=10, patience=1, cooldown=2, factor=0.5),
             keras.callbacks.ReduceLROnPlateau("loss", min_delta=10, patience=2, factor=0.25),
             kdc.PrintLR(freq=4),
             Rates(found),
         ]
 
-    reference, *_ = run_undisturbed(tmp_path, changing_rates, model=tiny.model, epochs=4)
+    reference, *_ = run_undisturbed(tmp_path, changing_rates, model=tiny.model, epochs=5)
     expected, found = found, {}
     printed = set(capsys.readouterr().out.splitlines())
-    assert len(set(expected.values())) == 4, "the scenario needs a new rate each epoch"
+    assert len(set(expected.values())) == 5, "the scenario needs a new rate each epoch"
     points = (Interruption(1, 2), Interruption(2, 3, "epoch"), Interruption(3, 0))
-    model, *_ = run_interrupted(tmp_path, changing_rates, points, orders(chain), model=tiny.model, epochs=4)
+    model, *_ = run_interrupted(tmp_path, changing_rates, points, orders(chain), model=tiny.model, epochs=5)
     assert found == expected
     tiny.assert_same(model, reference)
     assert {line for line in capsys.readouterr().out.splitlines() if not line.startswith("Restored")} == printed

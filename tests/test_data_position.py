@@ -133,7 +133,7 @@ INPUTS: dict[str, Callable[[], Input]] = {
 
 def shared_shuffle() -> Input:
     both = shuffle(rows())
-    return {"x": both.take(30).batch(6), "validation_data": both.skip(30).batch(5)}
+    return {"x": both.take(32).batch(8), "validation_data": both.skip(32).batch(4)}
 
 
 @pytest.mark.filterwarnings("ignore:.*input ran out of data.*:UserWarning")

@@ -67,6 +67,9 @@ class BackupAndRestore(kdc.BackupAndRestore):
     _current_epoch = 0
     _last_batch_seen = 0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, when_busy="wait", **kwargs)  # a save that is left out would be a warning
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._last_batch_seen = batch
 

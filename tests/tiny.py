@@ -57,8 +57,9 @@ def shuffled() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(data()).shuffle(ROWS, seed=3, reshuffle_each_iteration=True).batch(BATCH)
 
 
-def model(units: int = 7, optimizer: Any = None) -> keras.Model:
-    keras.utils.clear_session()
+def model(units: int = 7, optimizer: Any = None, *, clear: bool = True) -> keras.Model:
+    if clear:
+        keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     built = keras.Sequential(
         [
