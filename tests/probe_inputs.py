@@ -11,11 +11,11 @@ from typing import Any
 
 import keras
 import numpy as np
-from tests import tiny, workload
-from tests.test_data_position import INPUTS
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat.variables import components, named_variables
+from tests import tiny, workload
+from tests.test_data_position import INPUTS
 
 WHERE = (2, 1)
 

@@ -200,6 +200,17 @@ def test_a_train_step_with_inputs_of_its_own_resumes(tmp_path: Path) -> None:
     assert history.history == expected.history
 
 
+def test_an_input_that_draws_from_a_generator_is_labelled(tmp_path: Path) -> None:
+    def data() -> tf.data.Dataset:
+        generator = tf.random.Generator.from_seed(1)
+        return rows().map(lambda x, y: (x + generator.normal((6,)), y))
+
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(1, 2)], x=data())
+    with pytest.warns(RuntimeWarning, match=r"not exact: the input draws from a tf.random.Generator"):
+        tiny.fit(tiny.model(), tmp_path, x=data())
+
+
 def test_a_write_of_an_earlier_fit_that_failed_does_not_end_the_next(tmp_path: Path) -> None:
     from keras_dist_callbacks.checkpointing.writer import shared_writer
 

@@ -18,7 +18,10 @@ def local_copies(dataset: Any) -> list[Any]:
 
 def shuffles(dataset: Any) -> int:
     """How many shuffles it contains, those inside of its functions included."""
-    return sum(_is_shuffle(stage) + _shuffles_in_functions(stage) for stage in stages(original(dataset)))
+    return sum(
+        _is_shuffle(stage) + sum(op.startswith("Shuffle") for op in _function_ops(stage))
+        for stage in stages(original(dataset))
+    )
 
 
 def caches_a_shuffle(dataset: Any) -> bool:
@@ -38,6 +41,11 @@ def reshuffling_stages(dataset: Any) -> list[Any]:
     ]
 
 
+def uses_random_generator(dataset: Any) -> bool:
+    """Whether its functions draw from a `tf.random.Generator`, whose state runs ahead of training."""
+    return any(op.startswith("RngReadAndSkip") for stage in stages(original(dataset)) for op in _function_ops(stage))
+
+
 def stages(dataset: Any) -> Iterator[Any]:
     """The dataset and everything upstream of it."""
     yield dataset
@@ -49,10 +57,8 @@ def _is_shuffle(stage: Any) -> bool:
     return "Shuffle" in type(stage).__name__
 
 
-def _shuffles_in_functions(stage: Any) -> int:
-    count = 0
+def _function_ops(stage: Any) -> Iterator[str]:
     for function in getattr(stage, "_functions", list)():
         graph = function.function.graph.as_graph_def()
-        nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-        count += sum(node.op.startswith("Shuffle") for node in nodes)
-    return count
+        yield from (node.op for node in graph.node)
+        yield from (node.op for inner in graph.library.function for node in inner.node_def)

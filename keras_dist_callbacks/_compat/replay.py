@@ -18,6 +18,8 @@ from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.errors import BackupError
 
 _ALL = 2**62
+# Keras gives arrays the same order in every epoch, and PyDatasets one from Python's random state, which is restored.
+_ITERATORS_WITHOUT_INFLUENCE = ("ArrayDataAdapter", "PyDatasetAdapter")
 
 
 class _StandIn:
@@ -136,6 +138,8 @@ def _recreate(stand_in: _StandIn, cached: set[int]) -> None:
         live = iter(iterator._get_iterator())
         drop(live, stand_in.pulled, stand_in.pulled)
         iterator._current_iterator = live
+        return
+    if type(iterator.data_adapter).__name__ in _ITERATORS_WITHOUT_INFLUENCE:
         return
     dataset = iterator._distributed_dataset
     wanted = 1 if pipeline.shuffles(dataset) > 1 else 0

@@ -25,6 +25,7 @@ class DataPosition:
 
     Attributes:
         is_rewindable: Whether the input can be put where it was.
+        draws_ahead: Whether it draws from a random generator that runs ahead of training.
         state: The input's own account of its position at the last `note`, for the snapshot.
         tensors: The arrays in it.
     """
@@ -34,6 +35,7 @@ class DataPosition:
         self._addressed = any(getattr(c, "addresses_epochs", False) for c in callbacks)
         self._source = fit.input
         self._methods = next((pair for pair in _METHODS if all(_has(fit.input, name) for name in pair)), None)
+        self.draws_ahead = pipeline.uses_random_generator(fit.data)
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, HeldTensor] = {}
         self.is_rewindable = self._addressed or self._methods is not None or not self._was_iterated()

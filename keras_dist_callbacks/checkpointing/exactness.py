@@ -10,7 +10,12 @@ from keras_dist_callbacks.checkpointing.snapshot import JSON, LOCAL_STATE_DROPPE
 
 
 def inexact_reasons(
-    saved: WorkerState, now: Mapping[str, JSON], *, rewindable: bool = True, generator: bool = False
+    saved: WorkerState,
+    now: Mapping[str, JSON],
+    *,
+    rewindable: bool = True,
+    generator: bool = False,
+    draws_ahead: bool = False,
 ) -> list[str]:
     """Why training will not go on bit for bit as it would have, one sentence each with its cure.
 
@@ -19,6 +24,7 @@ def inexact_reasons(
         now: This run, described as the backup's was.
         rewindable: Whether the input can be put where it was.
         generator: Whether the input is a plain Python generator.
+        draws_ahead: Whether the input draws from a `tf.random.Generator`.
     """
     reasons = [
         _changed(saved.info, now, "workers", "the number of workers", "resume with as many workers as before"),
@@ -42,6 +48,11 @@ def inexact_reasons(
         reasons.append(
             "this dataset object was iterated in this process before and shuffles anew each time, so its earlier "
             "orders are gone; build the dataset again before fit(), or use EpochDataset"
+        )
+    if draws_ahead:
+        reasons.append(
+            "the input draws from a tf.random.Generator, which has run ahead of training; use stateless random "
+            "functions, or a seed of the operation's own"
         )
     if now["replicas"] != 1 and generator:
         reasons.append(

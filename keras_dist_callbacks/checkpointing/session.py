@@ -239,8 +239,13 @@ class FitSession:
             done = end + 1
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
-        rewindable, generator = self._data.is_rewindable, self._fit.is_python_generator
-        found = inexact_reasons(saved, self._description, rewindable=rewindable, generator=generator)
+        found = inexact_reasons(
+            saved,
+            self._description,
+            rewindable=self._data.is_rewindable,
+            generator=self._fit.is_python_generator,
+            draws_ahead=self._data.draws_ahead,
+        )
         everywhere = itertools.chain.from_iterable(self._cluster.gather([*notes, *found], "exactness"))
         reasons = tuple(dict.fromkeys(everywhere))
         self.restored = Restored(self._commit, saved.position, reasons)
