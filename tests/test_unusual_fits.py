@@ -200,6 +200,62 @@ def test_a_train_step_with_inputs_of_its_own_resumes(tmp_path: Path) -> None:
     assert history.history == expected.history
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.9),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.01), initial_scale=2.0, dynamic_growth_steps=3
+        ),
+        lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
+        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3),
+    ],
+    ids=["schedule", "loss scaling", "averages", "gradient accumulation"],
+)
+def test_optimizers_with_a_state_of_their_own_resume_exactly(tmp_path: Path, make: Any) -> None:
+    def built() -> keras.Model:
+        keras.utils.clear_session()
+        return tiny.model(optimizer=make(), clear=False)
+
+    reference = built()
+    expected = tiny.fit(reference, None)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(built(), tmp_path, [tiny.StopAt(1, 2)])
+    model = built()
+    history = tiny.fit(model, tmp_path)
+    tiny.assert_same(model, reference)
+    assert history.history == expected.history
+
+
+def test_more_epochs_after_a_run_that_finalized_its_weights_are_labelled(tmp_path: Path) -> None:
+    def model() -> keras.Model:
+        return tiny.model(optimizer=keras.optimizers.SGD(0.01, use_ema=True))
+
+    keep = {"delete_checkpoint": False}
+    tiny.fit(model(), tmp_path, epochs=2, options=keep)
+    with pytest.warns(RuntimeWarning, match="the finished run had replaced its weights at the end"):
+        tiny.fit(model(), tmp_path, epochs=3, options=keep)
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
+def test_a_callback_that_raises_between_steps_leaves_nothing_to_a_later_fit(tmp_path: Path, hook: str) -> None:
+    class Raise(keras.callbacks.Callback):
+        pass
+
+    def stop(*arguments: Any) -> None:
+        raise tiny.Stop
+
+    setattr(Raise, hook, stop)
+    tiny.interrupt(tmp_path, 2, 0)
+    model = tiny.model()
+    with pytest.raises(tiny.Stop):
+        tiny.fit(model, tmp_path, [Raise()], epochs=4)
+    assert model._initial_epoch is None
+    steps = tiny.CountSteps()
+    tiny.fit(model, None, [steps], epochs=1)
+    assert steps.trained[0] == (0, 0)
+
+
 def test_an_input_that_draws_from_a_generator_is_labelled(tmp_path: Path) -> None:
     def data() -> tf.data.Dataset:
         generator = tf.random.Generator.from_seed(1)

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from keras_dist_callbacks.errors import CompatError
 
+_WATCHED_HOOKS = ("on_epoch_begin", "on_epoch_end")
+
 
 class StepControl(Protocol):
     """What wants to be told about fit's progress."""
@@ -267,12 +269,36 @@ def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
 
     iterator._enumerate_iterator = enumerate_under_control
     iterator.catch_stop_iteration = lambda: _Watched(catch(), controller)
+    hooks = _fit_callbacks(fit.model)
+    for name in _WATCHED_HOOKS:
+        setattr(hooks, name, _watched_hook(fit, getattr(hooks, name), controller))
 
     def undo() -> None:
-        iterator.__dict__.pop("_enumerate_iterator", None)
-        iterator.__dict__.pop("catch_stop_iteration", None)
+        for owner, names in ((iterator, ("_enumerate_iterator", "catch_stop_iteration")), (hooks, _WATCHED_HOOKS)):
+            for name in names:
+                owner.__dict__.pop(name, None)  # the class' own shows again
 
     return undo
+
+
+def _fit_callbacks(model: Any) -> Any:
+    frame = _fit_frame(model)
+    callbacks = None if frame is None else frame.f_locals.get("callbacks")
+    if not hasattr(callbacks, "on_epoch_begin"):
+        raise _incompatible("fit() keeps no list `callbacks` with epoch hooks")
+    return callbacks
+
+
+def _watched_hook(fit: RunningFit, hook: Callable[..., None], controller: StepControl) -> Callable[..., None]:
+    def watched(*arguments: Any, **named: Any) -> None:
+        fit.forget_start()  # fit has read it, and a callback that raises must not leave it to a later fit
+        try:
+            hook(*arguments, **named)
+        except BaseException as error:
+            controller.on_exception(error)
+            raise
+
+    return watched
 
 
 def _triple(step: tuple[Any, ...], steps_per_execution: int) -> tuple[int, int, Any]:

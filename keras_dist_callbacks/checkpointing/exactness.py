@@ -16,6 +16,7 @@ def inexact_reasons(
     rewindable: bool = True,
     generator: bool = False,
     draws_ahead: bool = False,
+    goes_on_after_end: bool = False,
 ) -> list[str]:
     """Why training will not go on bit for bit as it would have, one sentence each with its cure.
 
@@ -25,6 +26,7 @@ def inexact_reasons(
         rewindable: Whether the input can be put where it was.
         generator: Whether the input is a plain Python generator.
         draws_ahead: Whether the input draws from a `tf.random.Generator`.
+        goes_on_after_end: Whether more epochs follow a finished run.
     """
     reasons = [
         _changed(saved.info, now, "workers", "the number of workers", "resume with as many workers as before"),
@@ -48,6 +50,11 @@ def inexact_reasons(
         reasons.append(
             "this dataset object was iterated in this process before and shuffles anew each time, so its earlier "
             "orders are gone; build the dataset again before fit(), or use EpochDataset"
+        )
+    if goes_on_after_end and saved.state.get("finalized"):
+        reasons.append(
+            "the finished run had replaced its weights at the end (averages of the optimizer, or the best weights of "
+            "EarlyStopping); give fit() all epochs from the start"
         )
     if draws_ahead:
         reasons.append(

@@ -245,6 +245,7 @@ class FitSession:
             rewindable=self._data.is_rewindable,
             generator=self._fit.is_python_generator,
             draws_ahead=self._data.draws_ahead,
+            goes_on_after_end=saved.position.kind == "end" and saved.position.epoch < self._fit.epochs,
         )
         everywhere = itertools.chain.from_iterable(self._cluster.gather([*notes, *found], "exactness"))
         reasons = tuple(dict.fromkeys(everywhere))
@@ -266,6 +267,7 @@ class FitSession:
             "first_epoch": self._first_epoch or 0,
             "validations": self._validations,
             "not_saved": self._not_saved(),
+            "finalized": kind == "end" and self._finalizes(),
             "stop_training": bool(self._fit.model.stop_training),
         }
         if within:
@@ -275,6 +277,11 @@ class FitSession:
             self._data.note()
         topics.update(self._data.state)
         return capture(self._fit.model, self._callbacks, position, topics, self._data.tensors)
+
+    def _finalizes(self) -> bool:
+        """Whether the weights at the end of fit are not those of its last step."""
+        averages = bool(getattr(self._fit.model.optimizer, "use_ema", False))
+        return averages or any(getattr(c, "restore_best_weights", False) for c in self._callbacks)
 
     def _not_saved(self) -> list[str]:
         """Variables that training may change and that nobody told Keras of; looked for once, when they all exist."""
