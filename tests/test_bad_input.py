@@ -177,3 +177,12 @@ def test_another_seed_is_labelled_not_exact(backup: Path) -> None:
 def test_a_callback_that_is_new_or_gone_is_named(backup: Path) -> None:
     with pytest.warns(RuntimeWarning, match=r"EarlyStopping\(monitor=loss\) was not in the interrupted run"):
         tiny.fit(tiny.model(), backup, [keras.callbacks.EarlyStopping("loss")])
+
+
+def test_a_renamed_metric_is_labelled_and_everything_else_restored(backup: Path) -> None:
+    model, steps = tiny.model(), tiny.CountSteps()
+    renamed = [keras.metrics.BinaryAccuracy(name="renamed"), "AUC"]
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=renamed)
+    with pytest.warns(RuntimeWarning, match="metric variable renamed/total was not in the backup; it starts"):
+        tiny.fit(model, backup, [steps])
+    assert steps.trained[0] == (1, 1)

@@ -124,19 +124,25 @@ def match_variables(
 
 
 def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) -> dict[str, str]:
-    if set(current) == set(stored):
-        return {name: name for name in current}
-    if len(current) == len(stored) and all(map(_same_but_for_prefix, current, stored)):
-        return dict(zip(current, stored, strict=True))
-    missing = [n for n in current if n not in set(stored) and n not in metrics]
-    surplus = [n for n in stored if n not in set(current) and n not in metrics]
-    if missing or surplus:
+    ours, theirs = ([n for n in names if n not in metrics] for names in (current, stored))
+    partners = _pair(ours, theirs)
+    if partners is None:
+        missing, surplus = ([n for n in one if n not in set(other)] for one, other in ((ours, theirs), (theirs, ours)))
         raise BackupMismatchError(
             "the backup is of another model. Only in the model: "
             f"{_some(missing)}; only in the backup: {_some(surplus)}. Nothing was changed: give this run another "
             "directory, or build the model as before"
         )
-    return {name: name for name in current if name in set(stored)}
+    ours, theirs = ([n for n in names if n in metrics] for names in (current, stored))
+    return {**partners, **(_pair(ours, theirs) or {name: name for name in ours if name in set(theirs)})}
+
+
+def _pair(current: Sequence[str], stored: Sequence[str]) -> dict[str, str] | None:
+    if set(current) == set(stored):
+        return {name: name for name in current}
+    if len(current) == len(stored) and all(map(_same_but_for_prefix, current, stored)):
+        return dict(zip(current, stored, strict=True))
+    return None
 
 
 def _check_shape(name: str, component: Any, value: np.ndarray[Any, Any]) -> None:
