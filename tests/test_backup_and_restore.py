@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -80,6 +82,26 @@ def test_a_schedule_that_changes_the_rate_every_epoch_goes_on(tmp_path: Path) ->
         history = tiny.fit(model, directory, [schedule()], save_freq=freq)
         tiny.assert_same(model, reference)
         assert history.history["learning_rate"] == expected.history["learning_rate"]
+
+
+class _RandomRate(keras.callbacks.Callback):
+    """Draws from every global random state before each step, and lets training depend on it."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        drawn = random.random() + np.random.random() + float(tf.random.uniform(()))  # noqa: S311
+        self.model.optimizer.learning_rate = 0.01 * (1 + drawn)
+
+
+@pytest.mark.parametrize(("where", "save_freq"), [((1, 3), 1), ((2, 1), "epoch")])
+def test_random_states_of_python_numpy_and_tensorflow_go_on(tmp_path: Path, where: Any, save_freq: Any) -> None:
+    reference = tiny.model()
+    expected = tiny.fit(reference, None, [_RandomRate()])
+    with pytest.raises(tiny.Stop):  # stopped before anything is drawn for that step
+        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(*where), _RandomRate()], save_freq=save_freq)
+    model = tiny.model()
+    history = tiny.fit(model, tmp_path, [_RandomRate()], save_freq=save_freq)
+    tiny.assert_same(model, reference)
+    assert history.history == expected.history
 
 
 class _StopInValidation(keras.callbacks.Callback):
