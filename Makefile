@@ -4,9 +4,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+AZURITE := 3.35.0
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports"
 
-.PHONY: help venv demo test lint chaos clean
+.PHONY: help venv demo test lint chaos bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +15,7 @@ help:
 	@echo "make test   the gate: linters, types, layers and tests"
 	@echo "make lint   without the tests"
 	@echo "make chaos  the long campaigns: every kill, strategy and data source"
+	@echo "make bench  what backups cost, measured beside Keras', Orbax' and TensorFlow's own"
 	@echo "make clean  remove what these have made, .venv included"
 
 venv: $(STAMP)
@@ -24,6 +26,8 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --editable ".[test]" --group dev
+	@# Azure's tests need its emulator; without npm they are skipped, and say so.
+	if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix .venv/azurite azurite@$(AZURITE); fi
 	touch $@
 
 demo: $(STAMP)
@@ -37,6 +41,10 @@ lint: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m pytest -m chaos
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
