@@ -45,6 +45,18 @@ def replace(final: Path, source: Path, fsync: bool) -> None:
     _flush_directory(final.parent, fsync)
 
 
+def read_into(path: Path, start: int, view: memoryview) -> int:
+    """Fills `view` from byte `start` of a file on; how many bytes there were."""
+    filled = 0
+    with open(path, "rb", buffering=0) as file:
+        while filled < len(view):
+            count = os.preadv(file.fileno(), [view[filled:]], start + filled)
+            if count == 0:
+                break
+            filled += count
+    return filled
+
+
 @contextlib.contextmanager
 def _temporary(final: Path) -> Iterator[Path]:
     try:

@@ -177,6 +177,27 @@ class Storage:
         content: bytes = self._run("read", name, lambda: self._fs.cat_file(self._full(name), start=start, end=end))
         return content
 
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Fills a writable buffer with the object's bytes from `start` on; may run in several threads at once.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+            StorageError: The object ends before the buffer is full.
+        """
+        view, path = buffer.cast("B"), self._full(name)
+        if self.is_local:
+            filled = self._run("read", name, lambda: local_files.read_into(Path(path), start, view))
+        else:
+            filled = self._run("read", name, lambda: self._fetch_into(path, start, view)) if view else 0
+        if filled < len(view):
+            end = start + len(view)
+            raise StorageError(f"cannot read {self.display(name)}: it ends after {start + filled} of {end} bytes")
+
+    def _fetch_into(self, path: str, start: int, view: memoryview) -> int:
+        content = self._fs.cat_file(path, start=start, end=start + len(view))
+        view[: len(content)] = content
+        return len(content)
+
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         """Publishes a new object, whole or not at all.
 

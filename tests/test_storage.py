@@ -7,6 +7,7 @@ import os
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from keras_dist_callbacks import local_files
@@ -34,6 +35,26 @@ def test_what_is_created_can_be_read_listed_and_deleted(storage: Storage) -> Non
     assert storage.files("a") == []
     with pytest.raises(FileNotFoundError):
         storage.read("a/b.bin")
+
+
+def test_a_buffer_is_filled_from_the_middle_of_an_object(storage: Storage) -> None:
+    storage.create("x", [b"0123456789"])
+    buffer = bytearray(4)
+    storage.read_into("x", 3, memoryview(buffer))
+    assert buffer == b"3456"
+    halves = np.zeros(2, "<u2")
+    storage.read_into("x", 6, memoryview(halves))
+    assert halves.tobytes() == b"6789"
+    storage.read_into("x", 10, memoryview(bytearray()))
+
+
+def test_a_buffer_longer_than_the_object_is_an_error(storage: Storage) -> None:
+    storage.create("x", [b"0123456789"])
+    for start in (3, 10, 11):
+        with pytest.raises(StorageError, match=r"cannot read .*/x: it ends after|cannot read .*/x"):
+            storage.read_into("x", start, memoryview(bytearray(8)))
+    with pytest.raises(FileNotFoundError):
+        storage.read_into("missing", 0, memoryview(bytearray(8)))
 
 
 def test_create_never_overwrites(storage: Storage) -> None:
