@@ -15,11 +15,10 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.checkpointing import callback_state
 from keras_dist_callbacks.checkpointing.callback_state import capture_callbacks, restore_callbacks
-from keras_dist_callbacks.checkpointing.codec import decode_blob, encode_blob, hash_array
-from keras_dist_callbacks.checkpointing.snapshot import TensorInfo
 from keras_dist_callbacks.checkpointing.storable import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from tests import tiny
+from tests.blobs import through_a_blob
 from tests.test_bad_input import files
 
 
@@ -50,12 +49,8 @@ def stored(value: Any) -> Any:
     """`value` after a way through a manifest and a blob."""
     held: dict[str, Any] = {}
     text = json.dumps(to_json(value, "callbacks/x", held))
-    arrays = {name: tensor.array() for name, tensor in held.items()}
-    blob = encode_blob(arrays, "blobs")
-    infos = {
-        name: TensorInfo("", name, array.dtype.name, array.shape, hash_array(array)) for name, array in arrays.items()
-    }
-    read = decode_blob(b"".join(bytes(part) for part in blob.parts), infos, "here") if arrays else {}
+    read = through_a_blob(held)
+    assert list(read) == list(held)
     return from_json(json.loads(text), read)
 
 

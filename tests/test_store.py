@@ -23,6 +23,7 @@ from keras_dist_callbacks.checkpointing.snapshot import (
 from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage import Storage
+from tests.blobs import through_a_blob
 
 TENSORS = {
     "a": np.arange(12, dtype="float32").reshape(3, 4),
@@ -70,7 +71,8 @@ def test_what_is_committed_is_read_back(tmp_path: Path) -> None:
 
 
 def test_blobs_are_plain_safetensors_files() -> None:
-    blob = codec.encode_blob({"a": TENSORS["a"], "b": TENSORS["b"]}, "blobs/1")
+    arrays = {"a": TENSORS["a"], "b": TENSORS["b"]}
+    blob = codec.encode_blob(arrays, fingerprints({n: HeldArray(a) for n, a in arrays.items()}), "blobs/1")
     loaded = load_safetensors(b"".join(bytes(part) for part in blob.parts))
     np.testing.assert_array_equal(loaded["a"], TENSORS["a"])
     np.testing.assert_array_equal(loaded["b"], TENSORS["b"])
@@ -93,11 +95,7 @@ def test_equal_tensors_are_written_once_and_large_ones_split(monkeypatch: pytest
 
 def test_the_same_bytes_in_another_shape_or_type_are_another_tensor() -> None:
     arrays = {"f": np.zeros(4, "float32"), "i": np.zeros(4, "int32"), "s": np.zeros((2, 2), "float32")}
-    held = {name: HeldArray(value) for name, value in arrays.items()}
-    prints = fingerprints(held)
-    packer = Packer({}, "blobs/1")
-    (blob,) = packer.pack(held, prints)
-    found = codec.decode_blob(b"".join(bytes(p) for p in blob.parts), packer.locate(prints), "here")
+    found = through_a_blob({name: HeldArray(value) for name, value in arrays.items()})
     assert {name: (a.dtype.name, a.shape) for name, a in found.items()} == {
         "f": ("float32", (4,)),
         "i": ("int32", (4,)),
@@ -164,7 +162,8 @@ def test_prune_deletes_nothing_of_a_newer_generation(tmp_path: Path) -> None:
 
 def test_what_interrupted_saves_left_is_collected_by_a_later_generation(tmp_path: Path) -> None:
     crashed = new_store(tmp_path)
-    crashed.stage(codec.encode_blob({"a": np.arange(5)}, crashed.blob_directory))
+    held = {"a": HeldArray(np.arange(5))}
+    crashed.stage_all(Packer({}, crashed.blob_directory).pack(held, fingerprints(held)))
     (tmp_path / "blobs/000001/x.safetensors.tmp-1").write_bytes(b"half")
     store = new_store(tmp_path)
     manifest = commit(store, 1)
@@ -218,7 +217,7 @@ def test_a_commit_whose_blob_vanished_is_not_reported_as_made(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "check_ownership", lose_the_blobs)
-        with pytest.raises(StorageError, match="has None bytes instead of"):
+        with pytest.raises(StorageError, match=r"is not there: .* is missing instead of"):
             commit(store, 1)
     assert store.commits() == []
     BackupStore(Storage.open(tmp_path)).verify(commit(store, 2))

@@ -1,35 +1,24 @@
-"""Snapshot to blobs and manifest, and back. Pure: nothing here touches a store.
+"""Snapshot to blobs: which tensors are written anew, which are found in earlier blobs. Pure.
 
 A blob is a safetensors file, so that plain `safetensors` and numpy can read the weights of a backup. Its
 header is written here instead of by the library because the library would first join all tensors in memory
-while it holds the GIL; reading goes through the library.
+while it holds the GIL.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
-from safetensors import SafetensorError, deserialize
 
-from keras_dist_callbacks.checkpointing.snapshot import (
-    BlobInfo,
-    CommitId,
-    HeldTensor,
-    Manifest,
-    Position,
-    TensorInfo,
-    WorkerRecord,
-)
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.checkpointing.snapshot import BlobInfo, HeldTensor, TensorInfo, WorkerRecord
 
-FORMAT_VERSION = 1
-FORMAT_NAME = "keras_dist_callbacks backup"
 BLOB_BYTES = 64 * 2**20
+_WORTH_KEEPING = 0.5
 _DTYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
@@ -38,10 +27,25 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Blob:
-    """A safetensors file that is not written yet: its place, and its content in pieces."""
+    """A safetensors file that is not written yet.
+
+    Attributes:
+        info: Its place and size.
+        parts: Its content in pieces.
+        starts: Where each tensor begins in it, by name.
+    """
 
     info: BlobInfo
     parts: tuple[memoryview | bytes, ...]
+    starts: Mapping[str, int]
+
+
+class Fingerprint(NamedTuple):
+    """What makes two tensors the same."""
+
+    hash: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
@@ -55,8 +59,42 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(raw_bytes(array))
 
 
-def encode_blob(tensors: Mapping[str, np.ndarray[Any, Any]], directory: str) -> Blob:
-    """Packs tensors into one safetensors file below `directory`, named after its content."""
+def fingerprints(tensors: Mapping[str, HeldTensor]) -> dict[str, Fingerprint]:
+    """The fingerprint of each tensor."""
+    found = {}
+    for name, held in tensors.items():
+        array = held.array()
+        found[name] = Fingerprint(hash_array(array), array.dtype.name, tuple(array.shape))
+    return found
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The type of that name, those of TensorFlow such as bfloat16 included.
+
+    Raises:
+        ValueError: There is no such type.
+    """
+    try:
+        dtype: np.dtype[Any] = np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        if not hasattr(ml_dtypes, name):
+            raise ValueError(f"there is no type {name!r}") from None
+        dtype = np.dtype(getattr(ml_dtypes, name))
+    if dtype.hasobject:
+        raise ValueError(f"the type {name!r} holds Python objects")
+    return dtype
+
+
+def encode_blob(tensors: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], directory: str) -> Blob:
+    """Packs tensors into one safetensors file below `directory`, named after its content.
+
+    Args:
+        tensors: What goes into it, by name.
+        prints: The fingerprint of each.
+        directory: Where the blob will be.
+    """
     header: dict[str, Any] = {}
     offset = 0
     for name, array in tensors.items():
@@ -68,168 +106,93 @@ def encode_blob(tensors: Mapping[str, np.ndarray[Any, Any]], directory: str) -> 
         }
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    parts: tuple[memoryview | bytes, ...] = (
-        len(text).to_bytes(8, "little") + text,
-        *(raw_bytes(array) for array in tensors.values()),
-    )
-    digest = xxhash.xxh3_128()
-    for part in parts:
-        digest.update(part)
-    size = sum(len(part) for part in parts)
-    return Blob(BlobInfo(f"{directory}/{digest.hexdigest()}.safetensors", size, digest.hexdigest()), parts)
-
-
-def decode_blob(content: bytes, tensors: Mapping[str, TensorInfo], where: str) -> dict[str, np.ndarray[Any, Any]]:
-    """The tensors of a blob, each checked against its hash.
-
-    Args:
-        content: The file.
-        tensors: What to take out of it: the name to return it under, and what the manifest says.
-        where: The blob's path, for messages.
-
-    Raises:
-        DamagedBackupError: The content is not what the manifest says.
-    """
-    try:
-        found = {name: bytes(item["data"]) for name, item in deserialize(content)}  # type: ignore[no-untyped-call]
-    except SafetensorError as error:
-        raise DamagedBackupError(f"{where} is no safetensors file: {error}") from error
-    result = {}
-    for name, info in tensors.items():
-        data = found.get(info.key)
-        if data is None or xxhash.xxh3_128_hexdigest(data) != info.hash:
-            raise DamagedBackupError(f"{where}: the tensor {info.key!r} is missing or differs from its hash")
-        result[name] = np.frombuffer(data, dtype=dtype_of(info.dtype)).reshape(info.shape)
-    return result
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    """The type of that name, those of TensorFlow such as bfloat16 included."""
-    try:
-        dtype: np.dtype[Any] = np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        dtype = np.dtype(getattr(ml_dtypes, name))
-    return dtype
-
-
-class Fingerprint(NamedTuple):
-    """What makes two tensors the same."""
-
-    hash: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def fingerprints(tensors: Mapping[str, HeldTensor]) -> dict[str, Fingerprint]:
-    """The fingerprint of each tensor."""
-    found = {}
-    for name, held in tensors.items():
-        array = held.array()
-        found[name] = Fingerprint(hash_array(array), array.dtype.name, tuple(array.shape))
-    return found
+    text += b" " * (-(len(text) + 8) % 64)  # so that tensors begin where vector instructions like them to
+    head = len(text).to_bytes(8, "little") + text
+    name = xxhash.xxh3_128_hexdigest(head + "".join(prints[n].hash for n in tensors).encode())
+    info = BlobInfo(f"{directory}/{name}.safetensors", len(head) + offset, len(head), xxhash.xxh3_128_hexdigest(head))
+    starts = {name: len(head) + entry["data_offsets"][0] for name, entry in header.items()}
+    return Blob(info, (head, *(raw_bytes(array) for array in tensors.values())), starts)
 
 
 class Packer:
     """Decides which tensors of a commit are written anew, and which are found in earlier blobs.
 
     A tensor with the same content as one in the commit it is compared with is referred to, not written again;
-    components of a variable that are equal on all replicas are written once.
+    components of a variable that are equal on all replicas are written once. A blob of which less than half is
+    still needed is not referred to: what is needed of it is written anew, so that the store does not fill up with
+    blobs that live for one small tensor each.
     """
 
-    def __init__(self, known: Mapping[str, TensorInfo], directory: str) -> None:
-        self._places = {Fingerprint(t.hash, t.dtype, t.shape): t for t in known.values()}
+    def __init__(self, known: Mapping[str, TensorInfo], directory: str, sizes: Mapping[str, int] | None = None) -> None:
+        """Prepares one commit.
+
+        Args:
+            known: Tensors that may be referred to.
+            directory: Where new blobs will be.
+            sizes: Bytes of the blobs that `known` names. Defaults to none: any blob is worth referring to.
+        """
+        self._known = {Fingerprint(t.hash, t.dtype, t.shape): t for t in known.values()}
+        self._places: dict[Fingerprint, TensorInfo] = {}
         self._directory = directory
+        self._sizes = sizes or {}
 
     def pack(
         self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
     ) -> Iterator[Blob]:
         """Yields the blobs that must be written, a few tensors at a time."""
-        group: dict[str, np.ndarray[Any, Any]] = {}
-        pending: dict[Fingerprint, str] = {}
-        size = 0
-        for name, held in tensors.items():
-            if prints[name] in self._places or prints[name] in pending:
-                continue
-            array = held.array()
-            if group and size + array.nbytes > BLOB_BYTES:
-                yield self._seal(group, pending)
-                group, pending, size = {}, {}, 0
-            group[prefix + name], pending[prints[name]] = array, prefix + name
-            size += array.nbytes
-        if group:
-            yield self._seal(group, pending)
+        fresh, moved = self._to_write(tensors, prints)
+        for names in (moved, fresh):  # apart: what did not change now is likely to stay
+            yield from self._pack(names, tensors, prints, prefix)
 
     def locate(self, prints: Mapping[str, Fingerprint]) -> dict[str, TensorInfo]:
         """Where each tensor is found, once all blobs of `pack` were taken."""
         return {name: self._places[fingerprint] for name, fingerprint in prints.items()}
 
-    def _seal(self, group: dict[str, np.ndarray[Any, Any]], pending: dict[Fingerprint, str]) -> Blob:
-        blob = encode_blob(group, self._directory)
-        for fingerprint, key in pending.items():
-            self._places[fingerprint] = TensorInfo(blob.info.path, key, *fingerprint[1:], fingerprint.hash)
+    def _to_write(
+        self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint]
+    ) -> tuple[list[str], list[str]]:
+        fresh: dict[Fingerprint, str] = {}
+        found: dict[Fingerprint, str] = {}
+        for name in tensors:
+            if prints[name] not in self._places:
+                (found if prints[name] in self._known else fresh).setdefault(prints[name], name)
+        live: dict[str, int] = {}
+        for fingerprint, name in found.items():
+            blob = self._known[fingerprint].blob
+            live[blob] = live.get(blob, 0) + tensors[name].array().nbytes
+        moved = []
+        for fingerprint, name in found.items():
+            place = self._known[fingerprint]
+            if live[place.blob] < _WORTH_KEEPING * self._sizes.get(place.blob, 0):
+                moved.append(name)
+            else:
+                self._places[fingerprint] = place
+        return list(fresh.values()), moved
+
+    def _pack(
+        self, names: Sequence[str], tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint], prefix: str
+    ) -> Iterator[Blob]:
+        group: dict[str, np.ndarray[Any, Any]] = {}
+        size = 0
+        for name in names:
+            array = tensors[name].array()
+            if group and size + array.nbytes > BLOB_BYTES:
+                yield self._seal(group, prints, prefix)
+                group, size = {}, 0
+            group[name] = array
+            size += array.nbytes
+        if group:
+            yield self._seal(group, prints, prefix)
+
+    def _seal(self, group: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], prefix: str) -> Blob:
+        keyed = {prefix + name: prints[name] for name in group}
+        blob = encode_blob({prefix + name: array for name, array in group.items()}, keyed, self._directory)
+        for key, fingerprint in keyed.items():
+            place = TensorInfo(
+                blob.info.path, key, blob.starts[key], fingerprint.dtype, fingerprint.shape, fingerprint.hash
+            )
+            self._places[fingerprint] = place
         return blob
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as JSON, sealed with its own digest."""
-    body = {
-        "format": FORMAT_NAME,
-        "version": FORMAT_VERSION,
-        "id": asdict(manifest.id),
-        "position": asdict(manifest.position),
-        "blobs": [asdict(blob) for blob in manifest.blobs],
-        "workers": [
-            {"tensors": {n: asdict(t) for n, t in record.tensors.items()}, "state": dict(record.state)}
-            for record in manifest.workers
-        ],
-        "info": dict(manifest.info),
-    }
-    return json.dumps({"digest": _digest(body), "manifest": body}, separators=(",", ":")).encode()
-
-
-def decode_manifest(content: bytes, where: str) -> Manifest:
-    """Reads and checks a manifest.
-
-    Raises:
-        DamagedBackupError: It is not what was written.
-        BackupMismatchError: A newer version of this package wrote it.
-    """
-    try:
-        sealed = json.loads(content)
-        body = sealed["manifest"]
-        intact = sealed["digest"] == _digest(body) and body["format"] == FORMAT_NAME
-        version = body["version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedBackupError(f"{where} is no manifest: {type(error).__name__} {error}") from error
-    if not intact:
-        raise DamagedBackupError(f"{where}: the manifest differs from its own digest")
-    if version > FORMAT_VERSION:
-        raise BackupMismatchError(
-            f"{where} has format version {version}; this keras-dist-callbacks reads up to {FORMAT_VERSION}: upgrade it "
-            "(nothing was changed)"
-        )
-    return Manifest(
-        CommitId(**body["id"]),
-        Position(**body["position"]),
-        tuple(BlobInfo(**blob) for blob in body["blobs"]),
-        tuple(_record(record) for record in body["workers"]),
-        body["info"],
-    )
-
-
-def _record(body: Mapping[str, Any]) -> WorkerRecord:
-    return WorkerRecord(
-        {name: TensorInfo(**{**info, "shape": tuple(info["shape"])}) for name, info in body["tensors"].items()},
-        body["state"],
-    )
-
-
-def _digest(body: Any) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    return f"xxh3_128:{xxhash.xxh3_128_hexdigest(text)}"
 
 
 def referenced_blobs(records: Sequence[WorkerRecord], known: Mapping[str, BlobInfo]) -> tuple[BlobInfo, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import platform
 import threading
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.checkpointing.exchange import Exchange, LocalState
+from keras_dist_callbacks.checkpointing.picking import load, newest_good
 from keras_dist_callbacks.checkpointing.snapshot import (
     JSON,
     CommitId,
@@ -27,7 +27,7 @@ from keras_dist_callbacks.checkpointing.snapshot import (
 from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.checkpointing.writer import Writer
 from keras_dist_callbacks.cluster import Cluster
-from keras_dist_callbacks.errors import BackupError, ClusterError, DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, StorageError
 
 _KEPT_COMMITS = 2
 
@@ -86,15 +86,17 @@ class BackupEngine:
             DamagedBackupError: There are commits, but none is whole.
             ClusterError: A worker cannot read what the chief chose.
         """
-        chosen = self._cluster.on_chief(self._newest_good, "choosing a backup", self._options.timeout)
-        name = self._cluster.broadcast(chosen.id.name if chosen else None, "chosen backup", self._options.timeout)
+        chosen = self._cluster.on_chief(
+            lambda: newest_good(self._store, self._cluster), "choosing a backup", self._options.timeout
+        )
+        name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", self._options.timeout)
         if name is None:
             return None
         commit = CommitId.parse(name.rpartition("/")[2])
         if commit is None:
             raise BackupError(f"{name!r} is no commit")
         state = self._cluster.agree(
-            lambda: self._load(self._store.manifest(commit)),
+            lambda: chosen[1] if chosen else load(self._store, self._store.manifest(commit), self._cluster),
             f"reading {self._store.storage.display(name)}",
             self._options.timeout,
         )
@@ -178,36 +180,7 @@ class BackupEngine:
             )
         self.poll()
 
-    def _load(self, manifest: Manifest) -> WorkerState:
-        if len(manifest.workers) == self._cluster.num_workers:
-            return self._store.load(manifest, self._cluster.worker_index)
-        every = [self._store.load(manifest, worker) for worker in range(len(manifest.workers))]
-        return dataclasses.replace(every[0], other_workers=tuple(state.tensors for state in every[1:]))
-
     # --- on the chief
-
-    def _newest_good(self) -> Manifest | None:
-        commits = self._store.commits()
-        damaged: list[tuple[CommitId, DamagedBackupError]] = []
-        for commit in reversed(commits):
-            try:
-                manifest = self._store.manifest(commit)
-                self._store.verify(manifest)
-            except DamagedBackupError as error:
-                damaged.append((commit, error))
-                continue
-            for bad, reason in damaged:
-                warnings.warn(f"a damaged backup was set aside: {reason}", RuntimeWarning, stacklevel=2)
-                self._store.quarantine(bad)
-            return manifest
-        if damaged:
-            raise DamagedBackupError(
-                f"none of the {len(commits)} backups in {self._store.storage.display()} is whole; the newest: "
-                f"{damaged[0][1]}. Nothing was changed: restore the files, or start with another directory"
-            )
-        if self._store.has_leftovers():
-            print(f"{self._store.storage.display()}: an earlier run committed no backup; starting fresh", flush=True)
-        return None
 
     def _complete(self, delete: bool) -> None:
         self._writer.wait()
@@ -250,9 +223,9 @@ class BackupEngine:
         prints = fingerprints(snapshot.tensors)
         others = self._exchange.collect(save, snapshot, prints)
         self._store.check_ownership()
-        packer = Packer(self._shared_tensors(), self._store.blob_directory)
-        for blob in packer.pack(snapshot.tensors, prints):
-            self._store.stage(blob)
+        sizes = {path: blob.size for path, blob in self._store.staged.items()}
+        packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes)
+        self._store.stage_all(packer.pack(snapshot.tensors, prints))
         records = [WorkerRecord(packer.locate(prints), snapshot.state)]
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
         manifest = self._manifest(snapshot.position, records)
@@ -274,8 +247,7 @@ class BackupEngine:
             self._note(self._store.notes.pop())
 
     def _record(self, packer: Packer, worker: int, local: LocalState) -> WorkerRecord:
-        for blob in packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"):
-            self._store.stage(blob)
+        self._store.stage_all(packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"))
         return WorkerRecord(packer.locate(local.prints), local.state)
 
     def _manifest(self, position: Position, records: list[WorkerRecord]) -> Manifest:

@@ -79,6 +79,7 @@ class TensorInfo:
     Attributes:
         blob: Path of its blob within the backup directory.
         key: Its name within the blob.
+        start: Where its bytes begin in the blob.
         dtype: numpy's name of its type.
         shape: Its shape.
         hash: xxh3_128 of its bytes, in hexadecimal.
@@ -86,6 +87,7 @@ class TensorInfo:
 
     blob: str
     key: str
+    start: int
     dtype: str
     shape: tuple[int, ...]
     hash: str
@@ -101,11 +103,21 @@ class WorkerRecord:
 
 @dataclass(frozen=True)
 class BlobInfo:
-    """A blob as the manifest describes it: path in the backup directory, bytes, xxh3_128."""
+    """A blob as the manifest describes it.
+
+    Its tensors have hashes of their own, so that each of them can be read and verified alone.
+
+    Attributes:
+        path: Its path in the backup directory; the file is named after its content.
+        size: Bytes.
+        header_size: Bytes before the first tensor.
+        header_hash: xxh3_128 of these, in hexadecimal.
+    """
 
     path: str
     size: int
-    hash: str
+    header_size: int
+    header_hash: str
 
 
 @dataclass(frozen=True, order=True)

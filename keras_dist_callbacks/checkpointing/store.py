@@ -1,6 +1,7 @@
 """Commits in a directory of any store: claim, stage, commit, list, read, prune.
 
     owners/<generation>.json                       who may write; the highest number rules
+    owners/<generation>.committed                  that owner has committed once
     blobs/<generation>/<content-hash>.safetensors  tensors
     commits/<generation>-<sequence>-<token>.json   manifests: a commit exists when its manifest does
     damaged/...                                    manifests that failed verification, kept for inspection
@@ -13,12 +14,13 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import xxhash
-
-from keras_dist_callbacks.checkpointing.codec import Blob, decode_blob, decode_manifest, encode_manifest
+from keras_dist_callbacks.checkpointing.codec import Blob
+from keras_dist_callbacks.checkpointing.manifest import decode_manifest, encode_manifest
+from keras_dist_callbacks.checkpointing.reading import check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.checkpointing.snapshot import (
     BlobInfo,
     CommitId,
@@ -32,6 +34,8 @@ from keras_dist_callbacks.storage import Storage
 
 OWNERS, BLOBS, COMMITS, DAMAGED = "owners", "blobs", "commits", "damaged"
 MAX_MANIFEST_BYTES = 2**30
+_UPLOADS = 4  # at once, to a store that is not local; each holds one blob's bytes
+_WITNESS = ".committed"
 
 
 class BackupStore:
@@ -88,10 +92,38 @@ class BackupStore:
             try:
                 self.storage.create(blob.info.path, blob.parts)
             except FileExistsError:
-                if self.storage.size(blob.info.path) != blob.info.size:
-                    raise StorageError(f"{self.storage.display(blob.info.path)} exists with another content") from None
+                if not self._holds(blob):  # ours, from before a failed save, and harmed since
+                    self.storage.delete(blob.info.path)
+                    self.storage.create(blob.info.path, blob.parts)
             self._written[blob.info.path] = blob.info
         return blob.info
+
+    def _holds(self, blob: Blob) -> bool:
+        if self.storage.size(blob.info.path) != blob.info.size:
+            return False
+        start = 0
+        for part in blob.parts:
+            if self.storage.read(blob.info.path, start, start + len(part)) != part:
+                return False
+            start += len(part)
+        return True
+
+    def stage_all(self, blobs: Iterable[Blob]) -> None:
+        """Writes blobs, several at a time where the store is far away."""
+        if self.storage.is_local:
+            for blob in blobs:
+                self.stage(blob)
+            return
+        with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="kdc-upload") as pool:
+            running: set[Future[BlobInfo]] = set()
+            for blob in blobs:
+                running.add(pool.submit(self.stage, blob))
+                if len(running) >= _UPLOADS:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for upload in done:
+                        upload.result()
+            for upload in running:
+                upload.result()
 
     @property
     def staged(self) -> Mapping[str, BlobInfo]:
@@ -111,12 +143,30 @@ class BackupStore:
             StorageError: What was written reads back differently.
         """
         self.check_ownership()
-        self._check_sizes(manifest)
+        try:
+            check_sizes(self.storage, manifest.blobs)
+        except DamagedBackupError as error:
+            self._written.clear()  # the next save writes everything anew
+            raise StorageError(f"what was just written is not there: {error}") from error
         content = encode_manifest(manifest)
         self.storage.create(manifest.id.name, [content])
         if self.storage.read(manifest.id.name) != content:
             raise StorageError(f"{self.storage.display(manifest.id.name)} reads back differently from what was written")
-        self._manifests[manifest.id] = self._newest = manifest
+        self._manifests[manifest.id] = manifest
+        if self._newest is None:
+            self._witness()
+        self._newest = manifest
+
+    def _witness(self) -> None:
+        """Notes that this owner has committed: from here on a lost manifest is damage, not an unfinished write."""
+        try:
+            self.storage.create(_owner_name(self.generation, _WITNESS), [b"{}"])
+        except FileExistsError:
+            return  # an earlier try
+
+    def has_committed(self, generation: int) -> bool:
+        """Whether a run of that generation finished its first commit."""
+        return self.storage.exists(_owner_name(generation, _WITNESS))
 
     def prune(self, keep: int) -> None:
         """Deletes all commits but the newest `keep`, manifests first, then blobs that no manifest names.
@@ -140,18 +190,20 @@ class BackupStore:
     def collect_orphans(self) -> None:
         """Deletes what interrupted saves of earlier generations left: blobs and files that no manifest names."""
         needed = {blob.path for manifest in self._own_manifests() for blob in manifest.blobs}
-        if self.storage.files(DAMAGED):
-            return  # a damaged backup's blobs are kept for inspection
+        inspected = {commit.generation for commit in self._set_aside()}  # a damaged backup's blobs are kept
         for generation in self._generations():
+            if generation in inspected:
+                continue
             directory = f"{BLOBS}/{generation:06d}"
             names = {f"{directory}/{f.name}" for f in self.storage.files(directory)}
             for path in sorted(names - needed):
                 self.storage.delete(path)
             if not names & needed:
-                self.storage.delete(_owner_name(generation))
+                self._forget_owner(generation)
                 self.storage.remove_empty_directories([directory])
-        for file in self.storage.temporary_files(COMMITS):
-            self.storage.delete(f"{COMMITS}/{file.name}")
+        for directory in (COMMITS, OWNERS):
+            for file in self.storage.temporary_files(directory):
+                self.storage.delete(f"{directory}/{file.name}")
 
     def delete_everything(self) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.
@@ -163,9 +215,13 @@ class BackupStore:
         self.prune(keep=0)
         generations = [*self._generations(), self.generation]
         for generation in generations:
-            self.storage.delete(_owner_name(generation))
+            self._forget_owner(generation)
         blobs = [f"{BLOBS}/{generation:06d}" for generation in generations]
         self.storage.remove_empty_directories([*blobs, BLOBS, COMMITS, OWNERS, ""])
+
+    def _forget_owner(self, generation: int) -> None:
+        self.storage.delete(_owner_name(generation, _WITNESS))
+        self.storage.delete(_owner_name(generation))
 
     # --- reading
 
@@ -173,6 +229,10 @@ class BackupStore:
         """All commits, the newest last."""
         found = (CommitId.parse(f.name) for f in self.storage.files(COMMITS))
         return sorted(commit for commit in found if commit is not None)
+
+    def _set_aside(self) -> list[CommitId]:
+        found = (CommitId.parse(f.name.partition("-")[2]) for f in self.storage.files(DAMAGED))
+        return [commit for commit in found if commit is not None]
 
     def has_leftovers(self) -> bool:
         """Whether earlier runs started here."""
@@ -199,6 +259,14 @@ class BackupStore:
             self._manifests[commit] = manifest
         return self._manifests[commit]
 
+    def is_readable(self, commit: CommitId) -> bool:
+        """Whether the manifest itself is whole, whatever became of its blobs."""
+        try:
+            self.manifest(commit)
+        except DamagedBackupError:
+            return False
+        return True
+
     def load(self, manifest: Manifest, worker: int) -> WorkerState:
         """Reads and verifies the state of one worker; a worker that was not there gets the chief's.
 
@@ -206,30 +274,25 @@ class BackupStore:
             DamagedBackupError: A blob is missing or differs from the manifest.
         """
         own = manifest.workers[worker] if worker < len(manifest.workers) else WorkerRecord()
-        infos = {**manifest.workers[0].tensors, **own.tensors}
-        by_blob: dict[str, dict[str, TensorInfo]] = {}
-        for name, info in infos.items():
-            by_blob.setdefault(info.blob, {})[name] = info
-        known = {blob.path: blob for blob in manifest.blobs}
-        found = {}
-        for path, wanted in by_blob.items():
-            found.update(decode_blob(self._read_blob(path, known), wanted, self.storage.display(path)))
-        tensors = {name: found[name] for name in infos}  # in the order of the model's variables
-        return WorkerState(manifest.position, tensors, {**manifest.workers[0].state, **own.state}, manifest.info)
+        tensors = {**manifest.workers[0].tensors, **own.tensors}
+        found = read_tensors(self.storage, tensors, {blob.path: blob for blob in manifest.blobs})
+        return WorkerState(manifest.position, found, {**manifest.workers[0].state, **own.state}, manifest.info)
 
-    def verify(self, manifest: Manifest) -> None:
-        """Reads every blob of a commit and every tensor in it.
+    def verify(self, manifest: Manifest, *, but_not: Iterable[TensorInfo] = ()) -> None:
+        """Reads every tensor of a commit, and the headers of its blobs.
+
+        Args:
+            manifest: The commit.
+            but_not: Tensors that were read and verified already.
 
         Raises:
             DamagedBackupError: Something is missing or differs from the manifest.
         """
-        by_blob: dict[str, dict[str, TensorInfo]] = {}
-        for record in manifest.workers:
-            for info in record.tensors.values():
-                by_blob.setdefault(info.blob, {})[info.key] = info
-        known = {blob.path: blob for blob in manifest.blobs}
-        for path, wanted in by_blob.items():
-            decode_blob(self._read_blob(path, known), wanted, self.storage.display(path))
+        known = {(info.blob, info.start, info.hash) for info in but_not}
+        every = [info for record in manifest.workers for info in record.tensors.values()]
+        rest = [info for info in every if (info.blob, info.start, info.hash) not in known]
+        touched = {info.blob for info in rest} if known else {blob.path for blob in manifest.blobs}
+        verify_tensors(self.storage, rest, [blob for blob in manifest.blobs if blob.path in touched])
 
     def quarantine(self, commit: CommitId) -> None:
         """Moves a damaged manifest aside, so that it is neither taken nor lost."""
@@ -240,31 +303,6 @@ class BackupStore:
         name = f"{DAMAGED}/{uuid.uuid4().hex[:8]}-{commit.name.removeprefix(COMMITS + '/')}"
         self.storage.create(name, [content])
         self.storage.delete(commit.name)
-
-    def _read_blob(self, path: str, known: Mapping[str, BlobInfo]) -> bytes:
-        where = self.storage.display(path)
-        blob = known.get(path)
-        if blob is None or not path.startswith(f"{BLOBS}/"):
-            raise DamagedBackupError(f"{where} is named by a tensor, but not listed among the blobs")
-        size = self.storage.size(path)
-        if size != blob.size:
-            found = "missing" if size is None else f"{size} bytes long"
-            raise DamagedBackupError(f"{where} is {found} instead of {blob.size} bytes long")
-        content = self.storage.read(path)
-        if xxhash.xxh3_128_hexdigest(content) != blob.hash:
-            raise DamagedBackupError(f"{where} differs from its hash")
-        return content
-
-    def _check_sizes(self, manifest: Manifest) -> None:
-        sizes: dict[str, int] = {}
-        for directory in {blob.path.rpartition("/")[0] for blob in manifest.blobs}:
-            sizes.update({f"{directory}/{f.name}": f.size for f in self.storage.files(directory)})
-        for blob in manifest.blobs:
-            if sizes.get(blob.path) != blob.size:
-                self._written.pop(blob.path, None)  # the next save writes it anew
-                raise StorageError(
-                    f"{self.storage.display(blob.path)} has {sizes.get(blob.path)} bytes instead of {blob.size}"
-                )
 
     def _own_manifests(self) -> list[Manifest]:
         """The manifests of this and earlier generations, the newest last; damaged ones are set aside."""
@@ -287,5 +325,5 @@ class BackupStore:
         return [int(name) for name in names if name.isdigit()]
 
 
-def _owner_name(generation: int) -> str:
-    return f"{OWNERS}/{generation:06d}.json"
+def _owner_name(generation: int, suffix: str = ".json") -> str:
+    return f"{OWNERS}/{generation:06d}{suffix}"

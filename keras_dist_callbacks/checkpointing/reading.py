@@ -1,0 +1,188 @@
+"""Tensors out of blobs: read in parallel, straight into the memory that will hold them, and verified.
+
+Nothing is allocated before the store has said that the blobs are as long as the manifest claims.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from keras_dist_callbacks.checkpointing.codec import dtype_of
+from keras_dist_callbacks.checkpointing.manifest import tensor_bytes
+from keras_dist_callbacks.checkpointing.snapshot import BlobInfo, TensorInfo
+from keras_dist_callbacks.errors import BackupError, DamagedBackupError
+from keras_dist_callbacks.storage import Storage
+
+_ALIGNMENT = 64
+_LARGE = 2**20
+_REQUEST_BYTES = 64 * 2**20
+_LOCAL_READERS = min(4, os.cpu_count() or 1)
+_REMOTE_READERS = 8
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A range of a blob that is read at once, and the tensors that lie in it."""
+
+    blob: str
+    start: int
+    size: int
+    tensors: tuple[tuple[str, TensorInfo], ...]
+
+
+def check_sizes(storage: Storage, blobs: Iterable[BlobInfo]) -> None:
+    """Makes sure that the store holds each blob, as long as it should be.
+
+    Raises:
+        DamagedBackupError: One is missing, or has another length.
+    """
+    wanted = {blob.path: blob.size for blob in blobs}
+    found: dict[str, int] = {}
+    for directory in {path.rpartition("/")[0] for path in wanted}:
+        found.update({f"{directory}/{f.name}": f.size for f in storage.files(directory)})
+    for path, size in sorted(wanted.items()):
+        if found.get(path) != size:
+            actual = f"{found[path]} bytes long" if path in found else "missing"
+            raise DamagedBackupError(f"{storage.display(path)} is {actual} instead of {size} bytes long")
+
+
+def read_tensors(
+    storage: Storage, tensors: Mapping[str, TensorInfo], blobs: Mapping[str, BlobInfo]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Reads tensors and checks each against its hash.
+
+    Args:
+        storage: The backup directory.
+        tensors: What to read, by the name to return it under.
+        blobs: What the manifest says of the blobs, by path.
+
+    Raises:
+        DamagedBackupError: A blob is missing, or differs from what the manifest says.
+        BackupError: The tensors do not fit into memory.
+    """
+    needed = [blobs[path] for path in sorted({info.blob for info in tensors.values()})]
+    check_sizes(storage, needed)
+    _check_headers(storage, needed)
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for arrays in _in_parallel(storage, lambda run: _read_run(storage, run), list(_runs(tensors, storage.is_local))):
+        found.update(arrays)
+    return {name: found[name] for name in tensors}
+
+
+def verify_tensors(storage: Storage, tensors: Iterable[TensorInfo], blobs: Iterable[BlobInfo]) -> None:
+    """Checks tensors and headers against their hashes without keeping them.
+
+    Raises:
+        DamagedBackupError: Something is missing, or differs from what the manifest says.
+    """
+    needed = list(blobs)
+    check_sizes(storage, needed)
+    _check_headers(storage, needed)
+    unique = {f"{info.blob} {info.start} {info.hash}": info for info in tensors}
+    for _ in _in_parallel(storage, lambda run: _verify_run(storage, run), list(_runs(unique, separate=False))):
+        pass
+
+
+def _in_parallel(storage: Storage, work: Any, items: Sequence[Any]) -> Iterator[Any]:
+    readers = _LOCAL_READERS if storage.is_local else _REMOTE_READERS
+    if len(items) < 2 or readers < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(readers, thread_name_prefix="kdc-read") as pool:
+        try:
+            yield from pool.map(work, items)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _runs(tensors: Mapping[str, TensorInfo], separate: bool) -> Iterator[_Run]:
+    """Joins neighbouring tensors into one request; with `separate`, large ones get memory of their own."""
+    by_blob: dict[str, list[tuple[str, TensorInfo]]] = {}
+    for name, info in tensors.items():
+        by_blob.setdefault(info.blob, []).append((name, info))
+    for blob, members in by_blob.items():
+        group: list[tuple[str, TensorInfo]] = []
+        start = end = 0
+        for name, info in sorted(members, key=lambda member: member[1].start):
+            size = tensor_bytes(info)
+            apart = separate and size >= _LARGE
+            if group and (apart or info.start > end or info.start + size - start > _REQUEST_BYTES):
+                yield _Run(blob, start, end - start, tuple(group))
+                group = []
+            if not group:
+                start = end = info.start
+            group.append((name, info))
+            end = max(end, info.start + size)
+            if apart:
+                yield _Run(blob, start, end - start, tuple(group))
+                group = []
+        if group:
+            yield _Run(blob, start, end - start, tuple(group))
+
+
+def _read_run(storage: Storage, run: _Run) -> dict[str, np.ndarray[Any, Any]]:
+    buffer = _aligned(run.size, storage.display(run.blob))
+    _fill(storage, run.blob, run.start, buffer.data)
+    arrays = {}
+    for name, info in run.tensors:
+        offset = info.start - run.start
+        content = buffer[offset : offset + tensor_bytes(info)]
+        if xxhash.xxh3_128_hexdigest(content.data) != info.hash:
+            raise _differs(storage, info)
+        arrays[name] = content.view(dtype_of(info.dtype)).reshape(info.shape)
+    return arrays
+
+
+def _verify_run(storage: Storage, run: _Run) -> None:
+    if run.size <= _REQUEST_BYTES:
+        _read_run(storage, run)
+        return
+    ((_, info),) = run.tensors  # nothing else joins a run of that size
+    buffer = _aligned(_REQUEST_BYTES, storage.display(run.blob)).data
+    hasher = xxhash.xxh3_128()
+    for offset in range(0, run.size, _REQUEST_BYTES):
+        piece = buffer[: min(_REQUEST_BYTES, run.size - offset)]
+        _fill(storage, run.blob, run.start + offset, piece)
+        hasher.update(piece)
+    if hasher.hexdigest() != info.hash:
+        raise _differs(storage, info)
+
+
+def _check_headers(storage: Storage, blobs: Sequence[BlobInfo]) -> None:
+    def check(blob: BlobInfo) -> None:
+        buffer = _aligned(blob.header_size, storage.display(blob.path))
+        _fill(storage, blob.path, 0, buffer.data)
+        if xxhash.xxh3_128_hexdigest(buffer.data) != blob.header_hash:
+            raise DamagedBackupError(f"{storage.display(blob.path)}: the header differs from its hash")
+
+    for _ in _in_parallel(storage, check, blobs):
+        pass
+
+
+def _fill(storage: Storage, path: str, start: int, buffer: memoryview) -> None:
+    try:
+        for offset in range(0, len(buffer), _REQUEST_BYTES):
+            storage.read_into(path, start + offset, buffer[offset : offset + _REQUEST_BYTES])
+    except FileNotFoundError as error:
+        raise DamagedBackupError(f"{storage.display(path)} is missing") from error
+
+
+def _aligned(size: int, where: str) -> np.ndarray[Any, Any]:
+    try:
+        memory = np.empty(size + _ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise BackupError(f"{where}: there is not enough memory for {size} bytes of it") from error
+    skip = -memory.ctypes.data % _ALIGNMENT
+    return memory[skip : skip + size]
+
+
+def _differs(storage: Storage, info: TensorInfo) -> DamagedBackupError:
+    return DamagedBackupError(f"{storage.display(info.blob)}: the tensor {info.key!r} differs from its hash")
