@@ -1,0 +1,146 @@
+"""Every way to save that is measured: ours, those of Keras, Orbax and TensorFlow, and what a copy or a write costs.
+
+Others' callbacks are called by their public hooks: with `save_freq="epoch"` they save when told that an epoch ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_dist_callbacks as kdc
+from benchmarks.gate import Arm
+from benchmarks.models import Workload
+from keras_dist_callbacks.checkpointing.policies import SavePolicy
+from keras_dist_callbacks.checkpointing.writer import shared_writer
+
+NONE, NONE_AGAIN = "no save", "no save (A/A)"
+OURS, OURS_UNSYNCED = "ours, fsync", "ours, no fsync"
+KERAS = "keras BackupAndRestore"
+WEIGHTS, WHOLE = "ModelCheckpoint .weights.h5", "ModelCheckpoint .keras"
+ORBAX, ORBAX_SYNC = "OrbaxCheckpoint background", "OrbaxCheckpoint sync"
+TENSORFLOW = "tf.train.Checkpoint sync"
+MEMCPY, WRITE, WRITE_SYNCED = "memcpy", "os.write", "os.write, fsync"
+
+_LOGS = {"loss": 0.0}
+
+
+def ours_name(fsync: bool) -> str:
+    """The name of our arm in one of the two modes."""
+    return OURS if fsync else OURS_UNSYNCED
+
+
+def write_name(fsync: bool) -> str:
+    """The name of the floor that our arm in this mode is held against."""
+    return WRITE_SYNCED if fsync else WRITE
+
+
+class Gate(SavePolicy):
+    """A policy by which a backup is due when it was asked for."""
+
+    asked = False
+
+    def ask(self) -> None:
+        """The next look finds a backup due."""
+        object.__setattr__(self, "asked", True)
+
+    @property
+    def at_epoch_end(self) -> bool:
+        return False
+
+    def due(self, step: int, last: int) -> bool:
+        """Whether it was asked for since the last look."""
+        asked = self.asked
+        object.__setattr__(self, "asked", False)
+        return asked
+
+
+def make(names: Sequence[str], workload: Workload, directory: Path) -> list[Arm]:
+    """The named arms; two that save nothing are always among them."""
+    makers: dict[str, Callable[[], Arm]] = {
+        OURS: lambda: _ours(directory / "ours", fsync=True),
+        OURS_UNSYNCED: lambda: _ours(directory / "ours", fsync=False),
+        KERAS: lambda: _hook(KERAS, keras.callbacks.BackupAndRestore(str(directory / "keras")), workload.model),
+        WEIGHTS: lambda: _checkpoint(WEIGHTS, directory / "saved.weights.h5", workload.model),
+        WHOLE: lambda: _checkpoint(WHOLE, directory / "saved.keras", workload.model),
+        ORBAX: lambda: _orbax(ORBAX, directory / "orbax", workload.model, background=True),
+        ORBAX_SYNC: lambda: _orbax(ORBAX_SYNC, directory / "orbax-sync", workload.model, background=False),
+        TENSORFLOW: lambda: _tensorflow(directory / "tf", workload.model),
+        MEMCPY: lambda: _memcpy(workload.state_bytes),
+        WRITE: lambda: _write(directory / "floor", workload.state_bytes, fsync=False),
+        WRITE_SYNCED: lambda: _write(directory / "floor-synced", workload.state_bytes, fsync=True),
+    }
+    return [Arm(NONE), Arm(NONE_AGAIN), *(makers[name]() for name in names)]
+
+
+def _ours(directory: Path, *, fsync: bool) -> Arm:
+    # A backup that is left out would look free: "wait" shows instead. Everything else is as users have it.
+    callback = kdc.BackupAndRestore(directory, save_freq=10**9, when_busy="wait", fsync=fsync, verbose=0)
+    gate = Gate()
+    callback._policy = gate
+
+    def drain() -> None:
+        if not shared_writer().wait(300):
+            raise TimeoutError("a backup was not written within 300 s")
+
+    return Arm(ours_name(fsync), gate.ask, drain, callback)
+
+
+def _hook(name: str, callback: Any, model: Any, drain: Callable[[], Any] | None = None) -> Arm:
+    callback.set_model(model)
+    epoch = iter(range(10**9))
+
+    def save() -> None:
+        callback.on_epoch_end(next(epoch), _LOGS)
+
+    return Arm(name, save) if drain is None else Arm(name, save, drain)
+
+
+def _checkpoint(name: str, path: Path, model: Any) -> Arm:
+    only = name == WEIGHTS
+    return _hook(name, keras.callbacks.ModelCheckpoint(str(path), monitor="loss", save_weights_only=only), model)
+
+
+def _orbax(name: str, directory: Path, model: Any, *, background: bool) -> Arm:
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    callback = keras.callbacks.OrbaxCheckpoint(str(directory), monitor="loss", save_on_background=background)
+    return _hook(name, callback, model, callback.wait_until_finished)
+
+
+def _tensorflow(path: Path, model: Any) -> Arm:
+    import tensorflow as tf
+
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    return Arm(TENSORFLOW, lambda: checkpoint.write(str(path)))
+
+
+def _memcpy(size: int) -> Arm:
+    source, target = _bytes(size), np.zeros(size, np.uint8)
+    np.copyto(target, source)  # maps the pages
+    return Arm(MEMCPY, lambda: np.copyto(target, source))
+
+
+def _write(path: Path, size: int, *, fsync: bool) -> Arm:
+    """A new file each time, as a backup is one; the one before is removed outside of the timing."""
+    source = memoryview(_bytes(size))
+
+    def save() -> None:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        left = source
+        while left:
+            left = left[os.write(descriptor, left) :]
+        if fsync:
+            os.fsync(descriptor)
+        os.close(descriptor)
+
+    return Arm(write_name(fsync), save, lambda: path.unlink(missing_ok=True))
+
+
+def _bytes(size: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 256, size, np.uint8)

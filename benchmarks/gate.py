@@ -1,0 +1,188 @@
+"""One long fit() in which blocks of several ways to save alternate, timed at fit's own train function.
+
+Blocks of separate fits drift apart by more than a save costs on a shared machine. So every arm saves within the
+same fit: a block is one save, the steps behind it and a wait until nothing is being written; rounds of blocks are
+shuffled. Two arms save nothing: what they differ by is the noise.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from benchmarks.models import Workload
+
+_LEAD_STEPS = 3
+_MS = 1e3
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to save.
+
+    Attributes:
+        name: For tables.
+        save: Called between two steps, where callbacks run.
+        drain: Waits until nothing is being written.
+        callback: What fit() must be given for it.
+    """
+
+    name: str
+    save: Callable[[], Any] = _nothing
+    drain: Callable[[], Any] = _nothing
+    callback: Any = None
+
+
+@dataclass
+class Block:
+    """Timings of a block in ms.
+
+    Attributes:
+        arm: Which arm saved at its begin.
+        round: Which round; 0 is the first save of each arm.
+        gap: Between the last step before the save and the first one behind it.
+        steps: Each step.
+        gaps: Between later steps.
+        wait: How long was waited for the writing to end.
+    """
+
+    arm: str
+    round: int
+    gap: float = 0.0
+    steps: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    wait: float = 0.0
+
+
+class _Driver(keras.callbacks.Callback):
+    """Stands in for fit's train function, and saves where callbacks do."""
+
+    def __init__(self, train: Callable[[Any], Any], order: Iterator[tuple[Arm, int]], length: int, drain: str) -> None:
+        super().__init__()
+        self._train, self._order, self._length, self._drain = train, order, length, drain
+        self._arm, self._block, self._left = Arm("lead"), Block("lead", 0), _LEAD_STEPS
+        self._due: Arm | None = None
+        self._exit = 0.0
+        self.first_entry = 0.0
+        self.done: list[Block] = []
+
+    def __call__(self, iterator: Any) -> Any:
+        entry = time.perf_counter()
+        self.first_entry = self.first_entry or entry
+        self._note_gap((entry - self._exit) * _MS)
+        first = not self._block.steps
+        if first and self._drain == "before":
+            self._wait()
+        began = time.perf_counter()
+        result = self._train(iterator)
+        self._block.steps.append((time.perf_counter() - began) * _MS)
+        if first and self._drain == "after_first":
+            self._wait()
+        self._left -= 1
+        if not self._left:
+            self._next()
+        self._exit = time.perf_counter()
+        return result
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._due is not None:
+            arm, self._due = self._due, None
+            arm.save()
+
+    def _note_gap(self, gap: float) -> None:
+        if self._block.steps:
+            self._block.gaps.append(gap)
+        else:
+            self._block.gap = gap
+
+    def _wait(self) -> None:
+        began = time.perf_counter()
+        self._arm.drain()
+        self._block.wait = (time.perf_counter() - began) * _MS
+
+    def _next(self) -> None:
+        if self._drain == "at_end":
+            self._wait()
+        if self._arm.save is not _nothing:
+            os.sync()  # what one arm left in the page cache must not be charged to the next
+        if self._block.arm != "lead":
+            self.done.append(self._block)
+        arm, number = next(self._order, (Arm("end"), 0))
+        self._arm, self._due, self._block, self._left = arm, arm, Block(arm.name, number), self._length
+
+
+def run(workload: Workload, arms: Sequence[Arm], *, rounds: int, length: int, drain: str, seed: int) -> dict[str, Any]:
+    """Lets arms save in turn within one fit().
+
+    Args:
+        workload: What to train.
+        arms: All ways to save; their order is shuffled in each round.
+        rounds: How often each arm saves, after a first round that is told apart.
+        length: Steps of a block.
+        drain: When to wait for the writing to end: `"before"` the first step of a block, `"after_first"`, or
+            `"at_end"` of the block.
+        seed: For the order.
+
+    Returns:
+        All blocks, the bytes of the state, and what it took until the first step with and without the callbacks.
+    """
+    model = workload.model
+    plain_start = _start_of_plain_fit(workload)
+    order = _shuffled(arms, rounds, seed)
+    driver = _Driver(model.train_function, iter(order), length, drain)
+    model.train_function = driver
+    steps = _LEAD_STEPS + length * len(order)
+    began = time.perf_counter()
+    callbacks = [driver, *(arm.callback for arm in arms if arm.callback is not None)]
+    model.fit(workload.data, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
+    return {
+        "state_bytes": workload.state_bytes,
+        "start_ms": (driver.first_entry - began) * _MS - plain_start,
+        "blocks": [_rounded(block) for block in driver.done],
+    }
+
+
+def _start_of_plain_fit(workload: Workload) -> float:
+    """Traces the train function; then, how long a fit without callbacks takes until its first step."""
+    model = workload.model
+    model.fit(workload.data, steps_per_epoch=2, verbose=0)
+    train, entries = model.train_function, []
+
+    def noting(iterator: Any) -> Any:
+        entries.append(time.perf_counter())
+        return train(iterator)
+
+    model.train_function = noting
+    began = time.perf_counter()
+    model.fit(workload.data, steps_per_epoch=1, verbose=0)
+    model.train_function = train
+    return (entries[0] - began) * _MS
+
+
+def _shuffled(arms: Sequence[Arm], rounds: int, seed: int) -> list[tuple[Arm, int]]:
+    generator = random.Random(seed)  # noqa: S311 - an order
+    order = []
+    for number in range(rounds + 1):
+        order += [(arm, number) for arm in generator.sample(list(arms), len(arms))]
+    return order
+
+
+def _rounded(block: Block) -> dict[str, Any]:
+    return {
+        "arm": block.arm,
+        "round": block.round,
+        "gap": round(block.gap, 4),
+        "steps": [round(s, 3) for s in block.steps],
+        "gaps": [round(g, 4) for g in block.gaps],
+        "wait": round(block.wait, 3),
+    }

@@ -1,0 +1,41 @@
+"""What the measurements ran on, without names of hosts or paths."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+_PACKAGES = ("tensorflow", "keras", "numpy", "orbax-checkpoint", "jax", "h5py", "safetensors", "keras-dist-callbacks")
+
+
+def describe(scratch: Path) -> dict[str, str]:
+    """Processor, memory, file system, operating system and versions."""
+    return {
+        "Processor": f"{_processor()}, {os.cpu_count()} CPUs",
+        "Memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "File system": _file_system(scratch),
+        "System": f"{platform.system()} {platform.release().split('-')[0]}",
+        "Python": platform.python_version(),
+        "Packages": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _file_system(directory: Path) -> str:
+    """The type of the file system that holds `directory`."""
+    try:
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    resolved = directory.resolve()
+    holding = [m for m in mounts if resolved.is_relative_to(m[1])]
+    return max(holding, key=lambda m: len(m[1]))[2] if holding else "unknown"

@@ -1,0 +1,57 @@
+"""Each measurement in a process of its own, so that none leaves memory, threads or caches to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.config import Case, Outcome
+
+_TIMEOUT_SECONDS = 900
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONWARNINGS": "ignore"}
+_LINES_OF_ERROR = 15
+
+
+class MeasurementError(RuntimeError):
+    """A measurement ended with an error."""
+
+
+def run(table: str, case: Case, scratch: Path | None) -> Outcome:
+    """Measures one case of a table.
+
+    Raises:
+        MeasurementError: It failed; the message ends with what it printed last.
+    """
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="kdc-bench-") as directory:
+        result = Path(directory) / "result.json"
+        command = [sys.executable, "-m", "benchmarks.processes", table, json.dumps(case), str(result)]
+        done = subprocess.run(  # noqa: S603 - this package itself
+            command,
+            env={**os.environ, **_QUIET},
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
+        if not result.exists():
+            last = "\n".join(done.stderr.splitlines()[-_LINES_OF_ERROR:])
+            raise MeasurementError(f"{table} {case} ended with {done.returncode}:\n{last}")
+        return {"case": case, **json.loads(result.read_text())}
+
+
+def _main(table: str, case: str, result: str) -> None:
+    from benchmarks.tables import TABLES
+
+    directory = Path(result).parent / "saves"
+    directory.mkdir()
+    found = TABLES[table].measure(directory, **json.loads(case))
+    Path(result).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

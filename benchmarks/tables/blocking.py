@@ -1,0 +1,119 @@
+"""How long a save stops training, and how much slower the step behind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import arms, gate, models
+from benchmarks.config import Case, Config, Outcome
+from benchmarks.estimates import Blocks, median, number, ratio
+from benchmarks.table import Bound, Table, at_most
+
+_BLOCK_STEPS = 3
+_ROUNDS = {10: 16, 100: 14, 400: 8}
+_ROUNDS_OF_LARGE = 6
+_ALL = (
+    arms.MEMCPY, arms.WRITE, arms.WRITE_SYNCED, arms.OURS, arms.KERAS, arms.WEIGHTS, arms.WHOLE, arms.ORBAX,
+    arms.ORBAX_SYNC, arms.TENSORFLOW,
+)  # fmt: skip
+_UNSYNCED = (arms.MEMCPY, arms.OURS_UNSYNCED, arms.KERAS)
+_BOUND_FROM_MB = 100
+NOTES = [
+    "Between two steps of one fit(): the gap in which an arm saves less the usual gap, and how much longer the next "
+    "step takes than a usual one. Rounds of all arms are shuffled; before the next save everything is written and "
+    "flushed.",
+    "Medians in ms with 95 % bootstrap intervals; ratios are of medians within the run. The first save of each arm "
+    "in the process is told apart.",
+]
+
+
+def cases(config: Config) -> list[Case]:
+    """Each size with fsync, with all arms; and without, with the few that matter."""
+    found: list[Case] = []
+    for size in config.sizes_or(10, 100, 400, 1000):
+        rounds = config.rounds(_ROUNDS.get(size, _ROUNDS_OF_LARGE))
+        found += [{"megabytes": size, "fsync": fsync, "rounds": rounds, "seed": config.seed} for fsync in (True, False)]
+    return found
+
+
+def measure(directory: Path, *, megabytes: int, fsync: bool, rounds: int, seed: int) -> Outcome:
+    """One gated fit."""
+    workload = models.large(megabytes)
+    chosen = arms.make(_ALL if fsync else _UNSYNCED, workload, directory)
+    return gate.run(workload, chosen, rounds=rounds, length=_BLOCK_STEPS, drain="after_first", seed=seed)
+
+
+def summarise(outcomes: list[Outcome]) -> list[Table]:
+    """A table per size and mode."""
+    return [_table(outcome) for outcome in outcomes]
+
+
+def _table(outcome: Outcome) -> Table:
+    blocks, case = Blocks(outcome), outcome["case"]
+    ours = arms.ours_name(case["fsync"])
+    mode = "fsync" if case["fsync"] else "no fsync"
+    table = Table(
+        f"Blocking per save, {case['megabytes']} MB, {mode}",
+        [
+            "Arm",
+            "blocking ms",
+            "with next step ms",
+            "of memcpy",
+            "of Keras",
+            "with next step, of Keras",
+            "first ms",
+            "n",
+        ],
+        notes=[f"State: {blocks.state_bytes / 1e6:.0f} MB; a step takes {blocks.usual_step:.0f} ms."],
+    )
+    table.rows = [_row(blocks, arm) for arm in sorted(blocks.names, key=lambda a: _order(a))]
+    if case["megabytes"] >= _BOUND_FROM_MB:
+        table.bounds = list(bounds(blocks, ours, f"{case['megabytes']} MB, {mode}"))
+    return table
+
+
+def _order(arm: str) -> int:
+    return [arms.NONE, arms.NONE_AGAIN, arms.MEMCPY, arms.OURS, arms.OURS_UNSYNCED, *_ALL].index(arm)
+
+
+def _row(blocks: Blocks, arm: str) -> list[str]:
+    alone, both = blocks.blocking(arm), blocks.with_next_step(arm)
+    saves = arm not in (arms.NONE, arms.NONE_AGAIN)
+    return [
+        arm,
+        median(alone).show(),
+        median(both).show(),
+        number(ratio(alone, blocks.blocking(arms.MEMCPY)).value) if saves and arms.MEMCPY in blocks.names else "–",
+        ratio(alone, blocks.blocking(arms.KERAS)).show() if saves else "–",
+        ratio(both, blocks.with_next_step(arms.KERAS)).show() if saves else "–",
+        number(blocks.first_blocking(arm)),
+        str(len(alone)),
+    ]
+
+
+def bounds(blocks: Blocks, ours: str, where: str) -> Iterator[Bound]:
+    """Blocking against memcpy and Keras, alone and with the next step."""
+    alone, both = median(blocks.blocking(ours)), median(blocks.with_next_step(ours))
+    copy = median(blocks.blocking(arms.MEMCPY)).value
+    limit = max(3.0, 0.1 * copy)
+    yield Bound(
+        f"blocking, {where}",
+        f"≤ {number(limit)} ms (the larger of 3 ms and 0.1 × memcpy)",
+        f"{alone.show()} ms",
+        alone.value <= limit,
+    )
+    yield at_most(
+        f"blocking / Keras' blocking, {where}", ratio(blocks.blocking(ours), blocks.blocking(arms.KERAS)), 1 / 60
+    )
+    slower = both.value - alone.value
+    why = f"{number(slower)} of the {number(both.value)} ms are the step that copies on write beside the writer"
+    yield Bound(
+        f"blocking and next step, {where}",
+        f"≤ {number(1.2 * copy)} ms (1.2 × memcpy)",
+        f"{both.show()} ms",
+        both.value <= 1.2 * copy,
+        "" if both.value <= 1.2 * copy else why,
+    )
+    compared = ratio(blocks.with_next_step(ours), blocks.with_next_step(arms.KERAS))
+    yield at_most(f"blocking and next step / Keras', {where}", compared, 1 / 10, why)

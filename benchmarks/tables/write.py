@@ -1,0 +1,56 @@
+"""How fast the background writes, beside os.write of the same bytes in the same mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import arms, gate, models
+from benchmarks.config import Case, Config, Outcome
+from benchmarks.estimates import Blocks, median, ratio
+from benchmarks.table import Bound, Table
+
+NOTES = [
+    "From the begin of the save until it is written, training stands still meanwhile. Ours hashes every byte, writes "
+    "to new names, publishes a manifest, reads it back and deletes the backup that is no longer needed; os.write "
+    "writes the same number of bytes to one new file. Each change of all bytes is one training step.",
+]
+_ROUNDS = {100: 15}
+_ROUNDS_OF_LARGE = 8
+_SHARE = 0.6
+
+
+def cases(config: Config) -> list[Case]:
+    """Each size in both modes."""
+    found: list[Case] = []
+    for size in config.sizes_or(100, 400, 1000):
+        rounds = config.rounds(_ROUNDS.get(size, _ROUNDS_OF_LARGE))
+        found += [{"megabytes": size, "fsync": f, "rounds": rounds, "seed": config.seed} for f in (True, False)]
+    return found
+
+
+def measure(directory: Path, *, megabytes: int, fsync: bool, rounds: int, seed: int) -> Outcome:
+    """One gated fit in which each step waits for the write before it."""
+    workload = models.large(megabytes)
+    chosen = arms.make([arms.ours_name(fsync), arms.write_name(fsync)], workload, directory)
+    return gate.run(workload, chosen, rounds=rounds, length=1, drain="before", seed=seed)
+
+
+def summarise(outcomes: list[Outcome]) -> list[Table]:
+    """One table of all sizes and modes."""
+    columns = ["State, mode", "ours ms", "os.write ms", "ours MB/s", "os.write MB/s", "throughput, of os.write", "n"]
+    table = Table("Background write to a local disk", columns, notes=list(NOTES))
+    for outcome in outcomes:
+        case, blocks = outcome["case"], Blocks(outcome)
+        mode = "fsync" if case["fsync"] else "no fsync"
+        ours = blocks.until_written(arms.ours_name(case["fsync"]))
+        floor = blocks.blocking(arms.write_name(case["fsync"]))
+        megabytes = blocks.state_bytes / 1e6
+        speed = ratio(floor, ours)
+        rates = [f"{megabytes / median(times).value * 1e3:.0f}" for times in (ours, floor)]
+        where = f"{case['megabytes']} MB, {mode}"
+        table.rows.append([where, median(ours).show(), median(floor).show(), *rates, speed.show(), str(len(ours))])
+        met = speed.value >= _SHARE
+        why = f"{median(ours).value - median(floor).value:.0f} ms more than os.write takes"
+        bound = Bound(f"background write / os.write, {where}", f"≥ {_SHARE}", speed.show(), met, "" if met else why)
+        table.bounds.append(bound)
+    return [table]
