@@ -1,0 +1,262 @@
+"""The commands of `kdc` and their options."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from keras_dist_callbacks import __version__
+from keras_dist_callbacks.checkpointing import artifacts
+from keras_dist_callbacks.checkpointing.sidecar import Artifact
+from keras_dist_callbacks.checkpointing.store import DAMAGED
+from keras_dist_callbacks.cli import doctor as diagnosing
+from keras_dist_callbacks.cli import human, leftovers, pruning, render, verifying
+from keras_dist_callbacks.cli.details import describe_commit
+from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
+from keras_dist_callbacks.cli.listing import list_directory
+from keras_dist_callbacks.cli.liveness import QUIET_SECONDS, liveness
+from keras_dist_callbacks.cli.output import CANNOT, PROBLEM, Target, console, fail, opened, print_json, progress
+from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+
+_EXIT_CODES = (
+    "Exit codes: 0 all is well; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or the "
+    "directory cannot be opened or holds nothing."
+)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # it would print local variables, and credentials with them
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_EXIT_CODES,
+)
+
+Url = Annotated[str, typer.Argument(help="A backup or checkpoint directory: a path, or an URL such as gs://bucket/x.")]
+Options = Annotated[
+    str | None,
+    typer.Option(
+        envvar="KDC_STORAGE_OPTIONS",
+        metavar="JSON",
+        show_default=False,
+        help="Options for the fsspec file system. Credentials belong in the variable: others can see command lines.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to the standard output.")]
+Commit = Annotated[str, typer.Option(help="As `kdc ls` shows it, such as 2-14; or a manifest's name, or `latest`.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"keras_dist_callbacks {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=_EXIT_CODES)
+def kdc(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Looks at backups and checkpoints of keras_dist_callbacks, and checks the stores that hold them.
+
+    No command takes a directory from the run that owns it, so all of them can be used beside a run.
+    """
+
+
+@app.command("ls", epilog=_EXIT_CODES)
+def list_command(url: Url, storage_options: Options = None, as_json: Json = False) -> None:
+    """Lists the backups and checkpoints in a directory, the newest first.
+
+    Manifests are checked and blobs looked for; `kdc verify` reads them.
+    """
+    with opened(url, storage_options) as target:
+        entries = read_entries(target.store)
+        listing = list_directory(
+            target.url,
+            entries,
+            blob_sizes(target.storage, entries),
+            artifacts.find(target.storage),
+            artifacts.without_sidecar(target.storage),
+            earlier_runs=target.store.has_leftovers(),
+            now=time.time(),
+        )
+        if as_json:
+            print_json(listing)
+        if listing.is_empty:
+            raise fail(f"{target.url}: no backup and no checkpoint is in this directory itself", CANNOT)
+        if not as_json:
+            render.show_listing(console(), listing)
+
+
+@app.command(epilog=_EXIT_CODES)
+def show(
+    url: Url,
+    commit: Commit = "latest",
+    every_tensor: Annotated[bool, typer.Option("--all", help="Show every tensor, however many.")] = False,
+    storage_options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Shows what one backup holds: progress, versions, random states, callbacks, files and tensors."""
+    with opened(url, storage_options) as target:
+        entries = read_entries(target.store)
+        entry = _chosen(target, entries, commit)
+        if entry.manifest is None:
+            raise DamagedBackupError(f"{entry.problem}. `kdc ls` shows the other backups")
+        before = [e.manifest for e in entries if e.id < entry.id and e.manifest is not None]
+        stored = blob_sizes(target.storage, [entry])
+        previous = before[-1] if before else None
+        details = describe_commit(target.url, entry, entry.manifest, previous, stored, time.time())
+        if as_json:
+            print_json(details)
+        else:
+            render.show_details(console(), details, every_tensor=every_tensor)
+        if details.commit.problem:
+            raise typer.Exit(PROBLEM)
+
+
+@app.command(epilog=_EXIT_CODES)
+def verify(
+    url: Url,
+    commit: Annotated[str | None, typer.Option(help="Only this backup, as for `kdc show`.")] = None,
+    storage_options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Reads every backup and checkpoint completely and compares it with its hashes; changes nothing."""
+    with opened(url, storage_options) as target:
+        entries = read_entries(target.store)
+        listing = artifacts.Listing() if commit else artifacts.find(target.storage)
+        if commit:
+            entries = [_chosen(target, entries, commit)]
+        if not (entries or listing.artifacts or listing.problems):
+            raise _nothing(target)
+        found = _verify(target, entries, listing)
+        if as_json:
+            print_json(found)
+        else:
+            render.show_verification(console(), found)
+        if not found.all_whole:
+            raise typer.Exit(PROBLEM)
+
+
+@app.command(epilog=_EXIT_CODES)
+def prune(
+    url: Url,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest backups stay.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Although a run seems to be writing: all that this run wrote is left alone then."),
+    ] = False,
+    storage_options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Deletes all but the newest backups: manifests first, then what no manifest names.
+
+    At least one backup that was verified stays, whatever its age. Checkpoints are not touched.
+    """
+    with opened(url, storage_options) as target:
+        if as_json and not (yes or dry_run):
+            raise ConfigError("--json asks no questions: add --yes or --dry-run")
+        plan = _plan(target, keep, force=force)
+        if as_json:
+            print_json(plan)
+        else:
+            render.show_plan(console(), plan, done=False)
+        if dry_run or plan.is_empty:
+            return
+        if not yes and not _confirmed():
+            raise fail("nothing is deleted; --yes answers the question in scripts", PROBLEM)
+        pruning.carry_out(target.store, plan)
+        if not as_json:
+            console().print(f"deleted, {human.size(plan.bytes)} freed", style="green")
+
+
+@app.command(epilog=_EXIT_CODES)
+def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> None:
+    """Tries out whether a store can hold backups, and looks for what interrupted runs have left.
+
+    Writes a few small objects, and deletes them again.
+    """
+    with opened(url, storage_options) as target:
+        with diagnosing.bench(target.storage) as tools:
+            checks = diagnosing.examine(tools)
+        if checks[0].status == "ok":
+            checks += _look_for_leftovers(target)
+        diagnosis = diagnosing.Diagnosis(
+            target.url, tuple(dataclasses.replace(check, detail=target.scrub(check.detail)) for check in checks)
+        )
+        if as_json:
+            print_json(diagnosis)
+        else:
+            render.show_diagnosis(console(), diagnosis)
+        if not diagnosis.is_usable:
+            raise typer.Exit(PROBLEM)
+
+
+def _nothing(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
+    return fail(f"{target.url}: no {what} is in this directory itself; `kdc ls` lists what is", CANNOT)
+
+
+def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
+    if not entries:
+        raise _nothing(target, "backup")
+    if name == "latest":
+        return entries[-1]
+    wanted = name.removeprefix("commits/").removesuffix(".json")
+    found = [e for e in entries if wanted in (e.label, e.id.name.removeprefix("commits/").removesuffix(".json"))]
+    if len(found) != 1:
+        known = ", ".join(entry.label for entry in reversed(entries[-5:]))
+        raise ConfigError(f"{target.url}: {len(found) or 'no'} backups are named {name!r}; the newest: {known}")
+    return found[0]
+
+
+def _verify(target: Target, entries: list[Entry], listing: artifacts.Listing) -> verifying.Verification:
+    published: tuple[Artifact, ...] = listing.artifacts
+    with progress("verifying", verifying.work(entries, published)) as advance:
+        verifier = verifying.BackupVerifier(target.store, advance)
+        verdicts = [verifier.verdict(entry) for entry in reversed(entries)]
+        verdicts += [verifying.verify_artifact(target.storage, artifact, advance) for artifact in published]
+    verdicts += verifying.problem_verdicts(target.storage, listing.problems)
+    set_aside = len(target.storage.files(DAMAGED))
+    return verifying.Verification(target.url, tuple(v for v in verdicts if v is not None), set_aside)
+
+
+def _plan(target: Target, keep: int, *, force: bool) -> pruning.PrunePlan:
+    inventory = take_inventory(target.store)
+    if not inventory.entries:
+        raise _nothing(target, "backup")
+    life = liveness(inventory, time.time())
+    if life.running and not force:
+        raise fail(
+            f"{target.url}: a run seems to be writing (generation {life.generation}: {life.why}), and it deletes its "
+            f"old backups itself. Prune when it has ended or been quiet for {human.age(QUIET_SECONDS)}; --force leaves "
+            "this run's backups alone and prunes the others",
+            PROBLEM,
+        )
+    with progress("verifying", _size_of_newest(inventory)) as advance:
+        is_whole = pruning.verified_by(verifying.BackupVerifier(target.store, advance))
+        kept = pruning.choose_kept(inventory.entries, keep, is_whole)
+    return pruning.plan_prune(target.url, inventory, kept, life.generation if life.running else 0)
+
+
+def _size_of_newest(inventory: Inventory) -> int:
+    return verifying.work(inventory.entries[-1:], ())
+
+
+def _confirmed() -> bool:
+    try:
+        return typer.confirm("Delete these?", err=True)
+    except typer.Abort:  # no terminal to ask at
+        print(file=sys.stderr)
+        return False
+
+
+def _look_for_leftovers(target: Target) -> list[diagnosing.Check]:
+    inventory = take_inventory(target.store)
+    life = liveness(inventory, time.time())
+    optional = (leftovers.check_space(target.storage, inventory), leftovers.check_uploads(target.storage))
+    return [*leftovers.check_leftovers(inventory, life), *(check for check in optional if check is not None)]

@@ -1,0 +1,230 @@
+"""`kdc doctor`: whether a store can hold backups, tried out with small objects that are deleted again."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.local_files import TEMPORARY_MARK
+from keras_dist_callbacks.storage import Storage
+
+_ROUNDS = 5
+_RACERS = 8
+_OBJECT = b"kdc doctor".ljust(1024)
+_SLOW_SECONDS = 1.0
+_LISTING_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check.
+
+    Attributes:
+        name: What was checked.
+        status: `"ok"`, `"warn"`, `"fail"`, or `"skipped"` because an earlier one failed.
+        detail: What was found.
+        advice: What to do about it; empty if there is nothing to do.
+    """
+
+    name: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `kdc doctor` shows."""
+
+    url: str
+    checks: tuple[Check, ...]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.status != "fail" for check in self.checks)
+
+
+class Bench:
+    """Hands out names for test objects in a directory, and deletes them all in the end."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._names: list[str] = []
+
+    def name(self) -> str:
+        """A name that nothing has; it looks like that of an unfinished write, in case this process is killed."""
+        self._names.append(f"doctor{TEMPORARY_MARK}{uuid.uuid4().hex}")
+        return self._names[-1]
+
+    def clear(self) -> None:
+        """Deletes whatever was written under the names."""
+        for name in self._names:
+            with contextlib.suppress(OSError):
+                self.storage.delete(name)
+
+
+@contextlib.contextmanager
+def bench(storage: Storage) -> Iterator[Bench]:
+    """Test objects that are gone afterwards, with the local directories that had to be made for them."""
+    made = _missing_directories(storage)
+    tools = Bench(storage)
+    try:
+        yield tools
+    finally:
+        tools.clear()
+        for directory in made:
+            with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
+                directory.rmdir()
+
+
+def examine(tools: Bench) -> list[Check]:
+    """Runs every check of the store itself; if it cannot be used at all, only the first."""
+    access = check_access(tools)
+    if access.status == "fail":
+        return [access, *(Check(name, "skipped", "there is no access") for name in _CHECKS)]
+    checks = [access]
+    for name, check in _CHECKS.items():
+        try:
+            checks.append(check(tools))
+        except (StorageError, OSError) as error:
+            checks.append(Check(name, "fail", str(error), "see whether the store is up, then run this again"))
+    return checks
+
+
+def check_access(tools: Bench) -> Check:
+    """Writes, reads and deletes an object, as every run does before its first step."""
+    try:
+        tools.storage.probe()
+    except (StorageError, OSError) as error:
+        return Check("access", "fail", str(error), "check the path, the credentials and --storage-options")
+    return Check("access", "ok", "an object was written, read and deleted")
+
+
+def check_latency(tools: Bench) -> Check:
+    """Times small requests; a backup makes about a dozen."""
+    puts, gets = [], []
+    for _ in range(_ROUNDS):
+        name = tools.name()
+        puts.append(_seconds(lambda name=name: tools.storage.create(name, [_OBJECT])))  # type: ignore[misc]
+        gets.append(_seconds(lambda name=name: tools.storage.read(name)))  # type: ignore[misc]
+    put, get = statistics.median(puts), statistics.median(gets)
+    detail = f"median of {_ROUNDS}: write {_milliseconds(put)}, read {_milliseconds(get)}"
+    if max(put, get) > _SLOW_SECONDS:
+        return Check("latency", "warn", detail, "slow: use a store in the region of the job, or save less often")
+    return Check("latency", "ok", detail)
+
+
+def check_create(tools: Bench) -> Check:
+    """A name that is taken must be refused: this is what keeps two runs apart."""
+    name = tools.name()
+    tools.storage.create(name, [b"first"])
+    try:
+        tools.storage.create(name, [b"second"])
+    except FileExistsError:
+        if tools.storage.read(name) == b"first":
+            return Check("exclusive create", "ok", "a name that is taken is refused")
+    return Check("exclusive create", "fail", "an object was overwritten by a create", _UNSAFE)
+
+
+def check_race(tools: Bench) -> Check:
+    """Of several writers that create one name at the same time, one must win."""
+    name, start = tools.name(), threading.Barrier(_RACERS)
+
+    def race(racer: int) -> int | None:
+        start.wait()
+        try:
+            tools.storage.create(name, [b"racer %d" % racer])
+        except FileExistsError:
+            return None
+        return racer
+
+    with ThreadPoolExecutor(_RACERS) as pool:
+        winners = [racer for racer in pool.map(race, range(_RACERS)) if racer is not None]
+    if len(winners) == 1 and tools.storage.read(name) == b"racer %d" % winners[0]:
+        return Check("racing creates", "ok", f"{_RACERS} at once, one winner")
+    return Check("racing creates", "fail", f"{_RACERS} at once, {len(winners)} believe that they have won", _UNSAFE)
+
+
+def check_replace(tools: Bench) -> Check:
+    """`ModelCheckpoint` may publish a name again; the new content must be what is read."""
+    name = tools.name()
+    with tempfile.TemporaryDirectory(prefix="kdc-doctor-") as directory:
+        source = Path(directory) / "object"
+        for content in (b"before", b"after!"):
+            source.write_bytes(content)
+            tools.storage.replace(name, source)
+            if tools.storage.read(name) != content:
+                return Check("replace", "fail", "an object that was replaced reads as before", _CACHED)
+    return Check("replace", "ok", "new content is read at once")
+
+
+def check_listing(tools: Bench) -> Check:
+    """What was written must be listed, and what was deleted must not."""
+    name = tools.name()
+    tools.storage.create(name, [_OBJECT])
+    appeared = _wait_until(lambda: _is_listed(tools.storage, name))
+    tools.storage.delete(name)
+    vanished = _wait_until(lambda: not _is_listed(tools.storage, name))
+    for delay, what in ((appeared, "a new object is not listed"), (vanished, "a deleted object is still listed")):
+        if delay is None:
+            return Check("listings", "fail", f"{what} after {_LISTING_SECONDS:.0f} s", _CACHED)
+    slowest = max(appeared or 0.0, vanished or 0.0)
+    if slowest > 0:
+        return Check("listings", "warn", f"they lag behind by {slowest:.1f} s", _CACHED)
+    return Check("listings", "ok", "new and deleted objects show at once")
+
+
+_UNSAFE = "two runs could mix here: make sure that only one job at a time uses the directory, or use another store"
+_CACHED = "something caches: look for a proxy or a mount with a cache, and turn that off"
+_CHECKS: dict[str, Callable[[Bench], Check]] = {
+    "latency": check_latency,
+    "exclusive create": check_create,
+    "racing creates": check_race,
+    "replace": check_replace,
+    "listings": check_listing,
+}
+
+
+def _is_listed(storage: Storage, name: str) -> bool:
+    return any(file.name == name for file in storage.files())
+
+
+def _wait_until(condition: Callable[[], bool]) -> float | None:
+    """Seconds until it holds: 0 if it does at once, None if it does not in time."""
+    began = time.monotonic()
+    if condition():
+        return 0.0
+    while time.monotonic() - began < _LISTING_SECONDS:
+        time.sleep(0.1)
+        if condition():
+            return time.monotonic() - began
+    return None
+
+
+def _seconds(operation: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    operation()
+    return time.perf_counter() - began
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < _SLOW_SECONDS else human.age(seconds)
+
+
+def _missing_directories(storage: Storage) -> list[Path]:
+    """The local directories on the way that do not exist yet, the innermost first."""
+    if not storage.is_local:
+        return []
+    root = Path(storage.root)
+    return [path for path in (root, *root.parents) if not path.exists()]

@@ -1,0 +1,204 @@
+"""What a backup directory holds, read once and changed never."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from keras_dist_callbacks.checkpointing.manifest import decode_manifest
+from keras_dist_callbacks.checkpointing.snapshot import CommitId, Manifest
+from keras_dist_callbacks.checkpointing.store import BLOBS, COMMITS, DAMAGED, OWNERS, BackupStore
+from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.local_files import TEMPORARY_MARK
+from keras_dist_callbacks.storage import FileInfo, Storage
+
+_READERS = 8
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A commit that is listed.
+
+    Attributes:
+        id: Its place in time.
+        manifest: What it says; None if it cannot be read.
+        problem: Why it cannot be read.
+        too_new: Whether that is because a newer version of this package wrote it.
+    """
+
+    id: CommitId
+    manifest: Manifest | None
+    problem: str = ""
+    too_new: bool = False
+
+    @property
+    def label(self) -> str:
+        """A short name that people can type."""
+        return f"{self.id.generation}-{self.id.sequence}"
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A damaged manifest that a run has moved aside; `manifest` is None if it cannot be read."""
+
+    path: str
+    size: int
+    generation: int
+    manifest: Manifest | None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything in a backup directory.
+
+    Attributes:
+        entries: The commits, the newest last.
+        owners: When each generation took the directory; None if its record does not say.
+        committed: Generations that are known to have committed once.
+        blobs: The stored blobs and their sizes, by path.
+        temporaries: What interrupted writes left, and the sizes, by path.
+        set_aside: Damaged manifests that were moved aside.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    owners: Mapping[int, float | None] = field(default_factory=dict)
+    committed: frozenset[int] = frozenset()
+    blobs: Mapping[str, int] = field(default_factory=dict)
+    temporaries: Mapping[str, int] = field(default_factory=dict)
+    set_aside: tuple[SetAside, ...] = ()
+
+    @property
+    def newest_generation(self) -> int:
+        """The generation that rules, 0 if there is none."""
+        return max([0, *self.owners, *(entry.id.generation for entry in self.entries)])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no run ever began here."""
+        return not (self.entries or self.owners or self.set_aside)
+
+
+def parallel(function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
+    """`function` of each item, several at a time: a request to a store is mostly waiting."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(function, items))
+
+
+def read_entries(store: BackupStore) -> list[Entry]:
+    """All commits, the newest last, without those that a running fit deletes meanwhile."""
+
+    def read(commit: CommitId) -> Entry | None:
+        try:
+            return Entry(commit, store.manifest(commit))
+        except DamagedBackupError as error:
+            is_gone = not store.storage.exists(commit.name)
+            return None if is_gone else Entry(commit, None, str(error))
+        except BackupMismatchError as error:
+            return Entry(commit, None, str(error), too_new=True)
+
+    return [entry for entry in parallel(read, store.commits()) if entry is not None]
+
+
+def take_inventory(store: BackupStore) -> Inventory:
+    """Lists everything in the directory and reads every manifest."""
+    storage = store.storage
+    owners = _owners(storage)
+    newest = max([0, *owners, *(commit.generation for commit in store.commits())])
+    # Blobs before manifests: a blob that a running fit adds in between is not listed, so it cannot look dangling.
+    # The store cannot list directories; blobs are only ever below a generation's number.
+    directories = [f"{BLOBS}/{generation:06d}" for generation in range(1, newest + 1)]
+    places = ["", COMMITS, OWNERS, *directories]
+    files = dict(zip(places, parallel(storage.files, places), strict=True))
+    present = {_join(place, f.name): f.size for place in places for f in files[place]}
+    temporaries = {path: size for path, size in present.items() if TEMPORARY_MARK in path}
+    stored = {p: size for p, size in present.items() if p.startswith(f"{BLOBS}/") and p not in temporaries}
+    return Inventory(
+        entries=tuple(read_entries(store)),
+        owners=owners,
+        committed=frozenset(g for g in owners if owner_paths(g)[0] in present),
+        blobs=stored,
+        temporaries=temporaries,
+        set_aside=_set_aside(storage),
+    )
+
+
+def blob_sizes(storage: Storage, entries: Sequence[Entry]) -> dict[str, int]:
+    """The sizes of the stored blobs in the directories that these commits refer to."""
+    paths = (blob.path for entry in entries if entry.manifest for blob in entry.manifest.blobs)
+    directories = sorted({path.rpartition("/")[0] for path in paths})
+    listings = zip(directories, parallel(storage.files, directories), strict=True)
+    return {f"{directory}/{f.name}": f.size for directory, files in listings for f in files}
+
+
+def dangling_blobs(inventory: Inventory) -> dict[str, int]:
+    """Blobs that no manifest names, without those that a manifest that cannot be read may name.
+
+    A commit refers only to blobs of its own generation, so all blobs of such a manifest's generation are left out.
+    """
+    manifests = [entry.manifest for entry in inventory.entries] + [item.manifest for item in inventory.set_aside]
+    needed = {blob.path for manifest in manifests if manifest for blob in manifest.blobs}
+    unknown = {entry.id.generation for entry in inventory.entries if entry.manifest is None}
+    unknown |= {item.generation for item in inventory.set_aside if item.manifest is None}
+    return {
+        path: size
+        for path, size in inventory.blobs.items()
+        if path not in needed and blob_generation(path) not in unknown
+    }
+
+
+def blob_generation(path: str) -> int:
+    """The generation that a blob belongs to."""
+    return int(path.split("/")[1])
+
+
+def idle_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> list[int]:
+    """Generations before the newest whose owner record nothing needs any more.
+
+    Args:
+        inventory: The directory.
+        blobs: The blobs to reckon with. Defaults to those that are stored.
+    """
+    alive = {entry.id.generation for entry in inventory.entries} | {item.generation for item in inventory.set_aside}
+    alive |= {blob_generation(path) for path in (inventory.blobs if blobs is None else blobs)}
+    return sorted(g for g in inventory.owners if g not in alive and g < inventory.newest_generation)
+
+
+def owner_paths(generation: int) -> tuple[str, str]:
+    """A generation's note that it has committed, and its owner record, in the order to delete them in."""
+    return f"{OWNERS}/{generation:06d}.committed", f"{OWNERS}/{generation:06d}.json"
+
+
+def _owners(storage: Storage) -> dict[int, float | None]:
+    names = (f.name.removesuffix(".json") for f in storage.files(OWNERS) if f.name.endswith(".json"))
+    generations = [int(name) for name in names if name.isdigit()]
+
+    def claimed(generation: int) -> float | None:
+        try:
+            found = json.loads(storage.read(owner_paths(generation)[1]))["claimed"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        return float(found) if isinstance(found, int | float) else None
+
+    return dict(zip(generations, parallel(claimed, generations), strict=True))
+
+
+def _set_aside(storage: Storage) -> tuple[SetAside, ...]:
+    def read(file: FileInfo) -> SetAside:
+        path = f"{DAMAGED}/{file.name}"
+        commit = CommitId.parse(file.name.partition("-")[2])  # a random word is put in front of the name
+        try:
+            manifest: Manifest | None = decode_manifest(storage.read(path), path)
+        except (FileNotFoundError, DamagedBackupError, BackupMismatchError):
+            manifest = None
+        return SetAside(path, file.size, commit.generation if commit else 0, manifest)
+
+    return tuple(parallel(read, storage.files(DAMAGED)))
+
+
+def _join(directory: str, name: str) -> str:
+    return f"{directory}/{name}" if directory else name

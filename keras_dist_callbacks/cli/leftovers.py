@@ -1,0 +1,91 @@
+"""What interrupted runs have left in a directory, as checks of `kdc doctor`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.cli.doctor import Check
+from keras_dist_callbacks.cli.inventory import Inventory, blob_generation, dangling_blobs, idle_owners
+from keras_dist_callbacks.cli.liveness import Liveness
+from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage import Storage
+
+_PRUNE = "harmless; `kdc prune --keep 2` deletes them"
+_SPACE_FOR_BACKUPS = 3
+
+
+def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
+    """Looks for what nothing needs; what a run that is writing may still need does not count."""
+    busy = life.generation if life.running else 0
+    temporaries = {} if busy else inventory.temporaries
+    blobs = {p: size for p, size in dangling_blobs(inventory).items() if blob_generation(p) != busy}
+    owners = idle_owners(inventory)
+    found = [
+        Check("run", "ok", f"generation {life.generation} seems to be writing: {life.why}")
+        if life.running
+        else Check("run", "ok", "none seems to be writing"),
+        _check_commits(inventory),
+        _check("unfinished files", temporaries),
+        _check("dangling blobs", blobs),
+    ]
+    detail = f"{human.count(len(owners), 'earlier run')} without any backup left" if owners else "none"
+    found.append(Check("idle owner records", "warn" if owners else "ok", detail, _PRUNE if owners else ""))
+    return found
+
+
+def check_uploads(storage: Storage) -> Check | None:
+    """Looks for multipart uploads that were never completed, in stores that have such and tell of them."""
+    find: Any = getattr(storage, "unfinished_uploads", None)
+    if find is None:
+        return None
+    name = "unfinished uploads"
+    try:
+        found = find()
+    except (StorageError, OSError) as error:
+        return Check(name, "warn", f"they cannot be listed: {error}", "allow s3:ListBucketMultipartUploads")
+    if not found:
+        return Check(name, "ok", "none")
+    return Check(
+        name,
+        "warn",
+        f"{len(found)}; their parts are stored and paid for, but not listed",
+        "set a lifecycle rule on the bucket that aborts incomplete multipart uploads after a day",
+    )
+
+
+def check_space(storage: Storage, inventory: Inventory) -> Check | None:
+    """Whether a local disk has room for the next backups."""
+    if not storage.is_local:
+        return None
+    existing = next(path for path in (Path(storage.root), *Path(storage.root).parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    manifests = [entry.manifest for entry in inventory.entries if entry.manifest is not None]
+    needed = _SPACE_FOR_BACKUPS * sum(blob.size for blob in manifests[-1].blobs) if manifests else 0
+    detail = f"{human.size(free)} free"
+    if free < needed:
+        advice = f"{_SPACE_FOR_BACKUPS} backups take {human.size(needed)}: free some space"
+        return Check("disk space", "warn", detail, advice)
+    return Check("disk space", "ok", detail)
+
+
+def _check_commits(inventory: Inventory) -> Check:
+    damaged = [entry for entry in inventory.entries if entry.manifest is None and not entry.too_new]
+    if damaged:
+        detail = f"{len(damaged)} of {human.count(len(inventory.entries), 'manifest')} cannot be read"
+        return Check("backups", "warn", detail, "`kdc verify` tells what is wrong; a run takes the newest whole one")
+    if not inventory.entries and inventory.newest_generation in inventory.committed:
+        return Check("backups", "warn", "a run has committed here, but no manifest is left", "restore the files")
+    if inventory.set_aside:
+        detail = f"{human.count(len(inventory.set_aside), 'damaged manifest')} in damaged/, set aside by a run"
+        return Check("backups", "warn", detail, "look into it, then delete the directory damaged/")
+    return Check("backups", "ok", f"{human.count(len(inventory.entries), 'manifest')}, readable")
+
+
+def _check(name: str, found: Mapping[str, int]) -> Check:
+    if not found:
+        return Check(name, "ok", "none")
+    return Check(name, "warn", f"{len(found)}, {human.size(sum(found.values()))}", _PRUNE)

@@ -1,0 +1,215 @@
+"""`kdc ls`: commits and artefacts in a directory, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from keras_dist_callbacks.checkpointing.artifacts import Listing
+from keras_dist_callbacks.checkpointing.exactness import inexact_reasons
+from keras_dist_callbacks.checkpointing.sidecar import Artifact
+from keras_dist_callbacks.checkpointing.snapshot import BlobInfo, Manifest, WorkerState
+from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.cli.inventory import Entry
+
+
+@dataclass(frozen=True)
+class CommitRow:
+    """One commit; what only its manifest tells is None if that cannot be read.
+
+    Attributes:
+        commit: Its short name, generation and sequence.
+        name: Its path in the directory.
+        generation: The run that wrote it.
+        state: `"ok"`, `"damaged"` or `"too new"`; contents of blobs are not read for this.
+        problem: What is wrong with it.
+        kind: `"within"` an epoch, `"between"` epochs or at the `"end"`.
+        epoch: Epochs finished.
+        batch: Batches trained in the running epoch.
+        step: Batches trained in all.
+        position: The last three in words.
+        done: Whether training had ended.
+        created: When it was written, in seconds since 1970.
+        age_seconds: How long ago that is.
+        bytes: Size of all blobs that it refers to.
+        new_bytes: Size of those among them that the commit before does not refer to.
+        exact: Whether going on from it is exact, as far as the backup alone tells.
+        inexact_reasons: Why it is not.
+    """
+
+    commit: str
+    name: str
+    generation: int
+    state: str
+    problem: str | None = None
+    kind: str | None = None
+    epoch: int | None = None
+    batch: int | None = None
+    step: int | None = None
+    position: str | None = None
+    done: bool | None = None
+    created: float | None = None
+    age_seconds: float | None = None
+    bytes: int | None = None
+    new_bytes: int | None = None
+    exact: bool | None = None
+    inexact_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArtifactRow:
+    """One file that `ModelCheckpoint` published."""
+
+    name: str
+    kind: str
+    epoch: int
+    step: int
+    monitor: str | None
+    value: float | None
+    best_only: bool
+    bytes: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class DirectoryListing:
+    """What `kdc ls` shows.
+
+    Attributes:
+        url: The directory, without credentials.
+        commits: The newest first.
+        bytes: Size of all blobs that the commits refer to, each counted once.
+        checkpoints: The newest first.
+        checkpoint_problems: What is wrong with checkpoints, one sentence each.
+        without_sidecar: Model files that are unfinished or foreign.
+        earlier_runs: Whether a run began here, be it without any commit.
+    """
+
+    url: str
+    commits: tuple[CommitRow, ...]
+    bytes: int
+    checkpoints: tuple[ArtifactRow, ...]
+    checkpoint_problems: tuple[str, ...]
+    without_sidecar: tuple[str, ...]
+    earlier_runs: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing of ours."""
+        found = (self.commits, self.checkpoints, self.checkpoint_problems, self.without_sidecar)
+        return not any(found) and not self.earlier_runs
+
+    @property
+    def has_problem(self) -> bool:
+        """Whether anything is damaged."""
+        return bool(self.checkpoint_problems) or any(row.state == "damaged" for row in self.commits)
+
+
+def list_directory(
+    url: str,
+    entries: Sequence[Entry],
+    stored: Mapping[str, int],
+    artifacts: Listing,
+    without_sidecar: Sequence[str],
+    *,
+    earlier_runs: bool,
+    now: float,
+) -> DirectoryListing:
+    """Puts together what `kdc ls` shows.
+
+    Args:
+        url: The directory, without credentials.
+        entries: The commits, the newest last.
+        stored: Sizes of the stored blobs.
+        artifacts: What was published there.
+        without_sidecar: Model files without a sidecar.
+        earlier_runs: Whether a run began here.
+        now: The time.
+    """
+    rows = []
+    before: frozenset[BlobInfo] = frozenset()
+    for entry in entries:
+        rows.append(commit_row(entry, before, stored, now))
+        if entry.manifest is not None:
+            before = frozenset(entry.manifest.blobs)
+    blobs = {blob for entry in entries if entry.manifest for blob in entry.manifest.blobs}
+    return DirectoryListing(
+        url,
+        tuple(reversed(rows)),
+        sum(blob.size for blob in blobs),
+        tuple(artifact_row(artifact) for artifact in artifacts.artifacts),
+        artifacts.problems,
+        tuple(without_sidecar),
+        earlier_runs,
+    )
+
+
+def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, int], now: float) -> CommitRow:
+    """One commit as `kdc ls` shows it; `before` are the blobs of the commit before it."""
+    manifest = entry.manifest
+    if manifest is None:
+        state = "too new" if entry.too_new else "damaged"
+        return CommitRow(entry.label, entry.id.name, entry.id.generation, state, entry.problem)
+    problem = _missing(manifest, stored)
+    created = created_at(manifest)
+    reasons = reasons_against(manifest)
+    return CommitRow(
+        commit=entry.label,
+        name=entry.id.name,
+        generation=entry.id.generation,
+        state="damaged" if problem else "ok",
+        problem=problem,
+        kind=manifest.position.kind,
+        epoch=manifest.position.epoch,
+        batch=manifest.position.batch,
+        step=manifest.position.step,
+        position=human.position(manifest.position),
+        done=manifest.done,
+        created=created,
+        age_seconds=None if created is None else now - created,
+        bytes=sum(blob.size for blob in manifest.blobs),
+        new_bytes=sum(blob.size for blob in manifest.blobs if blob not in before),
+        exact=not reasons,
+        inexact_reasons=reasons,
+    )
+
+
+def artifact_row(artifact: Artifact) -> ArtifactRow:
+    """One artefact as `kdc ls` shows it."""
+    return ArtifactRow(
+        name=artifact.name,
+        kind=artifact.kind,
+        epoch=artifact.epoch,
+        step=artifact.step,
+        monitor=artifact.monitor,
+        value=artifact.value,
+        best_only=artifact.best_only,
+        bytes=artifact.size,
+        generation=artifact.generation,
+    )
+
+
+def created_at(manifest: Manifest) -> float | None:
+    """When a commit was written, if it says so."""
+    created = manifest.info.get("created")
+    return float(created) if isinstance(created, int | float) else None
+
+
+def reasons_against(manifest: Manifest) -> tuple[str, ...]:
+    """Why no continuation of a commit can be exact, one sentence each; what another run may change is not known."""
+    unchanged = {"seed": "unknown", "replicas": 1, **manifest.info}
+    found: dict[str, None] = {}
+    for worker, record in enumerate(manifest.workers):
+        state = {**manifest.workers[0].state, **record.state}
+        for reason in inexact_reasons(WorkerState(manifest.position, {}, state, manifest.info), unchanged):
+            found[reason.replace("this worker's", f"worker {worker}'s")] = None
+    return tuple(found)
+
+
+def _missing(manifest: Manifest, stored: Mapping[str, int]) -> str | None:
+    for blob in manifest.blobs:
+        if blob.path not in stored:
+            return f"{blob.path} is missing"
+        if stored[blob.path] != blob.size:
+            return f"{blob.path} is {stored[blob.path]} bytes long instead of {blob.size}"
+    return None

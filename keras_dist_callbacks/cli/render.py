@@ -1,0 +1,210 @@
+"""Tables and lines for people, made of the same values that `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.cli.details import CommitDetails, TensorRow
+from keras_dist_callbacks.cli.doctor import Diagnosis
+from keras_dist_callbacks.cli.listing import ArtifactRow, CommitRow, DirectoryListing
+from keras_dist_callbacks.cli.pruning import PrunePlan
+from keras_dist_callbacks.cli.verifying import Verification
+
+_STYLES = {
+    "ok": "green", "whole": "green", "exact": "green", "done": "green", "warn": "yellow", "not exact": "yellow",
+    "too new": "yellow", "damaged": "bold red", "fail": "bold red", "skipped": "dim",
+}  # fmt: skip
+_SHOWN_TENSORS = 40
+
+
+def show_listing(console: Console, listing: DirectoryListing) -> None:
+    """`kdc ls`."""
+    if listing.commits:
+        summary = f"{human.count(len(listing.commits), 'backup')}, {human.size(listing.bytes)} in all"
+        _heading(console, f"{listing.url}: {summary}")
+        console.print(_commit_table(listing.commits))
+        _notes(console, ((row.commit, row.problem) for row in listing.commits), "red")
+        _notes(console, ((row.commit, reason) for row in listing.commits for reason in row.inexact_reasons), "yellow")
+    elif listing.earlier_runs:
+        console.print(f"{listing.url}: a run began here, but there is no backup")
+    if listing.checkpoints or listing.checkpoint_problems:
+        _heading(console, f"{listing.url}: {human.count(len(listing.checkpoints), 'checkpoint')}")
+    if listing.checkpoints:
+        console.print(_checkpoint_table(listing.checkpoints))
+    _notes(console, (("damaged", problem) for problem in listing.checkpoint_problems), "red")
+    _notes(console, ((name, "no sidecar: unfinished, or of another tool") for name in listing.without_sidecar), "")
+
+
+def show_details(console: Console, details: CommitDetails, *, every_tensor: bool) -> None:
+    """`kdc show`."""
+    row, run = details.commit, dict(details.run)
+    _heading(console, f"{details.url}/{row.name}")
+    facts = _grid()
+    facts.add_row("position", f"{row.position} (step {row.step})" if row.step is not None else "-")
+    facts.add_row("state", _styled(row.state if row.problem else "done" if row.done else "in training"))
+    facts.add_row("written", f"{human.moment(row.created)}, {human.age(row.age_seconds)} ago" if row.created else "-")
+    facts.add_row("resume", _resume(row))
+    facts.add_row("generation", str(row.generation))
+    facts.add_row("versions", ", ".join(f"{name} {version}" for name, version in details.versions.items()) or "-")
+    for name, value in run.items():
+        facts.add_row(name.replace("_", " "), "-" if value is None else str(value).removeprefix("_"))
+    facts.add_row("random states", ", ".join(details.random_states) or "none")
+    facts.add_row("callbacks", "\n".join(details.callbacks) or "none")
+    facts.add_row("other state", ", ".join(details.topics) or "none")
+    console.print(facts)
+    _notes(console, [(row.commit, row.problem)], "red")
+    _notes(console, ((row.commit, reason) for reason in row.inexact_reasons), "yellow")
+    console.print()
+    _heading(console, f"{human.count(len(details.blobs), 'blob')}, {human.size(row.bytes)}")
+    console.print(_blob_table(details))
+    console.print()
+    _heading(console, f"{human.count(len(details.tensors), 'tensor')}, {human.size(details.tensor_bytes)}")
+    shown = details.tensors if every_tensor else details.tensors[:_SHOWN_TENSORS]
+    console.print(_tensor_table(shown))
+    if len(shown) < len(details.tensors):
+        console.print(f"  and {len(details.tensors) - len(shown):,} more: add --all", style="dim")
+
+
+def show_verification(console: Console, found: Verification) -> None:
+    """`kdc verify`."""
+    _heading(console, found.url)
+    table = _table("name", "", "position", ">size")
+    for verdict in found.verdicts:
+        table.add_row(verdict.name, _styled(verdict.state), verdict.where or "-", human.size(verdict.bytes))
+    console.print(table)
+    _notes(console, ((v.name, v.problem) for v in found.verdicts), "red")
+    if found.set_aside:
+        console.print(f"{human.count(found.set_aside, 'damaged manifest')} in damaged/, set aside by a run earlier")
+    bad = [verdict for verdict in found.verdicts if verdict.state != "whole"]
+    if bad:
+        console.print(f"{len(bad)} of {len(found.verdicts)} not whole", style="bold red")
+    else:
+        console.print(f"all {len(found.verdicts)} whole", style="green")
+
+
+def show_plan(console: Console, plan: PrunePlan, *, done: bool) -> None:
+    """`kdc prune`: what will go, or is gone."""
+    verb = "deleted" if done else "to delete"
+    _heading(console, plan.url)
+    facts = _grid()
+    facts.add_row("kept", "\n".join(plan.kept))
+    facts.add_row(f"{verb}", "\n".join(plan.commits) or "no backup")
+    facts.add_row("", f"{human.count(len(plan.blobs), 'blob')}, {human.size(sum(plan.blobs.values()))}")
+    if plan.temporaries:
+        facts.add_row("", human.count(len(plan.temporaries), "unfinished file"))
+    if plan.owners:
+        facts.add_row("", human.count(len(plan.owners), "idle owner record"))
+    console.print(facts)
+    if plan.spared_generation:
+        console.print(f"generation {plan.spared_generation} seems to be writing and is left alone", style="yellow")
+    if plan.is_empty:
+        console.print("nothing to delete", style="green")
+    else:
+        console.print(f"{human.size(plan.bytes)} {'freed' if done else 'to be freed'}", style="green" if done else "")
+
+
+def show_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """`kdc doctor`."""
+    _heading(console, diagnosis.url)
+    table = _grid()
+    for check in diagnosis.checks:
+        table.add_row(check.name, _styled(check.status), check.detail)
+        if check.advice:
+            table.add_row("", "", Text(check.advice, style="italic"))
+    console.print(table)
+    failed = sum(check.status == "fail" for check in diagnosis.checks)
+    warned = sum(check.status == "warn" for check in diagnosis.checks)
+    verdict = "backups work here" if diagnosis.is_usable else f"{human.count(failed, 'check')} failed"
+    remarks = f", {human.count(warned, 'remark')}" if warned else ""
+    console.print(verdict + remarks, style="green" if diagnosis.is_usable else "bold red")
+
+
+def _commit_table(rows: Sequence[CommitRow]) -> Table:
+    table = _table("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
+    for row in rows:
+        table.add_row(
+            row.commit,
+            row.position or "-",
+            "-" if row.step is None else f"{row.step:,}",
+            human.age(row.age_seconds),
+            human.size(row.bytes),
+            human.size(row.new_bytes),
+            str(row.generation),
+            _resume(row),
+            _styled(row.state if row.state != "ok" else "done" if row.done else ""),
+        )
+    return table
+
+
+def _checkpoint_table(rows: Sequence[ArtifactRow]) -> Table:
+    table = _table("checkpoint", "kind", ">epoch", ">step", "monitored", ">size")
+    for row in rows:
+        value = "-" if row.value is None else f"{row.monitor} {row.value:.6g}"
+        best = " (best)" if row.best_only else ""
+        table.add_row(row.name, row.kind, str(row.epoch), f"{row.step:,}", value + best, human.size(row.bytes))
+    return table
+
+
+def _blob_table(details: CommitDetails) -> Table:
+    table = _table("blob", ">size", "")
+    for blob in details.blobs:
+        missing = blob.stored is None or blob.stored != blob.bytes
+        note = _styled("damaged") if missing else Text("new" if blob.new else "as before", style="dim")
+        table.add_row(blob.path, human.size(blob.bytes), note)
+    return table
+
+
+def _tensor_table(rows: Iterable[TensorRow]) -> Table:
+    """One line for each variable: its replicas and workers are counted, not listed."""
+    merged: dict[tuple[str, str, tuple[int, ...]], list[TensorRow]] = {}
+    for row in rows:
+        merged.setdefault((row.name, row.dtype, row.shape), []).append(row)
+    table = _table("tensor", "type", "shape", ">size", "")
+    for (name, dtype, shape), members in merged.items():
+        text = " x ".join(str(length) for length in shape) or "scalar"
+        table.add_row(name, dtype, text, human.size(members[0].bytes), _copies(members))
+    return table
+
+
+def _copies(members: Sequence[TensorRow]) -> str:
+    replicas = f"{len(members)} replicas" if len(members) > 1 else ""
+    workers = sorted({worker for member in members for worker in member.workers})
+    apart = f"workers {', '.join(map(str, workers))}" if workers != [0] else ""
+    return ", ".join(text for text in (replicas, apart) if text)
+
+
+def _resume(row: CommitRow) -> Text:
+    return _styled("-" if row.exact is None else "exact" if row.exact else "not exact")
+
+
+def _styled(word: str) -> Text:
+    return Text(word, style=_STYLES.get(word, ""))
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print(Text(text, style="bold"), soft_wrap=True)
+
+
+def _notes(console: Console, notes: Iterable[tuple[str, str | None]], style: str) -> None:
+    for name, note in notes:
+        if note:
+            console.print(Text.assemble("  ", (name, style), f": {note}"), soft_wrap=True)
+
+
+def _table(*headers: str) -> Table:
+    """A table without lines; headers that begin with `>` are of columns of numbers."""
+    table = Table(box=None, header_style="dim", padding=(0, 0, 0, 2))
+    for header in headers:
+        table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left", no_wrap=True)
+    return table
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+    grid.add_column(style="dim", no_wrap=True)
+    return grid
