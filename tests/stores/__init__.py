@@ -1,0 +1,1 @@
+"""Object stores on loopback, and a faulty network before them."""
