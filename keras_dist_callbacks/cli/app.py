@@ -89,6 +89,8 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
             raise fail(f"{target.url}: no backup and no checkpoint is in this directory itself", CANNOT)
         if not as_json:
             render.show_listing(console(), listing)
+        if listing.has_problem:
+            raise typer.Exit(PROBLEM)
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -134,7 +136,7 @@ def verify(
             raise _nothing(target)
         found = _verify(target, entries, listing)
         if as_json:
-            print_json(found)
+            print_json(found, all_whole=found.all_whole)
         else:
             render.show_verification(console(), found)
         if not found.all_whole:
@@ -161,17 +163,17 @@ def prune(
     with opened(url, storage_options) as target:
         if as_json and not (yes or dry_run):
             raise ConfigError("--json asks no questions: add --yes or --dry-run")
-        plan = _plan(target, keep, force=force)
-        if as_json:
-            print_json(plan)
-        else:
-            render.show_plan(console(), plan, done=False)
-        if dry_run or plan.is_empty:
-            return
-        if not yes and not _confirmed():
-            raise fail("nothing is deleted; --yes answers the question in scripts", PROBLEM)
-        pruning.carry_out(target.store, plan)
+        plan = _plan(target, keep, spare_live_run=force or dry_run)
         if not as_json:
+            render.show_plan(console(), plan)
+        wanted = not (dry_run or plan.is_empty)
+        if wanted and not yes and not _confirmed():
+            raise fail("nothing is deleted; --yes answers the question in scripts", PROBLEM)
+        if wanted:
+            pruning.carry_out(target.store, plan)
+        if as_json:
+            print_json(plan, deleted=wanted)
+        elif wanted:
             console().print(f"deleted, {human.size(plan.bytes)} freed", style="green")
 
 
@@ -190,7 +192,7 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
             target.url, tuple(dataclasses.replace(check, detail=target.scrub(check.detail)) for check in checks)
         )
         if as_json:
-            print_json(diagnosis)
+            print_json(diagnosis, usable=diagnosis.is_usable)
         else:
             render.show_diagnosis(console(), diagnosis)
         if not diagnosis.is_usable:
@@ -225,12 +227,12 @@ def _verify(target: Target, entries: list[Entry], listing: artifacts.Listing) ->
     return verifying.Verification(target.url, tuple(v for v in verdicts if v is not None), set_aside)
 
 
-def _plan(target: Target, keep: int, *, force: bool) -> pruning.PrunePlan:
+def _plan(target: Target, keep: int, *, spare_live_run: bool) -> pruning.PrunePlan:
     inventory = take_inventory(target.store)
     if not inventory.entries:
         raise _nothing(target, "backup")
     life = liveness(inventory, time.time())
-    if life.running and not force:
+    if life.running and not spare_live_run:
         raise fail(
             f"{target.url}: a run seems to be writing (generation {life.generation}: {life.why}), and it deletes its "
             f"old backups itself. Prune when it has ended or been quiet for {human.age(QUIET_SECONDS)}; --force leaves "

@@ -75,9 +75,9 @@ def fail(message: str, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
-def print_json(result: Any) -> None:
-    """A dataclass as JSON, and nothing else, to the standard output."""
-    print(json.dumps(dataclasses.asdict(result), indent=2, allow_nan=False))
+def print_json(result: Any, **conclusions: bool) -> None:
+    """A dataclass and what follows from it as JSON, and nothing else, to the standard output."""
+    print(json.dumps({**conclusions, **dataclasses.asdict(result)}, indent=2))
 
 
 def console() -> Console:
@@ -128,7 +128,7 @@ def _secrets_in_url(url: str) -> list[str]:
         return []
     parts = urllib.parse.urlsplit(url)
     found = [*parts.netloc.rpartition("@")[0].split(":"), parts.query]
-    return [text for text in found if text]
+    return [text for text in found if len(text) >= _SHORTEST_SECRET]
 
 
 def _scrub(text: str, secrets: Sequence[str]) -> str:

@@ -37,6 +37,7 @@ class PrunePlan:
         temporaries: Sizes of unfinished files by path.
         owners: Generations whose owner records nothing needs.
         newest_generation: The one whose owner record stays.
+        bytes: How much there is to gain, manifests not counted.
     """
 
     url: str
@@ -47,11 +48,7 @@ class PrunePlan:
     temporaries: dict[str, int]
     owners: tuple[int, ...]
     newest_generation: int
-
-    @property
-    def bytes(self) -> int:
-        """How much there is to gain, manifests not counted."""
-        return sum(self.blobs.values()) + sum(self.temporaries.values())
+    bytes: int
 
     @property
     def is_empty(self) -> bool:
@@ -101,15 +98,17 @@ def plan_prune(url: str, inventory: Inventory, kept: Iterable[Entry], spared_gen
     rest = dataclasses.replace(inventory, entries=staying)
     dangling = dangling_blobs(rest)
     blobs = {path: size for path, size in dangling.items() if blob_generation(path) != spared_generation}
+    temporaries = {} if spared_generation else dict(inventory.temporaries)
     return PrunePlan(
         url=url,
         kept=tuple(sorted(names, reverse=True)),
         spared_generation=spared_generation,
         commits=tuple(entry.id.name for entry in inventory.entries if entry.id.name not in names),
         blobs=blobs,
-        temporaries={} if spared_generation else dict(inventory.temporaries),
+        temporaries=temporaries,
         owners=tuple(g for g in idle_owners(rest, rest.blobs.keys() - blobs) if g != inventory.newest_generation),
         newest_generation=inventory.newest_generation,
+        bytes=sum(blobs.values()) + sum(temporaries.values()),
     )
 
 

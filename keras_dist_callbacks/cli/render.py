@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -87,25 +87,28 @@ def show_verification(console: Console, found: Verification) -> None:
         console.print(f"all {len(found.verdicts)} whole", style="green")
 
 
-def show_plan(console: Console, plan: PrunePlan, *, done: bool) -> None:
-    """`kdc prune`: what will go, or is gone."""
-    verb = "deleted" if done else "to delete"
+def show_plan(console: Console, plan: PrunePlan) -> None:
+    """`kdc prune`: what is to go."""
     _heading(console, plan.url)
     facts = _grid()
-    facts.add_row("kept", "\n".join(plan.kept))
-    facts.add_row(f"{verb}", "\n".join(plan.commits) or "no backup")
-    facts.add_row("", f"{human.count(len(plan.blobs), 'blob')}, {human.size(sum(plan.blobs.values()))}")
-    if plan.temporaries:
-        facts.add_row("", human.count(len(plan.temporaries), "unfinished file"))
-    if plan.owners:
-        facts.add_row("", human.count(len(plan.owners), "idle owner record"))
+    facts.add_row("keep", "\n".join(plan.kept))
+    rows = [
+        *plan.commits,
+        _sum("blob", plan.blobs),
+        _sum("unfinished file", plan.temporaries),
+        human.count(len(plan.owners), "idle owner record") if plan.owners else "",
+    ]
+    facts.add_row("delete", "\n".join(row for row in rows if row) or "nothing")
     console.print(facts)
     if plan.spared_generation:
-        console.print(f"generation {plan.spared_generation} seems to be writing and is left alone", style="yellow")
-    if plan.is_empty:
-        console.print("nothing to delete", style="green")
-    else:
-        console.print(f"{human.size(plan.bytes)} {'freed' if done else 'to be freed'}", style="green" if done else "")
+        note = f"generation {plan.spared_generation} seems to be writing: it is left alone, and others need --force"
+        console.print(note, style="yellow")
+    if not plan.is_empty:
+        console.print(f"{human.size(plan.bytes)} to be freed")
+
+
+def _sum(noun: str, files: Mapping[str, int]) -> str:
+    return f"{human.count(len(files), noun)}, {human.size(sum(files.values()))}" if files else ""
 
 
 def show_diagnosis(console: Console, diagnosis: Diagnosis) -> None:

@@ -1,0 +1,127 @@
+"""Backups and checkpoints made of numpy arrays, on any store, and `kdc` run on them in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from keras_dist_callbacks.checkpointing import artifacts
+from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.checkpointing.sidecar import Artifact
+from keras_dist_callbacks.checkpointing.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
+from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.cli.app import app
+from keras_dist_callbacks.storage import Storage
+
+DAY = 86400.0
+INFO = {"keras": "3.15", "tensorflow": "2.21", "python": "3.11", "workers": 1, "replicas": 1, "seed": 7}
+Tensors = Mapping[str, Any]
+
+
+def kdc(*arguments: object, **options: Any) -> Any:
+    """Runs a command; `exit_code`, `stdout` and `stderr` are those of a process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="kdc", **options)
+
+
+def kdc_json(*arguments: object, code: int = 0) -> Any:
+    """What a command prints with --json; nothing else may be on the standard output."""
+    result = kdc(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def urls(tmp_path: Path) -> dict[str, str]:
+    return {
+        "local": str(tmp_path / "d"),
+        "file-url": f"file://{tmp_path}/d",
+        "memory": f"memory://{uuid.uuid4().hex}/d",
+    }
+
+
+@pytest.fixture(params=["local", "file-url", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return urls(tmp_path)[request.param]
+
+
+def begin(url: str | Path, age: float = DAY) -> BackupStore:
+    """A run takes the directory, `age` seconds ago."""
+    store = BackupStore(Storage.open(url, fsync=False))
+    generation = store.claim({})
+    name = f"owners/{generation:06d}.json"
+    store.storage.delete(name)
+    store.storage.create(name, [json.dumps({"claimed": time.time() - age}).encode()])
+    return store
+
+
+def commit(
+    store: BackupStore,
+    sequence: int,
+    workers: Tensors | Sequence[Tensors] | None = None,
+    *,
+    age: float | None = DAY,
+    position: Position | None = None,
+    states: Sequence[Mapping[str, Any]] = ({},),
+    known: Manifest | None = None,
+    **info: Any,
+) -> Manifest:
+    """A commit of one worker's tensors, or of several workers'; unchanged ones are found in `known`."""
+    if workers is None:
+        workers = {"variable/kernel@0": np.full(1000, sequence, "float32")}
+    every = [workers] if isinstance(workers, Mapping) else list(workers)
+    packer = Packer(dict(known.workers[0].tensors) if known else {}, store.blob_directory)
+    records = []
+    for worker, tensors in enumerate(every):
+        held = {name: HeldArray(np.asarray(value)) for name, value in tensors.items()}
+        prints = fingerprints(held)
+        for blob in packer.pack(held, prints, prefix=f"worker{worker}/" if worker else ""):
+            store.stage(blob)
+        records.append(WorkerRecord(packer.locate(prints), states[worker] if worker < len(states) else {}))
+    created = {} if age is None else {"created": time.time() - age}
+    manifest = Manifest(
+        CommitId(store.generation, sequence, uuid.uuid4().hex[:12]),
+        position or Position("within", 0, sequence, sequence),
+        referenced_blobs(records, store.staged),
+        tuple(records),
+        {**INFO, **info, **created},
+    )
+    store.commit(manifest)
+    return manifest
+
+
+def publish(directory: str | Path, name: str, epoch: int, tmp_path: Path, **fields: Any) -> Artifact:
+    """A checkpoint with its sidecar, as `ModelCheckpoint` leaves it."""
+    source = tmp_path / f"source-{uuid.uuid4().hex}"
+    source.write_bytes(b"model of epoch %d" % epoch)
+    kind = "weights" if name.endswith(".h5") else "model"
+    artifact = Artifact(name, kind, name, 1, epoch, epoch, 10 * epoch, **fields)
+    return artifacts.publish(Storage.open(directory, fsync=False), source, artifact)
+
+
+def rewrite(url: str | Path, name: str, content: bytes | None) -> None:
+    """Damages an object; None removes it."""
+    storage = Storage.open(url, fsync=False)
+    storage.delete(name)
+    if content is not None:
+        storage.create(name, [content])
+
+
+def flip(url: str | Path, name: str) -> None:
+    """Changes the last byte of an object."""
+    content = Storage.open(url).read(name)
+    rewrite(url, name, content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def everything(url: str | Path) -> dict[str, bytes]:
+    """All objects of a directory, a few levels deep."""
+    storage = Storage.open(url)
+    places = ["", "owners", "commits", "damaged", *(f"blobs/{g:06d}" for g in range(1, 6))]
+    names = [f"{place}/{f.name}".lstrip("/") for place in places for f in storage.files(place)]
+    return {name: storage.read(name) for name in names}
