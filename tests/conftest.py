@@ -12,6 +12,8 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import pytest
 
+from tests.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
+
 
 @pytest.fixture(autouse=True)
 def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:

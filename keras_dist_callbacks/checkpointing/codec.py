@@ -87,13 +87,16 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def encode_blob(tensors: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], directory: str) -> Blob:
+def encode_blob(
+    tensors: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], directory: str, copy: int = 0
+) -> Blob:
     """Packs tensors into one safetensors file below `directory`, named after its content.
 
     Args:
         tensors: What goes into it, by name.
         prints: The fingerprint of each.
         directory: Where the blob will be.
+        copy: Blobs with the same content and another number have another name.
     """
     header: dict[str, Any] = {}
     offset = 0
@@ -108,7 +111,7 @@ def encode_blob(tensors: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)  # so that tensors begin where vector instructions like them to
     head = len(text).to_bytes(8, "little") + text
-    name = xxhash.xxh3_128_hexdigest(head + "".join(prints[n].hash for n in tensors).encode())
+    name = xxhash.xxh3_128_hexdigest(head + "".join(prints[n].hash for n in tensors).encode(), seed=copy)
     info = BlobInfo(f"{directory}/{name}.safetensors", len(head) + offset, len(head), xxhash.xxh3_128_hexdigest(head))
     starts = {name: len(head) + entry["data_offsets"][0] for name, entry in header.items()}
     return Blob(info, (head, *(raw_bytes(array) for array in tensors.values())), starts)
@@ -123,18 +126,26 @@ class Packer:
     blobs that live for one small tensor each.
     """
 
-    def __init__(self, known: Mapping[str, TensorInfo], directory: str, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        known: Mapping[str, TensorInfo],
+        directory: str,
+        sizes: Mapping[str, int] | None = None,
+        copy: int = 0,
+    ) -> None:
         """Prepares one commit.
 
         Args:
             known: Tensors that may be referred to.
             directory: Where new blobs will be.
             sizes: Bytes of the blobs that `known` names. Defaults to none: any blob is worth referring to.
+            copy: Blobs of packers with different numbers are different files, whatever they hold.
         """
         self._known = {Fingerprint(t.hash, t.dtype, t.shape): t for t in known.values()}
         self._places: dict[Fingerprint, TensorInfo] = {}
         self._directory = directory
         self._sizes = sizes or {}
+        self._copy = copy
 
     def pack(
         self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
@@ -186,7 +197,7 @@ class Packer:
 
     def _seal(self, group: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], prefix: str) -> Blob:
         keyed = {prefix + name: prints[name] for name in group}
-        blob = encode_blob({prefix + name: array for name, array in group.items()}, keyed, self._directory)
+        blob = encode_blob({prefix + name: array for name, array in group.items()}, keyed, self._directory, self._copy)
         for key, fingerprint in keyed.items():
             place = TensorInfo(
                 blob.info.path, key, blob.starts[key], fingerprint.dtype, fingerprint.shape, fingerprint.hash

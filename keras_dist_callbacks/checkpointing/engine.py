@@ -64,6 +64,7 @@ class BackupEngine:
         self._skipped = 0
         self._writing = False  # a backup is queued or being written; other jobs of the queue do not count
         self._sequence = 0
+        self._commits = 0
         self._failed = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
         self._lock = threading.Lock()
@@ -224,12 +225,14 @@ class BackupEngine:
         others = self._exchange.collect(save, snapshot, prints)
         self._store.check_ownership()
         sizes = {path: blob.size for path, blob in self._store.staged.items()}
-        packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes)
+        copy = self._commits % 2 if self._options.double_checkpoint else 0
+        packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
         self._store.stage_all(packer.pack(snapshot.tensors, prints))
         records = [WorkerRecord(packer.locate(prints), snapshot.state)]
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
         manifest = self._manifest(snapshot.position, records)
         self._store.commit(manifest)
+        self._commits += 1
         self._known = [*self._known[-1:], {n: t for r in records for n, t in _unique(r)}]
         self._tidy()
 
