@@ -28,7 +28,9 @@ Tensors = Mapping[str, Any]
 
 def kdc(*arguments: object, **options: Any) -> Any:
     """Runs a command; `exit_code`, `stdout` and `stderr` are those of a process."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="kdc", **options)
+    return CliRunner().invoke(
+        app, [str(argument) for argument in arguments], prog_name="kdc", env={"COLUMNS": "160"}, **options
+    )
 
 
 def kdc_json(*arguments: object, code: int = 0) -> Any:
@@ -51,9 +53,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return urls(tmp_path)[request.param]
 
 
-def begin(url: str | Path, age: float = DAY) -> BackupStore:
+def begin(url: str | Path, age: float = DAY, options: Mapping[str, Any] | None = None) -> BackupStore:
     """A run takes the directory, `age` seconds ago."""
-    store = BackupStore(Storage.open(url, fsync=False))
+    store = BackupStore(Storage.open(url, options, fsync=False))
     generation = store.claim({})
     name = f"owners/{generation:06d}.json"
     store.storage.delete(name)

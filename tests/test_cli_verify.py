@@ -29,7 +29,7 @@ def test_whole_backups_and_checkpoints_are_exit_code_0(url: str, tmp_path: Path)
         ("checkpoint", "whole"),
     ]
     result = kdc("verify", url)
-    assert "all 3 whole" in result.stdout
+    assert "3 whole" in result.stdout
     assert result.stderr == ""  # no progress bar where there is no terminal
 
 
@@ -51,7 +51,7 @@ def test_a_damaged_blob_is_named_and_the_other_backups_are_whole(url: str, damag
     ]
     assert path in found["verdicts"][1]["problem"]
     assert everything(url) == before
-    assert "1 of 2 not whole" in kdc("verify", url).stdout
+    assert kdc("verify", url).stdout.splitlines()[-1].strip() == "1 whole, 1 damaged"
 
 
 def test_damage_that_only_one_worker_has_is_found(tmp_path: Path) -> None:
@@ -135,6 +135,18 @@ def test_what_a_running_fit_deletes_meanwhile_is_no_damage(tmp_path: Path, monke
 
     monkeypatch.setattr(BackupStore, "verify", while_a_run_prunes)
     assert [v["name"] for v in kdc_json("verify", tmp_path)["verdicts"]] == [new.id.name]
+
+
+def test_a_first_backup_that_was_never_finished_is_no_damage(url: str) -> None:
+    commit(begin(url), 1)
+    crashed = begin(url)
+    torn = commit(crashed, 1)
+    rewrite(url, torn.id.name, b"{")
+    rewrite(url, "owners/000002.committed", None)
+    assert [v["state"] for v in kdc_json("verify", url)["verdicts"]] == ["unfinished", "whole"]
+    assert [row["state"] for row in kdc_json("ls", url)["commits"]] == ["unfinished", "ok"]
+    rewrite(url, "owners/000002.committed", b"{}")
+    assert [v["state"] for v in kdc_json("verify", url, code=1)["verdicts"]] == ["damaged", "whole"]
 
 
 def test_manifests_that_a_run_has_set_aside_are_mentioned_and_no_new_problem(tmp_path: Path) -> None:

@@ -28,13 +28,14 @@ class Entry:
         id: Its place in time.
         manifest: What it says; None if it cannot be read.
         problem: Why it cannot be read.
-        too_new: Whether that is because a newer version of this package wrote it.
+        state: `"ok"` if it can, else `"damaged"`, `"too new"` (a newer version of this package wrote it), or
+            `"unfinished"`: the first of a run that never finished one, so that nothing is lost.
     """
 
     id: CommitId
     manifest: Manifest | None
     problem: str = ""
-    too_new: bool = False
+    state: str = "ok"
 
     @property
     def label(self) -> str:
@@ -96,10 +97,12 @@ def read_entries(store: BackupStore) -> list[Entry]:
         try:
             return Entry(commit, store.manifest(commit))
         except DamagedBackupError as error:
-            is_gone = not store.storage.exists(commit.name)
-            return None if is_gone else Entry(commit, None, str(error))
+            if not store.storage.exists(commit.name):
+                return None
+            state = "damaged" if store.has_committed(commit.generation) else "unfinished"
+            return Entry(commit, None, str(error), state)
         except BackupMismatchError as error:
-            return Entry(commit, None, str(error), too_new=True)
+            return Entry(commit, None, str(error), "too new")
 
     return [entry for entry in parallel(read, store.commits()) if entry is not None]
 

@@ -73,7 +73,7 @@ def check_space(storage: Storage, inventory: Inventory) -> Check | None:
 
 
 def _check_commits(inventory: Inventory) -> Check:
-    damaged = [entry for entry in inventory.entries if entry.manifest is None and not entry.too_new]
+    damaged = [entry for entry in inventory.entries if entry.state == "damaged"]
     if damaged:
         detail = f"{len(damaged)} of {human.count(len(inventory.entries), 'manifest')} cannot be read"
         return Check("backups", "warn", detail, "`kdc verify` tells what is wrong; a run takes the newest whole one")

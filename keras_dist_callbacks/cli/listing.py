@@ -21,7 +21,7 @@ class CommitRow:
         commit: Its short name, generation and sequence.
         name: Its path in the directory.
         generation: The run that wrote it.
-        state: `"ok"`, `"damaged"` or `"too new"`; contents of blobs are not read for this.
+        state: `"ok"`, `"damaged"`, `"too new"` or `"unfinished"`; contents of blobs are not read for this.
         problem: What is wrong with it.
         kind: `"within"` an epoch, `"between"` epochs or at the `"end"`.
         epoch: Epochs finished.
@@ -148,8 +148,7 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
     """One commit as `kdc ls` shows it; `before` are the blobs of the commit before it."""
     manifest = entry.manifest
     if manifest is None:
-        state = "too new" if entry.too_new else "damaged"
-        return CommitRow(entry.label, entry.id.name, entry.id.generation, state, entry.problem)
+        return CommitRow(entry.label, entry.id.name, entry.id.generation, entry.state, entry.problem)
     problem = _missing(manifest, stored)
     created = created_at(manifest)
     reasons = reasons_against(manifest)

@@ -25,7 +25,7 @@ OK, PROBLEM, CANNOT = 0, 1, 2
 _HIDDEN = "***"
 _SHORTEST_SECRET = 4
 _PIPE_WIDTH = 160
-_PATIENCE = RetryPolicy(total_seconds=20.0, max_wait=5.0)
+_PATIENCE = RetryPolicy(total_seconds=10.0, max_wait=5.0)
 """Somebody sits in front of the terminal: shorter than in a job that has hours."""
 
 
@@ -82,7 +82,8 @@ def print_json(result: Any, **conclusions: bool) -> None:
 
 def console() -> Console:
     """The standard output; names in what is printed are never taken for markup."""
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", _PIPE_WIDTH))
+    wanted = os.environ.get("COLUMNS", "")
+    width = None if sys.stdout.isatty() else int(wanted) if wanted.isdigit() else _PIPE_WIDTH
     return Console(file=sys.stdout, markup=False, emoji=False, highlight=False, width=width)
 
 

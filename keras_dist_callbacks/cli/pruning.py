@@ -72,7 +72,7 @@ def choose_kept(entries: Iterable[Entry], keep: int, is_whole: Callable[[Entry],
     """
     newest_first = sorted(entries, key=lambda entry: entry.id, reverse=True)
     for entry in newest_first:
-        if entry.too_new:
+        if entry.state == "too new":
             raise BackupMismatchError(entry.problem)
     kept, older = newest_first[:keep], newest_first[keep:]
     whole = next((entry for entry in newest_first if is_whole(entry)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from keras_dist_callbacks.cli.verifying import Verification
 
 _STYLES = {
     "ok": "green", "whole": "green", "exact": "green", "done": "green", "warn": "yellow", "not exact": "yellow",
-    "too new": "yellow", "damaged": "bold red", "fail": "bold red", "skipped": "dim",
+    "too new": "yellow", "unfinished": "yellow", "damaged": "bold red", "fail": "bold red", "skipped": "dim",
 }  # fmt: skip
 _SHOWN_TENSORS = 40
 
@@ -31,7 +32,7 @@ def show_listing(console: Console, listing: DirectoryListing) -> None:
         _notes(console, ((row.commit, row.problem) for row in listing.commits), "red")
         _notes(console, ((row.commit, reason) for row in listing.commits for reason in row.inexact_reasons), "yellow")
     elif listing.earlier_runs:
-        console.print(f"{listing.url}: a run began here, but there is no backup")
+        _line(console, f"{listing.url}: a run began here, but there is no backup")
     if listing.checkpoints or listing.checkpoint_problems:
         _heading(console, f"{listing.url}: {human.count(len(listing.checkpoints), 'checkpoint')}")
     if listing.checkpoints:
@@ -46,7 +47,7 @@ def show_details(console: Console, details: CommitDetails, *, every_tensor: bool
     _heading(console, f"{details.url}/{row.name}")
     facts = _grid()
     facts.add_row("position", f"{row.position} (step {row.step})" if row.step is not None else "-")
-    facts.add_row("state", _styled(row.state if row.problem else "done" if row.done else "in training"))
+    facts.add_row("state", _styled(row.state if row.problem else "done" if row.done else "not done"))
     facts.add_row("written", f"{human.moment(row.created)}, {human.age(row.age_seconds)} ago" if row.created else "-")
     facts.add_row("resume", _resume(row))
     facts.add_row("generation", str(row.generation))
@@ -67,7 +68,7 @@ def show_details(console: Console, details: CommitDetails, *, every_tensor: bool
     shown = details.tensors if every_tensor else details.tensors[:_SHOWN_TENSORS]
     console.print(_tensor_table(shown))
     if len(shown) < len(details.tensors):
-        console.print(f"  and {len(details.tensors) - len(shown):,} more: add --all", style="dim")
+        _line(console, f"  and {len(details.tensors) - len(shown):,} more: add --all", "dim")
 
 
 def show_verification(console: Console, found: Verification) -> None:
@@ -79,12 +80,10 @@ def show_verification(console: Console, found: Verification) -> None:
     console.print(table)
     _notes(console, ((v.name, v.problem) for v in found.verdicts), "red")
     if found.set_aside:
-        console.print(f"{human.count(found.set_aside, 'damaged manifest')} in damaged/, set aside by a run earlier")
-    bad = [verdict for verdict in found.verdicts if verdict.state != "whole"]
-    if bad:
-        console.print(f"{len(bad)} of {len(found.verdicts)} not whole", style="bold red")
-    else:
-        console.print(f"all {len(found.verdicts)} whole", style="green")
+        _line(console, f"{human.count(found.set_aside, 'damaged manifest')} in damaged/, set aside by a run earlier")
+    counts = collections.Counter(verdict.state for verdict in found.verdicts)
+    summary = ", ".join(f"{number} {state}" for state, number in counts.items())
+    _line(console, summary, "green" if found.all_whole else "bold red")
 
 
 def show_plan(console: Console, plan: PrunePlan) -> None:
@@ -102,9 +101,9 @@ def show_plan(console: Console, plan: PrunePlan) -> None:
     console.print(facts)
     if plan.spared_generation:
         note = f"generation {plan.spared_generation} seems to be writing: it is left alone, and others need --force"
-        console.print(note, style="yellow")
+        _line(console, note, "yellow")
     if not plan.is_empty:
-        console.print(f"{human.size(plan.bytes)} to be freed")
+        _line(console, f"{human.size(plan.bytes)} to be freed")
 
 
 def _sum(noun: str, files: Mapping[str, int]) -> str:
@@ -124,7 +123,7 @@ def show_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     warned = sum(check.status == "warn" for check in diagnosis.checks)
     verdict = "backups work here" if diagnosis.is_usable else f"{human.count(failed, 'check')} failed"
     remarks = f", {human.count(warned, 'remark')}" if warned else ""
-    console.print(verdict + remarks, style="green" if diagnosis.is_usable else "bold red")
+    _line(console, verdict + remarks, "green" if diagnosis.is_usable else "bold red")
 
 
 def _commit_table(rows: Sequence[CommitRow]) -> Table:
@@ -190,7 +189,11 @@ def _styled(word: str) -> Text:
 
 
 def _heading(console: Console, text: str) -> None:
-    console.print(Text(text, style="bold"), soft_wrap=True)
+    _line(console, text, "bold")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def _notes(console: Console, notes: Iterable[tuple[str, str | None]], style: str) -> None:

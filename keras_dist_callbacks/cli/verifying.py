@@ -26,7 +26,7 @@ class Verdict:
     Attributes:
         name: Its path in the directory.
         kind: `"backup"` or `"checkpoint"`.
-        state: `"whole"`, `"damaged"` or `"too new"`.
+        state: `"whole"`, `"damaged"`, `"too new"` or `"unfinished"`.
         where: Its place in training, in words.
         bytes: Its size.
         problem: What is wrong with it.
@@ -50,8 +50,8 @@ class Verification:
 
     @property
     def all_whole(self) -> bool:
-        """Whether nothing is wrong."""
-        return all(verdict.state == "whole" for verdict in self.verdicts)
+        """Whether nothing is wrong; what was never finished is no loss."""
+        return all(verdict.state in {"whole", "unfinished"} for verdict in self.verdicts)
 
 
 @dataclass
@@ -65,8 +65,7 @@ class BackupVerifier:
     def verdict(self, entry: Entry) -> Verdict | None:
         """Verifies a commit; None if a running fit has deleted it meanwhile."""
         if entry.manifest is None:
-            state = "too new" if entry.too_new else "damaged"
-            return Verdict(entry.id.name, "backup", state, problem=entry.problem)
+            return Verdict(entry.id.name, "backup", entry.state, problem=entry.problem)
         problem = self.problem(entry.manifest)
         if problem and not self.store.storage.exists(entry.id.name):
             return None
