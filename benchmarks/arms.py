@@ -52,6 +52,7 @@ class Gate(SavePolicy):
 
     @property
     def at_epoch_end(self) -> bool:
+        """Never on its own."""
         return False
 
     def due(self, step: int, last: int) -> bool:

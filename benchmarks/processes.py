@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.config import Case, Outcome
+from benchmarks.config import Case, Config, Outcome
 
 _TIMEOUT_SECONDS = 900
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONWARNINGS": "ignore"}
@@ -18,6 +18,14 @@ _LINES_OF_ERROR = 15
 
 class MeasurementError(RuntimeError):
     """A measurement ended with an error."""
+
+
+def cases(table: str, config: Config) -> list[Case]:
+    """What a table measures."""
+    from benchmarks.tables import TABLES
+
+    found: list[Case] = TABLES[table].cases(config)
+    return found
 
 
 def run(table: str, case: Case, scratch: Path | None) -> Outcome:

@@ -66,7 +66,7 @@ def _row(blocks: Blocks, arm: str, where: str) -> list[str]:
     cost = blocks.cost(arm)
     share = median(cost / median(blocks.total(arms.NONE)).value * 100)
     unwritten = sum(1 for wait in blocks.wait(arm) if wait > 1) / len(cost)
-    of_keras = "–" if arm == arms.NONE_AGAIN else ratio(cost, blocks.cost(arms.KERAS)).show()
+    of_keras = "-" if arm == arms.NONE_AGAIN else ratio(cost, blocks.cost(arms.KERAS)).show()
     return [where, arm, median(cost).show(), of_keras, f"{share.show()} %", f"{unwritten:.0%}", str(len(cost))]
 
 

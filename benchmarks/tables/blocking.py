@@ -19,7 +19,7 @@ _ALL = (
 )  # fmt: skip
 _UNSYNCED = (arms.MEMCPY, arms.OURS_UNSYNCED, arms.KERAS)
 _BOUND_FROM_MB = 100
-NOTES = [
+GENERAL_NOTES = [
     "Between two steps of one fit(): the gap in which an arm saves less the usual gap, and how much longer the next "
     "step takes than a usual one. Rounds of all arms are shuffled; before the next save everything is written and "
     "flushed.",
@@ -84,9 +84,9 @@ def _row(blocks: Blocks, arm: str) -> list[str]:
         arm,
         median(alone).show(),
         median(both).show(),
-        number(ratio(alone, blocks.blocking(arms.MEMCPY)).value) if saves and arms.MEMCPY in blocks.names else "–",
-        ratio(alone, blocks.blocking(arms.KERAS)).show() if saves else "–",
-        ratio(both, blocks.with_next_step(arms.KERAS)).show() if saves else "–",
+        number(ratio(alone, blocks.blocking(arms.MEMCPY)).value) if saves and arms.MEMCPY in blocks.names else "-",
+        ratio(alone, blocks.blocking(arms.KERAS)).show() if saves else "-",
+        ratio(both, blocks.with_next_step(arms.KERAS)).show() if saves else "-",
         number(blocks.first_blocking(arm)),
         str(len(alone)),
     ]
@@ -99,7 +99,7 @@ def bounds(blocks: Blocks, ours: str, where: str) -> Iterator[Bound]:
     limit = max(3.0, 0.1 * copy)
     yield Bound(
         f"blocking, {where}",
-        f"≤ {number(limit)} ms (the larger of 3 ms and 0.1 × memcpy)",
+        f"≤ {number(limit)} ms (the larger of 3 ms and 0.1 x memcpy)",
         f"{alone.show()} ms",
         alone.value <= limit,
     )
@@ -110,7 +110,7 @@ def bounds(blocks: Blocks, ours: str, where: str) -> Iterator[Bound]:
     why = f"{number(slower)} of the {number(both.value)} ms are the step that copies on write beside the writer"
     yield Bound(
         f"blocking and next step, {where}",
-        f"≤ {number(1.2 * copy)} ms (1.2 × memcpy)",
+        f"≤ {number(1.2 * copy)} ms (1.2 x memcpy)",
         f"{both.show()} ms",
         both.value <= 1.2 * copy,
         "" if both.value <= 1.2 * copy else why,

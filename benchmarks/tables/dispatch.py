@@ -28,12 +28,13 @@ _SKIPPED_STEPS = 100
 
 
 def cases(config: Config) -> list[Case]:
-    """One process."""
+    """An endless input with `steps_per_epoch`, and one that knows its length."""
     steps = 2000 if config.quick else 20_000
-    return [{"pairs": config.rounds(25), "steps": steps, "seed": config.seed}]
+    common = {"pairs": config.rounds(20), "steps": steps, "seed": config.seed}
+    return [{**common, "endless": endless} for endless in (True, False)]
 
 
-def measure(directory: Path, *, pairs: int, steps: int, seed: int) -> Outcome:
+def measure(directory: Path, *, pairs: int, steps: int, endless: bool, seed: int) -> Outcome:
     """Microseconds per step of each list, pair by pair."""
     workload = models.large(1)
     workload.model.fit(workload.data, steps_per_epoch=1, verbose=0)
@@ -48,11 +49,11 @@ def measure(directory: Path, *, pairs: int, steps: int, seed: int) -> Outcome:
     generator = random.Random(seed)  # noqa: S311 - an order
     for _ in range(pairs):
         for name in generator.sample(list(lists), len(lists)):
-            found[name].append(_per_step(workload, lists[name](), steps))
+            found[name].append(_per_step(workload, lists[name](), steps, endless))
     return {"us": found}
 
 
-def _per_step(workload: models.Workload, callbacks: list[Any], steps: int) -> float:
+def _per_step(workload: models.Workload, callbacks: list[Any], steps: int, endless: bool) -> float:
     logs: dict[str, float] = {"loss": 0.0}
     times: list[float] = []
     note, now = times.append, time.perf_counter
@@ -62,21 +63,26 @@ def _per_step(workload: models.Workload, callbacks: list[Any], steps: int) -> fl
         return logs
 
     workload.model.train_function = train
-    workload.model.fit(workload.data, steps_per_epoch=steps + _SKIPPED_STEPS, verbose=0, callbacks=callbacks)
+    every = steps + _SKIPPED_STEPS
+    length = {"steps_per_epoch": every} if endless else {}
+    data = workload.data if endless else workload.data.take(every)
+    workload.model.fit(data, **length, verbose=0, callbacks=callbacks)
     return (times[-1] - times[_SKIPPED_STEPS]) / (len(times) - 1 - _SKIPPED_STEPS) * 1e6
 
 
 def summarise(outcomes: list[Outcome]) -> list[Table]:
-    """One table."""
-    found, case = outcomes[0]["us"], outcomes[0]["case"]
-    columns = ["Callbacks", "per step us", "over the empty list us", "n"]
-    table = Table("Dispatch on a step without a save", columns, notes=[*NOTES, f"{case['steps']} steps a fit."])
-    empty = np.array(found[_EMPTY])
-    for name, values in found.items():
-        over = median(np.array(values) - empty)
-        table.rows.append([name, median(values).show(), over.show(2), str(len(values))])
-        if name == _OURS:
-            bare = median(np.array(found[_HOOKS]) - empty)
-            why = f"a callback without any hook of its own already costs {bare.show()} us"
-            table.bounds.append(at_most("dispatch over the empty list", over, _LIMIT_US, why, " us"))
+    """One table of both inputs."""
+    columns = ["Input", "Callbacks", "per step us", "over the empty list us", "n"]
+    steps = outcomes[0]["case"]["steps"]
+    table = Table("Dispatch on a step without a save", columns, notes=[*NOTES, f"{steps} steps a fit."])
+    for outcome in outcomes:
+        found = outcome["us"]
+        data = "with steps_per_epoch" if outcome["case"]["endless"] else "of known length"
+        empty = np.array(found[_EMPTY])
+        for name, values in found.items():
+            over = median(np.array(values) - empty)
+            table.rows.append([data, name, median(values).show(), over.show(2), str(len(values))])
+        over, bare = (median(np.array(found[name]) - empty) for name in (_OURS, _HOOKS))
+        why = f"a callback without any hook of its own already costs {bare.show()} us"
+        table.bounds.append(at_most(f"dispatch over the empty list, input {data}", over, _LIMIT_US, why, " us"))
     return [table]

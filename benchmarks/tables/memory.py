@@ -85,5 +85,5 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
         table.rows.append([size, case["arm"], f"{outcome['extra'] / 1e6:.0f}", f"{share:.2f}", str(case["saves"])])
         if case["arm"] in (arms.OURS, arms.OURS_UNSYNCED):
             what = f"peak extra memory, {size}, {case['arm']}"
-            table.bounds.append(Bound(what, f"≤ {_LIMIT} × the state", f"{share:.2f}", share <= _LIMIT))
+            table.bounds.append(Bound(what, f"≤ {_LIMIT} x the state", f"{share:.2f}", share <= _LIMIT))
     return [table]

@@ -127,7 +127,7 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
         base = np.median(np.concatenate([found[arms.NONE], found[arms.NONE_AGAIN]]), axis=0)
         over = {name: values - base for name, values in found.items()}
         for name, values in over.items():
-            compared = "–" if name.startswith(arms.NONE) else ratio(values[:, 1], over[_LOAD][:, 1]).show()
+            compared = "-" if name.startswith(arms.NONE) else ratio(values[:, 1], over[_LOAD][:, 1]).show()
             shown = [median(values[:, 0]).show(), median(values[:, 1]).show(), compared, str(len(values))]
             table.rows.append([where, name, *shown])
         raw = ratio(found[arms.OURS][:, 1], found[_LOAD][:, 1])

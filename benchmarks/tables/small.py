@@ -49,10 +49,10 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
 def _row(blocks: Blocks, arm: str) -> list[str]:
     alone = blocks.blocking(arm)
     saves = arm not in (arms.NONE, arms.NONE_AGAIN)
-    of_keras = ratio(alone, blocks.blocking(arms.KERAS)).show() if saves else "–"
+    of_keras = ratio(alone, blocks.blocking(arms.KERAS)).show() if saves else "-"
     written = median(blocks.with_next_step(arm) + blocks.usual_step + blocks.wait(arm))
     shown = [median(alone).show(), median(blocks.with_next_step(arm)).show(), of_keras]
-    return [arm, *shown, written.show() if saves else "–", number(blocks.first_blocking(arm)), str(len(alone))]
+    return [arm, *shown, written.show() if saves else "-", number(blocks.first_blocking(arm)), str(len(alone))]
 
 
 def _bounds(blocks: Blocks, ours: str, where: str) -> list[Bound]:

@@ -1,0 +1,78 @@
+"""RESULTS.md and the plot, from stored results alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import plot
+from benchmarks.estimates import Blocks
+from benchmarks.table import Table, bounds_markdown
+from benchmarks.tables import TABLES
+
+RESULTS = "results"
+_INTRODUCTION = """\
+What a backup with `keras_dist_callbacks.BackupAndRestore` costs, beside what others save with. Times depend on the
+machine and on what else it does; ratios between arms of one run hold better, so bounds are on ratios. Every arm of a
+table runs interleaved with the others in one process, in shuffled rounds. Estimates are medians with 95 % bootstrap
+intervals; no value is left out. "No save (A/A)" is a second arm that saves nothing: what it differs by from the first
+is noise. All raw values are in `results/`; `python -m benchmarks` measures again, `--only TABLE` one table.
+
+What is written differs. Ours: the complete state of training (weights, optimizer, metrics, seed generators, random
+states, callbacks, position in the data), hashed, with a manifest that is read back, flushed to the disk where it says
+fsync. Keras' callbacks and `tf.train.Checkpoint`: weights and optimizer, neither hashed nor flushed; OrbaxCheckpoint:
+the same, flushed as it decides. `tf.train.Checkpoint` with `enable_async=True` is tried apart, see below.
+"""
+
+
+def write_report(out: Path, console: Console) -> None:
+    """Prints all stored tables; writes RESULTS.md and the plot."""
+    stored = _stored(out)
+    tables = {name: TABLES[name].summarise(found["outcomes"]) for name, found in stored.items() if found["outcomes"]}
+    for table in (t for several in tables.values() for t in several):
+        table.show(console)
+    out.mkdir(parents=True, exist_ok=True)
+    has_plot = "blocking" in tables and plot.blocking(
+        [(o["case"], Blocks(o)) for o in stored["blocking"]["outcomes"] if "blocks" in o], out / "blocking.png"
+    )
+    (out / "RESULTS.md").write_text("\n".join(_lines(stored, tables, has_plot=bool(has_plot))))
+
+
+def _stored(out: Path) -> dict[str, Any]:
+    files = {name: out / RESULTS / f"{name}.json" for name in TABLES}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def _lines(stored: Mapping[str, Any], tables: Mapping[str, list[Table]], *, has_plot: bool) -> Iterator[str]:
+    yield from ("# What backups cost", "", _INTRODUCTION)
+    if any(found["quick"] for found in stored.values()):
+        yield "**Some of this is from a quick run with small sizes and few rounds, which proves nothing.**\n"
+    yield from _machines(stored)
+    yield from ("## Bounds", "")
+    bounds = [bound for several in tables.values() for table in several for bound in table.bounds]
+    met = sum(bound.met for bound in bounds)
+    yield f"{met} of {len(bounds)} are met; each holds for the run below, not for every machine.\n"
+    yield from bounds_markdown(bounds)
+    if has_plot:
+        yield "![Blocking time over the size of the state](blocking.png)\n"
+    yield from ("## Tables", "")
+    for name, several in tables.items():
+        yield from (note + "\n" for note in getattr(TABLES[name], "GENERAL_NOTES", []))
+        for table in several:
+            yield from table.markdown()
+
+
+def _machines(stored: Mapping[str, Any]) -> Iterator[str]:
+    """The machine, once; or each with its tables, where results are from several."""
+    by_machine: dict[str, list[str]] = {}
+    for name, found in stored.items():
+        by_machine.setdefault(json.dumps(found["machine"]), []).append(name)
+    for machine, names in by_machine.items():
+        of = f" of {', '.join(names)}" if len(by_machine) > 1 else ""
+        yield f"## Machine{of}\n"
+        yield from (f"- {key}: {value}" for key, value in json.loads(machine).items())
+        yield ""
