@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,11 +87,26 @@ def test_a_store_whose_create_overwrites_fails(tmp_path: Path, monkeypatch: pyte
         Path(self.root, name).write_bytes(b"".join(parts))
 
     monkeypatch.setattr(Storage, "create", overwrite)
-    found = checks(tmp_path, code=1)
-    assert [found[name]["status"] for name in ("exclusive create", "racing creates")] == ["fail", "fail"]
-    assert found["racing creates"]["detail"] == "8 at once, 8 believe that they have won"
-    assert "only one job" in found["exclusive create"]["advice"]
+    with doctor.bench(Storage.open(tmp_path)) as tools:
+        taken, race = doctor.check_create(tools), doctor.check_race(tools)
+    assert (taken.status, race.status) == ("fail", "fail")
+    assert race.detail == "8 at once, 8 believe that they have won"
+    assert "only one job" in taken.advice
     assert everything(tmp_path) == {}
+
+
+def test_a_store_that_refuses_to_delete_can_be_used_with_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Storage.probe
+
+    def remark(self: Storage) -> None:
+        warnings.warn("old files will stay: forbidden", RuntimeWarning, stacklevel=2)
+        real(self)
+
+    monkeypatch.setattr(Storage, "probe", remark)
+    access = checks(tmp_path)["access"]
+    assert (access["status"], access["detail"]) == ("warn", "old files will stay: forbidden")
 
 
 def test_a_listing_that_lags_is_a_remark_and_one_that_never_shows_a_failure(
@@ -195,21 +212,25 @@ def test_too_little_space_for_the_next_backups_is_a_remark(tmp_path: Path, monke
 
 def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None:
     class Uploads:
-        def __init__(self, found: list[str] | Exception) -> None:
-            self.found = found
+        is_local = False
 
-        def unfinished_uploads(self) -> list[str]:
-            if isinstance(self.found, Exception):
-                raise self.found
-            return self.found
+        def __init__(self, *ages: float, error: Exception | None = None) -> None:
+            self.ages, self.error = ages, error
 
-    def status(found: list[str] | Exception) -> str | None:
-        check = leftovers.check_uploads(Uploads(found))  # type: ignore[arg-type]
-        return check and check.status
+        def unfinished_uploads(self) -> list[Any]:
+            if self.error is not None:
+                raise self.error
+            return [SimpleNamespace(name="x", age=age) for age in self.ages]
 
-    assert status([]) == "ok"
-    assert status(["a", "b"]) == "warn"
-    assert status(StorageError("forbidden")) == "warn"
+    def found(store: Uploads) -> tuple[str, str]:
+        check = leftovers.check_uploads(store)  # type: ignore[arg-type]
+        assert check is not None
+        return check.status, check.detail.partition(";")[0]
+
+    assert found(Uploads()) == ("ok", "none")
+    assert found(Uploads(60.0)) == ("ok", "1 recent one, may go on")
+    assert found(Uploads(60.0, 7200.0, 3 * cli_backups.DAY)) == ("warn", "2, the oldest begun 3.0 d ago")
+    assert found(Uploads(error=StorageError("forbidden"))) == ("warn", "they cannot be listed: forbidden")
 
 
 def test_an_empty_directory_has_no_leftovers() -> None:

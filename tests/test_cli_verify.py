@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.cli import inventory
 from keras_dist_callbacks.storage import Storage
 from tests import cli_backups
 from tests.cli_backups import begin, commit, everything, flip, kdc, kdc_json, publish, rewrite
@@ -61,6 +62,17 @@ def test_damage_that_only_one_worker_has_is_found(tmp_path: Path) -> None:
     assert own not in {info.blob for info in manifest.workers[0].tensors.values()}
     flip(tmp_path, own)
     assert own in kdc_json("verify", tmp_path, code=1)["verdicts"][0]["problem"]
+
+
+def test_what_one_worker_does_not_need_of_a_shared_blob_is_verified_for_the_others(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    ones = {"variable/a@0": np.ones(9)}  # of worker 1; the same as another tensor of the chief
+    manifest = commit(store, 1, [{"variable/a@0": np.zeros(9), "variable/b@0": np.ones(9)}, ones])
+    (blob,) = manifest.blobs
+    content = bytearray(store.storage.read(blob.path))
+    content[manifest.workers[0].tensors["variable/a@0"].start] ^= 1
+    rewrite(tmp_path, blob.path, bytes(content))
+    assert kdc_json("verify", tmp_path, code=1)["verdicts"][0]["state"] == "damaged"
 
 
 def test_a_damaged_manifest_is_named_and_left_where_it_is(url: str) -> None:
@@ -147,6 +159,23 @@ def test_a_first_backup_that_was_never_finished_is_no_damage(url: str) -> None:
     assert [row["state"] for row in kdc_json("ls", url)["commits"]] == ["unfinished", "ok"]
     rewrite(url, "owners/000002.committed", b"{}")
     assert [v["state"] for v in kdc_json("verify", url, code=1)["verdicts"]] == ["damaged", "whole"]
+
+
+def test_a_manifest_that_is_deleted_after_it_was_listed_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = begin(tmp_path)
+    old, new = commit(store, 1), commit(store, 2)
+    real = BackupStore.manifest
+
+    def while_a_run_prunes(self: BackupStore, wanted: Any) -> Any:
+        Storage.open(tmp_path).delete(old.id.name)
+        return real(self, wanted)
+
+    monkeypatch.setattr(BackupStore, "manifest", while_a_run_prunes)
+    monkeypatch.setattr(inventory, "_READERS", 1)
+    assert [row["name"] for row in kdc_json("ls", tmp_path)["commits"]] == [new.id.name]
+    assert [v["name"] for v in kdc_json("verify", tmp_path)["verdicts"]] == [new.id.name]
 
 
 def test_manifests_that_a_run_has_set_aside_are_mentioned_and_no_new_problem(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
     with opened(url, storage_options) as target:
         with diagnosing.bench(target.storage) as tools:
             checks = diagnosing.examine(tools)
-        if checks[0].status == "ok":
+        if checks[0].status != "fail":
             checks += _look_for_leftovers(target)
         diagnosis = diagnosing.Diagnosis(
             target.url, tuple(dataclasses.replace(check, detail=target.scrub(check.detail)) for check in checks)

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -105,9 +106,13 @@ def examine(tools: Bench) -> list[Check]:
 def check_access(tools: Bench) -> Check:
     """Writes, reads and deletes an object, as every run does before its first step."""
     try:
-        tools.storage.probe()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tools.storage.probe()
     except (StorageError, OSError) as error:
-        return Check("access", "fail", str(error), "check the path, the credentials and --storage-options")
+        return Check("access", "fail", str(error), "mend this first; --storage-options go to the store's client")
+    if caught:
+        return Check("access", "warn", str(caught[0].message), "without deletion, every backup ever written stays")
     return Check("access", "ok", "an object was written, read and deleted")
 
 

@@ -16,6 +16,7 @@ from keras_dist_callbacks.storage import Storage
 
 _PRUNE = "harmless; `kdc prune --keep 2` deletes them"
 _SPACE_FOR_BACKUPS = 3
+_LONGEST_UPLOAD_SECONDS = 3600.0
 
 
 def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
@@ -40,19 +41,21 @@ def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
 def check_uploads(storage: Storage) -> Check | None:
     """Looks for multipart uploads that were never completed, in stores that have such and tell of them."""
     find: Any = getattr(storage, "unfinished_uploads", None)
-    if find is None:
+    if find is None or storage.is_local:
         return None
     name = "unfinished uploads"
     try:
         found = find()
     except (StorageError, OSError) as error:
-        return Check(name, "warn", f"they cannot be listed: {error}", "allow s3:ListBucketMultipartUploads")
-    if not found:
-        return Check(name, "ok", "none")
+        return Check(name, "warn", f"they cannot be listed: {error}", "the right to list uploads would show them")
+    old = [upload for upload in found if upload.age > _LONGEST_UPLOAD_SECONDS]
+    if not old:
+        return Check(name, "ok", f"{human.count(len(found), 'recent one')}, may go on" if found else "none")
+    oldest = human.age(max(upload.age for upload in old))
     return Check(
         name,
         "warn",
-        f"{len(found)}; their parts are stored and paid for, but not listed",
+        f"{len(old)}, the oldest begun {oldest} ago; their parts take space, but are in no listing",
         "set a lifecycle rule on the bucket that aborts incomplete multipart uploads after a day",
     )
 

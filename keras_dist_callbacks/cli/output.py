@@ -90,7 +90,7 @@ def console() -> Console:
 @contextlib.contextmanager
 def progress(description: str, total: int) -> Iterator[Any]:
     """A bar on the standard error, if that is a terminal; yields a function that is told of bytes."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(description, total=total)
         yield lambda count: bar.advance(task, count)

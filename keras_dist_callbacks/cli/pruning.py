@@ -106,7 +106,7 @@ def plan_prune(url: str, inventory: Inventory, kept: Iterable[Entry], spared_gen
         commits=tuple(entry.id.name for entry in inventory.entries if entry.id.name not in names),
         blobs=blobs,
         temporaries=temporaries,
-        owners=tuple(g for g in idle_owners(rest, rest.blobs.keys() - blobs) if g != inventory.newest_generation),
+        owners=tuple(idle_owners(rest, rest.blobs.keys() - blobs)),
         newest_generation=inventory.newest_generation,
         bytes=sum(blobs.values()) + sum(temporaries.values()),
     )
