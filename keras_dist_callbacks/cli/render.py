@@ -18,7 +18,7 @@ from keras_dist_callbacks.cli.verifying import Verification
 
 _STYLES = {
     "ok": "green", "whole": "green", "exact": "green", "done": "green", "warn": "yellow", "not exact": "yellow",
-    "too new": "yellow", "unfinished": "yellow", "damaged": "bold red", "fail": "bold red", "skipped": "dim",
+    "too new": "yellow", "unfinished": "yellow", "damaged": "bold red", "fail": "bold red",
 }  # fmt: skip
 _SHOWN_TENSORS = 40
 
@@ -114,7 +114,8 @@ def show_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     """`kdc doctor`."""
     _heading(console, diagnosis.url)
     table = _grid()
-    for check in diagnosis.checks:
+    tried = [check for check in diagnosis.checks if check.status != "skipped"]
+    for check in tried:
         table.add_row(check.name, _styled(check.status), check.detail)
         if check.advice:
             table.add_row("", "", Text(check.advice, style="italic"))
@@ -122,6 +123,8 @@ def show_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     failed = sum(check.status == "fail" for check in diagnosis.checks)
     warned = sum(check.status == "warn" for check in diagnosis.checks)
     verdict = "backups work here" if diagnosis.is_usable else f"{human.count(failed, 'check')} failed"
+    if len(tried) < len(diagnosis.checks):
+        _line(console, f"  the other {len(diagnosis.checks) - len(tried)} checks were skipped", "dim")
     remarks = f", {human.count(warned, 'remark')}" if warned else ""
     _line(console, verdict + remarks, "green" if diagnosis.is_usable else "bold red")
 
