@@ -17,6 +17,7 @@ from benchmarks.config import HERE, Config, Outcome
 from benchmarks.report import RESULTS, write_report
 
 _TABLES = ("blocking", "all_in", "small", "restore", "dispatch", "write", "frozen", "memory")
+_WIDTH = 190
 _QUICK_OUT = HERE.parent / "runs" / "benchmarks-quick"
 
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parse(arguments)
     out: Path = asked.out or (_QUICK_OUT if asked.quick else HERE)
     config = Config(asked.sizes, asked.repeats, asked.quick, asked.seed, asked.scratch)
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
     failures: list[str] = []
     if not asked.report:
         for name in asked.only or _TABLES:
@@ -69,7 +70,12 @@ def _measure(name: str, config: Config, out: Path, console: Console) -> list[str
         except processes.MeasurementError as error:
             failures.append(str(error))
             ended = " FAILED"
-        console.print(f"{name} {json.dumps(case)}: {time.monotonic() - began:.0f} s{ended}", style="dim", markup=False)
+        console.print(
+            f"{name} {json.dumps(case)}: {time.monotonic() - began:.0f} s{ended}",
+            style="dim",
+            markup=False,
+            highlight=False,
+        )
     scratch = config.scratch or Path(tempfile.gettempdir())
     stored = {"machine": machine.describe(scratch), "quick": config.quick, "outcomes": outcomes}
     target = out / RESULTS / f"{name}.json"

@@ -25,8 +25,13 @@ OURS, OURS_UNSYNCED = "ours, fsync", "ours, no fsync"
 KERAS = "keras BackupAndRestore"
 WEIGHTS, WHOLE = "ModelCheckpoint .weights.h5", "ModelCheckpoint .keras"
 ORBAX, ORBAX_SYNC = "OrbaxCheckpoint background", "OrbaxCheckpoint sync"
-TENSORFLOW = "tf.train.Checkpoint sync"
+TENSORFLOW, TENSORFLOW_ASYNC = "tf.train.Checkpoint sync", "tf.train.Checkpoint async"
 MEMCPY, WRITE, WRITE_SYNCED = "memcpy", "os.write", "os.write, fsync"
+ORDER = (
+    NONE, NONE_AGAIN, MEMCPY, WRITE, WRITE_SYNCED, OURS, OURS_UNSYNCED, KERAS, WEIGHTS, WHOLE, ORBAX, ORBAX_SYNC,
+    TENSORFLOW, TENSORFLOW_ASYNC,
+)  # fmt: skip
+"""In which tables list them."""
 
 _LOGS = {"loss": 0.0}
 
@@ -119,6 +124,15 @@ def _tensorflow(path: Path, model: Any) -> Arm:
 
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     return Arm(TENSORFLOW, lambda: checkpoint.write(str(path)))
+
+
+def tensorflow_async(path: Path, model: Any) -> Arm:
+    """TensorFlow's checkpoint in the background; with Keras 3 models this is known to end the process."""
+    import tensorflow as tf
+
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    options = tf.train.CheckpointOptions(enable_async=True)
+    return Arm(TENSORFLOW_ASYNC, lambda: checkpoint.write(str(path), options=options), checkpoint.sync)
 
 
 def _memcpy(size: int) -> Arm:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arms import NONE, NONE_AGAIN
+from benchmarks.arms import NONE, NONE_AGAIN, ORDER
 
 _RESAMPLES = 4000
 _INTERVAL = (2.5, 97.5)
@@ -37,23 +37,11 @@ class Estimate:
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """Three significant digits unless told how many behind the point."""
-    if digits is not None:
-        return f"{value:.{digits}f}"
-    size = abs(value)
-    return (
-        f"{value:.0f}"
-        if size >= 100
-        else f"{value:.1f}"
-        if size >= 10
-        else f"{value:.2f}"
-        if size >= 1
-        else _small(value)
-    )
-
-
-def _small(value: float) -> str:
-    return f"{value:.3f}" if abs(value) >= 0.0995 or not value else f"{value:.2g}"
+    """Three significant digits and at most three behind the point, unless told how many."""
+    if digits is None:
+        size = abs(value)
+        digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:.{digits}f}".replace("-0.000", "0.000")
 
 
 def median(values: Sequence[float], seed: int = 0) -> Estimate:
@@ -82,7 +70,7 @@ class Blocks:
         self.state_bytes: int = found["state_bytes"]
         self.start_ms: float = found["start_ms"]
         self._blocks: list[Mapping[str, Any]] = found["blocks"]
-        self.names = list(dict.fromkeys(b["arm"] for b in self._blocks))
+        self.names = sorted({b["arm"] for b in self._blocks}, key=ORDER.index)
 
     def _of(self, arm: str, *, first: bool = False) -> list[Mapping[str, Any]]:
         found = [b for b in self._blocks if b["arm"] == arm and (b["round"] == 0) == first]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,8 +50,18 @@ def run(table: str, case: Case, scratch: Path | None) -> Outcome:
         )
         if not result.exists():
             last = "\n".join(done.stderr.splitlines()[-_LINES_OF_ERROR:])
+            if "attempt" in case:
+                return {"case": case, "failed": _ending(done.returncode, done.stderr)}
             raise MeasurementError(f"{table} {case} ended with {done.returncode}:\n{last}")
         return {"case": case, **json.loads(result.read_text())}
+
+
+def _ending(code: int, errors: str) -> str:
+    """How a process ended, with the last line that names an error; without paths."""
+    lines = [line.strip() for line in errors.splitlines() if "Error" in line or "Check failed" in line]
+    named = re.sub(r"\S*/", "", lines[-1])[:200].replace("|", " ") if lines else "no message"
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"the process failed ({how}): {named}"
 
 
 def _main(table: str, case: str, result: str) -> None:

@@ -47,9 +47,11 @@ def measure(directory: Path, *, pairs: int, steps: int, endless: bool, seed: int
     }
     found: dict[str, list[float]] = {name: [] for name in lists}
     generator = random.Random(seed)  # noqa: S311 - an order
-    for _ in range(pairs):
+    for number in range(pairs + 1):
         for name in generator.sample(list(lists), len(lists)):
-            found[name].append(_per_step(workload, lists[name](), steps, endless))
+            time_of_step = _per_step(workload, lists[name](), steps, endless)
+            if number:  # the first is a warm-up for all
+                found[name].append(round(time_of_step, 4))
     return {"us": found}
 
 

@@ -1,0 +1,36 @@
+"""The benchmarks run, and their report says what was measured; small sizes, no verdict on speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.estimates import median, number, ratio
+
+
+def test_a_table_is_measured_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    scratch.mkdir()
+    arguments = ["--quick", "--only", "frozen", "--sizes", "1", "--out", str(out), "--scratch", str(scratch)]
+    assert main(arguments) == 0
+    report = (out / "RESULTS.md").read_text()
+    assert "NOT met" in report  # Adam's slots change with the head: the report does not hide it
+    assert "quick run" in report
+    assert str(tmp_path) not in report
+    assert not list(scratch.iterdir())
+    (out / "RESULTS.md").unlink()
+    assert main(["--report", "--out", str(out)]) == 0
+    assert (out / "RESULTS.md").read_text() == report
+    assert "Frozen backbone" in capsys.readouterr().out
+
+
+def test_estimates() -> None:
+    values = [1.0, 2.0, 3.0, 100.0]
+    found = median(values)
+    assert (found.value, found.n) == (2.5, 4)
+    assert found.low <= found.value <= found.high
+    compared = ratio(values, [2 * v for v in values])
+    assert (compared.value, compared.low, compared.high) == (0.5, 0.5, 0.5)
+    assert [number(v) for v in (1234.5, 12.34, 1.234, 0.01234, -1e-9)] == ["1234", "12.3", "1.23", "0.012", "0.000"]
