@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from keras_dist_callbacks.traffic import Traffic
 
 Buffer = bytes | bytearray | memoryview
 
@@ -16,33 +20,72 @@ _COPY_CHUNK = 16 * 2**20
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def create(final: Path, parts: Sequence[Buffer], fsync: bool) -> None:
+def create(final: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic) -> None:
     """Publishes a new file.
 
     Raises:
         FileExistsError: The name is taken.
     """
     with _temporary(final) as temporary:
-        _write(temporary, parts, fsync)
+        _write(temporary, parts, fsync, traffic)
         try:
             os.link(temporary, final)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
             # A file system without hard links: readers are protected by the digest inside the file.
-            _write_directly(final, parts, fsync)
+            _write_directly(final, parts, fsync, traffic)
     _flush_directory(final.parent, fsync)
 
 
-def replace(final: Path, source: Path, fsync: bool) -> None:
+def replace(final: Path, source: Path, fsync: bool, traffic: Traffic) -> None:
     """Publishes a copy of `source`; readers see the old file or the new one."""
     with _temporary(final) as temporary:
         with open(source, "rb") as reader, open(temporary, "xb", buffering=0) as file:
             while chunk := reader.read(_COPY_CHUNK):
-                _write_all(file.fileno(), memoryview(chunk))
+                _write_all(file.fileno(), memoryview(chunk), traffic)
             _flush(file.fileno(), fsync)
         temporary.replace(final)
     _flush_directory(final.parent, fsync)
+
+
+def listing(directory: str) -> list[tuple[str, int]]:
+    """Names and sizes of the files in a directory; empty if there is none."""
+    found = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                    if entry.is_file():
+                        found.append((entry.name, entry.stat().st_size))
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def size(path: str) -> int | None:
+    """Bytes of a file; None if there is none."""
+    try:
+        return Path(path).stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def read(path: str, start: int | None = None, end: int | None = None) -> bytes:
+    """The bytes of a file from `start` up to `end`, as far as there are any."""
+    with open(path, "rb") as file:
+        file.seek(start or 0)
+        return file.read() if end is None else file.read(max(0, end - (start or 0)))
+
+
+def download(path: str, target: Path) -> None:
+    """Copies a file."""
+    shutil.copyfile(path, target)
+
+
+def delete(path: str) -> None:
+    """Removes a file, if it is there."""
+    Path(path).unlink(missing_ok=True)
 
 
 def read_into(path: Path, start: int, view: memoryview) -> int:
@@ -70,9 +113,9 @@ def _temporary(final: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _write_directly(final: Path, parts: Sequence[Buffer], fsync: bool) -> None:
+def _write_directly(final: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic) -> None:
     try:
-        _write(final, parts, fsync)
+        _write(final, parts, fsync, traffic)
     except FileExistsError:
         raise
     except BaseException:
@@ -80,17 +123,21 @@ def _write_directly(final: Path, parts: Sequence[Buffer], fsync: bool) -> None:
         raise
 
 
-def _write(path: Path, parts: Sequence[Buffer], fsync: bool) -> None:
+def _write(path: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic) -> None:
     with open(path, "xb", buffering=0) as file:
         for part in parts:
-            _write_all(file.fileno(), memoryview(part))
+            _write_all(file.fileno(), memoryview(part), traffic)
         _flush(file.fileno(), fsync)
 
 
-def _write_all(descriptor: int, view: memoryview) -> None:
+def _write_all(descriptor: int, view: memoryview, traffic: Traffic) -> None:
     view = view.cast("B")
     while view:
-        view = view[os.write(descriptor, view) :]
+        began = time.monotonic()
+        count = os.write(descriptor, view[: traffic.piece])
+        view = view[count:]
+        traffic.report(count)
+        traffic.pace(count, began)
 
 
 def _flush(descriptor: int, fsync: bool) -> None:

@@ -8,43 +8,49 @@ from typing import TypeVar
 
 import tenacity
 
-from keras_dist_callbacks.errors import KdcError
+from keras_dist_callbacks.store_errors import may_pass
 
 _T = TypeVar("_T")
-_FINAL = (FileExistsError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-_CLIENTS = {"aiohttp", "botocore", "aiobotocore", "azure", "gcsfs", "google", "requests", "asyncio"}
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long a failing request is tried again, above what the store's own client does.
+    """How long a request may take, and how long a failing one is tried again.
 
     Attributes:
-        total_seconds: Give up when this much time has passed since the first try.
+        total_seconds: Give up when this much time has passed since the first try. The time in which a large
+            object moves does not count, as far as `min_bytes_per_second` explains it.
         initial_wait: Seconds of the first pause; doubled each time, with jitter.
         max_wait: Longest pause in seconds.
+        request_seconds: A single request is cut off and tried again after this time; likewise longer for a
+            large object.
+        min_bytes_per_second: The slowest link that a large object still gets through.
     """
 
     total_seconds: float = 120.0
     initial_wait: float = 0.2
     max_wait: float = 20.0
+    request_seconds: float = 60.0
+    min_bytes_per_second: float = 2.0**18
 
-    def call(self, operation: Callable[[], _T]) -> _T:
-        """Runs `operation`, trying again on faults that may pass."""
+    def request_time(self, size: int = 0) -> float:
+        """How many seconds one request that moves `size` bytes may take."""
+        return self.request_seconds + size / self.min_bytes_per_second
+
+    def call(self, operation: Callable[[], _T], size: int = 0) -> _T:
+        """Runs `operation`, which moves `size` bytes, trying again on faults that may pass."""
+        allowance = size / self.min_bytes_per_second
+
+        def is_over(state: tenacity.RetryCallState) -> bool:
+            elapsed = state.seconds_since_start or 0.0
+            moving = min(elapsed - state.idle_for, allowance)  # a slow transfer is no failing one
+            return elapsed - moving >= self.total_seconds
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(may_pass),
-            stop=tenacity.stop_after_delay(self.total_seconds),
+            stop=is_over,
             wait=tenacity.wait_exponential(multiplier=self.initial_wait, max=self.max_wait)
             + tenacity.wait_random(0, self.initial_wait),
             reraise=True,
         )
         return retrying(operation)
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether trying again may help: not for what is missing, forbidden or in the way."""
-    if isinstance(error, (*_FINAL, KdcError)) or not isinstance(error, Exception):
-        return False
-    if isinstance(error, OSError):
-        return not str(error).startswith("Forbidden")  # gcsfs' way to say 403
-    return type(error).__module__.split(".")[0] in _CLIENTS

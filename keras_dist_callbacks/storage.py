@@ -3,17 +3,20 @@
 Nothing above this module knows which store it talks to. The promises are: `create` publishes a whole
 object under a name that did not exist or publishes nothing; `replace` shows either the old object or the
 new one; `delete` of a missing object is no error. Listings are never cached (gcsfs and s3fs would serve
-stale ones for `ls` and for `exists`).
+stale ones for `ls` and for `exists`). Every request is bounded and repeated by one policy. No message shows
+a credential.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
+import dataclasses
 import os
 import re
+import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -23,11 +26,15 @@ import fsspec
 from keras_dist_callbacks import local_files
 from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.local_files import TEMPORARY_MARK, Buffer
-from keras_dist_callbacks.retry import RetryPolicy, may_pass
+from keras_dist_callbacks.remote_files import Connection, RemoteFiles
+from keras_dist_callbacks.retry import RetryPolicy
+from keras_dist_callbacks.store_errors import Redactor, advice, is_trouble, may_pass
+from keras_dist_callbacks.traffic import Traffic
 
 PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")
 
+DEFAULT_RETRY = RetryPolicy()
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
 
@@ -39,19 +46,34 @@ class FileInfo:
     size: int
 
 
+@dataclass(frozen=True)
+class UnfinishedUpload:
+    """An upload in parts that was begun and neither finished nor given up; it takes space and shows no object.
+
+    Attributes:
+        name: Where the object would have been, relative to the directory.
+        age: Seconds since it was begun.
+    """
+
+    name: str
+    age: float
+
+
 def redact(url: PathLike) -> str:
     """`url` without user names, passwords and query strings, fit for logs and errors."""
     text = os.fspath(url)
     if "://" not in text:
         return text
-    return re.sub(r"//[^/@]*@", "//", text).split("?", 1)[0]
+    # In abfs://container@account.dfs.core.windows.net the container is no secret, but part of the place.
+    user = r"//[^/@]*:[^/@]*@" if text.startswith(("abfs://", "abfss://")) else r"//[^/@]*@"
+    return re.sub(user, "//", text).split("?", 1)[0]
 
 
 def _protocol_of(url: str) -> str:
     return url.split("://", 1)[0].split("::")[-1] if "://" in url else "file"
 
 
-def _open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+def _open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) -> tuple[Any, str]:
     protocol = _protocol_of(url)
     try:
         cache = {} if protocol == "file" else {"use_listings_cache": False}
@@ -62,12 +84,15 @@ def _open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         raise ConfigError(
             f"{redact(url)!r} needs a package for the protocol {protocol!r} that is not installed: {advice}"
         ) from error
-    except ValueError as error:
-        if "not known" in str(error):
+    except Exception as error:
+        if isinstance(error, ValueError) and "not known" in str(error):
             raise ConfigError(
                 f"{redact(url)!r}: unknown protocol {protocol!r}; known ones include gs, s3, az, file and memory"
             ) from error
-        raise ConfigError(f"{redact(url)!r} cannot be opened: {error}") from error
+        # Clients of a store look at their options and credentials here, each with errors of its own.
+        raise ConfigError(f"{redact(url)!r} cannot be opened: {redactor.reason(error)}; check storage_options") from (
+            error if redactor.is_clean(error) else None
+        )
     return fs, str(root)
 
 
@@ -82,6 +107,7 @@ class Storage:
         root: The path inside the file system.
         is_local: Whether the directory is on a local file system.
         fsync: Whether local writes reach the disk before they are published.
+        retry: How long remote requests may take and are repeated.
     """
 
     url: str
@@ -89,7 +115,9 @@ class Storage:
     is_local: bool
     fsync: bool = True
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    _fs: Any = field(default=None, repr=False, compare=False)
+    _remote: RemoteFiles = field(default=None, repr=False, compare=False)  # type: ignore[assignment]  # if not is_local
+    _traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
+    _redactor: Redactor = field(default_factory=Redactor, repr=False, compare=False)
 
     @classmethod
     def open(
@@ -99,6 +127,7 @@ class Storage:
         *,
         fsync: bool = True,
         retry: RetryPolicy | None = None,
+        max_bytes_per_second: float | None = None,
     ) -> Storage:
         """Opens a directory; nothing is created or contacted yet.
 
@@ -106,51 +135,52 @@ class Storage:
             url: A plain path, `pathlib.Path` or fsspec URL.
             storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
             fsync: Whether local writes are flushed to the disk before they are published.
-            retry: The policy for remote requests. Defaults to `RetryPolicy()`.
+            retry: The policy for remote requests. Defaults to `DEFAULT_RETRY`.
+            max_bytes_per_second: Cap on the rate of writes, on average. A remote object is sent at full speed
+                and followed by a pause. Defaults to no cap.
 
         Raises:
-            ConfigError: The URL is empty, its protocol is unknown, or its package is missing.
+            ConfigError: The URL is empty, its protocol is unknown, its package is missing, or its client does
+                not take the options.
         """
         text = os.fspath(url)
         if not text:
             raise ConfigError("an empty path was given where a directory is needed")
-        fs, root = _open_filesystem(text, storage_options or {})
+        options = dict(storage_options or {})
+        redactor, traffic, policy = Redactor.of(options), Traffic(max_bytes_per_second), retry or DEFAULT_RETRY
+        fs, root = _open_filesystem(text, options, redactor)
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
         is_local = "file" in protocols
+        connection = Connection(fs, lambda: _open_filesystem(text, options, redactor)[0])
         return cls(
             url=redact(text),
             root=str(Path(root).absolute()) if is_local else root.rstrip("/"),
             is_local=is_local,
             fsync=fsync,
-            retry=retry or RetryPolicy(),
-            _fs=fs,
+            retry=policy,
+            _remote=RemoteFiles(connection, policy, traffic),
+            _traffic=traffic,
+            _redactor=redactor,
         )
 
     def child(self, name: str) -> Storage:
-        """The directory `name` below this one."""
-        return Storage(
-            f"{self.url.rstrip('/')}/{name}", self._full(name), self.is_local, self.fsync, self.retry, self._fs
-        )
+        """The directory `name` below this one; the cap on the rate is for both together."""
+        return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._full(name))
 
     def display(self, name: str = "") -> str:
         """`name` as a full path or URL for messages."""
         return f"{self.url.rstrip('/')}/{name}" if name else self.url
 
+    def reporting(self, on_bytes: Callable[[int], None]) -> AbstractContextManager[None]:
+        """Calls `on_bytes` with each number of bytes written, here and in children, from any thread, in the block."""
+        return self._traffic.reporting(on_bytes)
+
     def files(self, directory: str = "") -> list[FileInfo]:
         """The files directly in `directory`, sorted by name; empty if it does not exist."""
         path = self._full(directory) if directory else self.root
-
-        def listing() -> list[FileInfo]:
-            try:
-                entries = self._fs.ls(path, detail=True, **({} if self.is_local else {"refresh": True}))
-            except FileNotFoundError:
-                return []
-            found = [e for e in entries if e["type"] == "file" and e["name"].rstrip("/") != path.rstrip("/")]
-            return sorted(
-                (FileInfo(PurePosixPath(e["name"]).name, int(e["size"] or 0)) for e in found), key=lambda f: f.name
-            )
-
-        return self._run("list", directory, listing)
+        listing = local_files.listing if self.is_local else self._remote.listing
+        found = self._run("list", directory, lambda: listing(path))
+        return sorted((FileInfo(PurePosixPath(name).name, size) for name, size in found), key=lambda f: f.name)
 
     def exists(self, name: str) -> bool:
         """Whether the object is there."""
@@ -158,24 +188,19 @@ class Storage:
 
     def size(self, name: str) -> int | None:
         """The object's size in bytes, or None if it does not exist."""
-
-        def stat() -> int | None:
-            self._fs.invalidate_cache()
-            try:
-                return int(self._fs.info(self._full(name))["size"])
-            except FileNotFoundError:
-                return None
-
-        return self._run("look up", name, stat)
+        path = self._full(name)
+        size = local_files.size if self.is_local else self._remote.size
+        return self._run("look up", name, lambda: size(path))
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The object's bytes, or those from `start` up to `end`.
+        """The object's bytes, or those from `start` up to `end`, as far as there are any.
 
         Raises:
             FileNotFoundError: There is no such object.
         """
-        content: bytes = self._run("read", name, lambda: self._fs.cat_file(self._full(name), start=start, end=end))
-        return content
+        path = self._full(name)
+        read = local_files.read if self.is_local else self._remote.read
+        return self._run("read", name, lambda: read(path, start, end))
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Fills a writable buffer with the object's bytes from `start` on; may run in several threads at once.
@@ -188,15 +213,12 @@ class Storage:
         if self.is_local:
             filled = self._run("read", name, lambda: local_files.read_into(Path(path), start, view))
         else:
-            filled = self._run("read", name, lambda: self._fetch_into(path, start, view)) if view else 0
+            content = self.read(name, start, start + len(view))
+            filled = len(content)
+            view[:filled] = content
         if filled < len(view):
             end = start + len(view)
             raise StorageError(f"cannot read {self.display(name)}: it ends after {start + filled} of {end} bytes")
-
-    def _fetch_into(self, path: str, start: int, view: memoryview) -> int:
-        content = self._fs.cat_file(path, start=start, end=start + len(view))
-        view[: len(content)] = content
-        return len(content)
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         """Publishes a new object, whole or not at all.
@@ -208,74 +230,89 @@ class Storage:
         Raises:
             FileExistsError: The name is taken by an object with other content.
         """
+        path = self._full(name)
         if self.is_local:
-            self._run("create", name, lambda: local_files.create(Path(self._full(name)), parts, self.fsync))
-            return
-        content = b"".join(parts)
-
-        def put() -> None:
-            try:
-                self._fs.pipe_file(self._full(name), content, mode="create")
-            except FileExistsError:
-                # A response that was lost makes the client retry and collide with its own write.
-                if self._fs.cat_file(self._full(name)) != content:
-                    raise
-
-        self._run("create", name, put)
+            self._run("create", name, lambda: local_files.create(Path(path), parts, self.fsync, self._traffic))
+        else:
+            self._run("create", name, lambda: self._remote.create(path, parts))
 
     def replace(self, name: str, source: Path) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part."""
+        path = self._full(name)
         if self.is_local:
-            self._run("write", name, lambda: local_files.replace(Path(self._full(name)), source, self.fsync))
+            self._run("write", name, lambda: local_files.replace(Path(path), source, self.fsync, self._traffic))
         else:
-            self._run("write", name, lambda: self._put_remote(name, source))
-
-    def _put_remote(self, name: str, source: Path) -> None:
-        if "memory" not in self._fs.protocol:
-            self._fs.put_file(str(source), self._full(name))
-            return
-        self._fs.pipe_file(self._full(name), source.read_bytes())  # put_file shows the object while it grows
+            self._run("write", name, lambda: self._remote.replace(path, source))
 
     def download(self, name: str, target: Path) -> None:
-        """Copies an object to a local file."""
-        self._run("read", name, lambda: self._fs.get_file(self._full(name), str(target)))
+        """Copies an object to a local file.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
+        path = self._full(name)
+        copy = local_files.download if self.is_local else self._remote.download
+        self._run("read", name, lambda: copy(path, target))
 
     def delete(self, name: str) -> None:
         """Removes an object; one that is not there is no error."""
-
-        def remove() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(self._full(name))
-
-        self._run("delete", name, remove)
+        path = self._full(name)
+        delete = local_files.delete if self.is_local else self._remote.delete
+        self._run("delete", name, lambda: delete(path))
 
     def remove_empty_directories(self, names: Sequence[str]) -> None:
         """Removes the given directories (an empty name is this one) if they exist and are empty."""
         if not self.is_local:
             return  # object stores have no directories of their own
         for name in names:
-            with contextlib.suppress(FileNotFoundError, OSError):
+            with suppress(FileNotFoundError, OSError):
                 os.rmdir(self._full(name) if name else self.root)  # noqa: PTH106
 
     def temporary_files(self, directory: str = "") -> list[FileInfo]:
         """Files in `directory` that an interrupted write left behind."""
         return [f for f in self.files(directory) if TEMPORARY_MARK in f.name]
 
+    def unfinished_uploads(self) -> list[UnfinishedUpload]:
+        """Uploads anywhere below the directory that interrupted writes left behind; the oldest first."""
+        if self.is_local:
+            return []
+        found = self._run("list", "", lambda: self._remote.unfinished_uploads(self.root))
+        now = time.time()
+        uploads = [UnfinishedUpload(path.removeprefix(f"{self.root}/"), max(0.0, now - t)) for path, t in found]
+        return sorted(uploads, key=lambda upload: -upload.age)
+
     def probe(self) -> None:
-        """Writes, reads back and deletes a small object.
+        """Finds out whether the directory can be used: writes, reads back and deletes a small object.
+
+        A store that refuses to delete gets a warning: it can be used, but nothing old is ever removed.
 
         Raises:
             StorageError: The directory cannot be used; the message says why and what to do.
         """
-        name = f"probe{TEMPORARY_MARK}{uuid.uuid4().hex}"
-        token = uuid.uuid4().bytes
+        name, token = f"probe{TEMPORARY_MARK}{uuid.uuid4().hex}", uuid.uuid4().bytes
         try:
             self.create(name, [token])
+            self._check_exclusive(name)
             if self.read(name) != token:
                 raise StorageError(f"{self.display()}: an object that was just written reads back differently")
-        finally:
-            with contextlib.suppress(OSError):
+        except BaseException:
+            with suppress(OSError):
                 self.delete(name)
+            raise
+        try:
+            self.delete(name)
+        except StorageError as error:
+            warnings.warn(f"old files will stay: {error}", RuntimeWarning, stacklevel=2)
+
+    def _check_exclusive(self, name: str) -> None:
+        try:
+            self.create(name, [uuid.uuid4().bytes])
+        except FileExistsError:
+            return
+        raise StorageError(
+            f"{self.display()}: the store overwrote an object that it was asked to create only if there is none, so "
+            "two runs could destroy each other's files; use a store or a version of it that supports conditional writes"
+        )
 
     def _full(self, name: str) -> str:
         path = PurePosixPath(name)
@@ -284,30 +321,20 @@ class Storage:
         return f"{self.root}/{path}"
 
     def _run(self, verb: str, name: str, operation: Callable[[], _T]) -> _T:
+        began = time.monotonic()
         try:
-            return operation() if self.is_local else self.retry.call(operation)
+            return operation()
         except (FileExistsError, StorageError):
             raise
-        except FileNotFoundError as error:
-            if verb in {"read", "look up"}:
-                raise
-            raise StorageError(f"cannot {verb} {self.display(name)}: {error}") from error
         except Exception as error:
-            if not isinstance(error, OSError) and not may_pass(error):
+            missing = isinstance(error, FileNotFoundError)
+            if missing and verb in {"read", "look up"}:
                 raise
-            raise StorageError(f"cannot {verb} {self.display(name)}: {_reason(error)}{_advice(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return text or type(error).__name__
-
-
-def _advice(error: Exception) -> str:
-    if isinstance(error, PermissionError):
-        return "; check the permissions or credentials for this path"
-    if isinstance(error, NotADirectoryError | FileExistsError):
-        return "; a file is in the way of a directory"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "; free some space"
-    return ""
+            if not (isinstance(error, OSError) or (not self.is_local and is_trouble(error))):
+                raise
+            seconds = time.monotonic() - began
+            tried = f" (tried for {seconds:.0f} s)" if seconds >= 1 and may_pass(error) and not self.is_local else ""
+            hint = advice(error, missing=missing and not self.is_local)
+            raise StorageError(
+                f"cannot {verb} {self.display(name)}: {self._redactor.reason(error)}{tried}{hint}"
+            ) from (error if self._redactor.is_clean(error) else None)

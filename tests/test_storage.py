@@ -14,6 +14,7 @@ from keras_dist_callbacks import local_files
 from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.retry import RetryPolicy
 from keras_dist_callbacks.storage import Storage, redact
+from keras_dist_callbacks.traffic import Traffic
 
 
 @pytest.fixture(params=["local", "file-url", "memory"])
@@ -106,16 +107,16 @@ def test_without_hard_links_create_still_never_overwrites(tmp_path: Path, monkey
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    local_files.create(tmp_path / "x", [b"first"], fsync=True)
+    local_files.create(tmp_path / "x", [b"first"], True, Traffic())
     with pytest.raises(FileExistsError):
-        local_files.create(tmp_path / "x", [b"second"], fsync=True)
+        local_files.create(tmp_path / "x", [b"second"], True, Traffic())
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == b"first"
 
 
 def test_a_lost_response_is_not_taken_for_a_foreign_write(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage.open(f"memory://{uuid.uuid4().hex}", retry=RetryPolicy(5, 0.01, 0.01))
-    real, calls = storage._fs.pipe_file, []
+    real, calls = storage._remote.fs.pipe_file, []
 
     def lose_first_response(path: str, content: bytes, mode: str) -> None:
         calls.append(path)
@@ -123,7 +124,7 @@ def test_a_lost_response_is_not_taken_for_a_foreign_write(monkeypatch: pytest.Mo
         if len(calls) == 1:
             raise ConnectionResetError("response lost")
 
-    monkeypatch.setattr(storage._fs, "pipe_file", lose_first_response)
+    monkeypatch.setattr(storage._remote.fs, "pipe_file", lose_first_response)
     storage.create("x", [b"mine"])
     assert len(calls) == 2
     assert storage.read("x") == b"mine"
@@ -132,7 +133,7 @@ def test_a_lost_response_is_not_taken_for_a_foreign_write(monkeypatch: pytest.Mo
 def test_passing_faults_are_retried_and_lasting_ones_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage.open(f"memory://{uuid.uuid4().hex}", retry=RetryPolicy(0.3, 0.01, 0.05))
     storage.create("x", [b"content"])
-    real, calls = storage._fs.cat_file, []
+    real, calls = storage._remote.fs.cat_file, []
 
     def flaky(path: str, **options: object) -> bytes:
         calls.append(path)
@@ -140,9 +141,9 @@ def test_passing_faults_are_retried_and_lasting_ones_reported(monkeypatch: pytes
             raise OSError("503 Service Unavailable")
         return real(path, **options)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(storage._fs, "cat_file", flaky)
+    monkeypatch.setattr(storage._remote.fs, "cat_file", flaky)
     assert storage.read("x") == b"content"
-    monkeypatch.setattr(storage._fs, "cat_file", lambda *a, **k: (_ for _ in ()).throw(OSError("503 for good")))
+    monkeypatch.setattr(storage._remote.fs, "cat_file", lambda *a, **k: (_ for _ in ()).throw(OSError("503 for good")))
     with pytest.raises(StorageError, match=r"cannot read memory://.*/x: 503 for good"):
         storage.read("x")
 
@@ -155,7 +156,7 @@ def test_permission_errors_are_not_retried(monkeypatch: pytest.MonkeyPatch) -> N
         calls.append(path)
         raise PermissionError("denied")
 
-    monkeypatch.setattr(storage._fs, "cat_file", forbidden)
+    monkeypatch.setattr(storage._remote.fs, "cat_file", forbidden)
     with pytest.raises(StorageError, match="check the permissions or credentials"):
         storage.read("x")
     assert len(calls) == 1

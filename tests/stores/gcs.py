@@ -1,7 +1,9 @@
 """A Google Cloud Storage server for tests: the emulator, made as strict as the real one where we rely on it.
 
 The emulator ignores preconditions, refuses bytes that are sent twice, takes line breaks in content for those
-of an e-mail, knows no end of an upload session and serves one connection at a time. Run as `python -m tests.stores.gcs PORT`.
+of an e-mail, knows no end of an upload session and serves one connection at a time.
+
+Run as `python -m tests.stores.gcs PORT`.
 """
 
 from __future__ import annotations

@@ -198,15 +198,9 @@ class FaultProxy:
             return _reset(request)  # the client went away
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         url = yarl.URL(self._upstream + request.raw_path, encoded=True)
-        data = body if request.can_read_body or request.method in {"PUT", "POST"} else None
-        async with self._client.request(
-            request.method,
-            url,
-            headers=headers,
-            data=io.BytesIO(data) if data else data,
-            allow_redirects=False,
-            skip_auto_headers={"Content-Type"},
-        ) as answer:
+        data = io.BytesIO(body) if body or request.method in {"PUT", "POST"} else None
+        arguments: dict[str, Any] = {"headers": headers, "data": data, "skip_auto_headers": {"Content-Type"}}
+        async with self._client.request(request.method, url, allow_redirects=False, **arguments) as answer:
             if lose:
                 await answer.read()
                 return _reset(request)

@@ -1,0 +1,221 @@
+"""Whole objects or none in a store that fsspec knows: one bounded, repeatable request after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keras_dist_callbacks.local_files import Buffer
+from keras_dist_callbacks.retry import RetryPolicy
+from keras_dist_callbacks.store_errors import is_taken, status_of
+from keras_dist_callbacks.traffic import Traffic
+
+JOINED_LIMIT = 64 * 2**20  # what is put together in memory for one request
+_COMPARED = 16 * 2**20
+
+
+class Connection:
+    """A file system of fsspec; a new one in a forked process, because clients do not survive a fork."""
+
+    def __init__(self, fs: Any, connect: Callable[[], Any]) -> None:
+        self._fs, self._connect = fs, connect
+        self._process = os.getpid()
+
+    @property
+    def fs(self) -> Any:
+        """The file system of this process."""
+        if self._process != os.getpid():
+            self._fs, self._process = self._connect(), os.getpid()
+        return self._fs
+
+
+@dataclass(frozen=True)
+class RemoteFiles:
+    """The operations of a `Storage` on full paths. Errors are those of the clients.
+
+    Attributes:
+        connection: To the store.
+        policy: How long a request may take, and how often it is repeated.
+        traffic: Shared with other directories.
+    """
+
+    connection: Connection
+    policy: RetryPolicy
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def fs(self) -> Any:
+        """The file system behind it."""
+        return self.connection.fs
+
+    def listing(self, path: str) -> list[tuple[str, int]]:
+        """Full names and sizes of the objects directly below a path; empty if there are none."""
+        try:
+            entries = self._try("ls", path, detail=True, refresh=True)
+        except FileNotFoundError:
+            return []
+        files = [e for e in entries if e["type"] == "file" and e["name"].strip("/") != path.strip("/")]
+        return [(e["name"], int(e["size"] or 0)) for e in files]
+
+    def size(self, path: str) -> int | None:
+        """Bytes of an object; None if there is none."""
+        try:
+            self.fs.invalidate_cache()
+            info = self._try("info", path)
+        except FileNotFoundError:
+            return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The bytes from `start` up to `end`, as far as there are any."""
+        if end is not None and end <= (start or 0):
+            return b""
+        size = JOINED_LIMIT if end is None else end - (start or 0)
+        try:
+            return bytes(self.policy.call(lambda: self._ask("cat_file", path, start=start, end=end, size=size)))
+        except Exception as error:
+            if start and status_of(error) == 416:  # a range behind the end
+                return b""
+            raise
+
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        """Publishes a new object.
+
+        Raises:
+            FileExistsError: The name is taken by an object with other content.
+        """
+        views = [memoryview(part).cast("B") for part in parts]
+        size = sum(map(len, views))
+        if size <= JOINED_LIMIT or "memory" in self.fs.protocol:  # its put_file shows an object while it grows
+            content = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(views)
+            self._upload(path, size, lambda: iter([memoryview(content)]), "pipe_file", content, mode="create")
+        else:
+            with tempfile.NamedTemporaryFile(prefix="kdc-upload-") as file:
+                for view in views:
+                    file.write(view)
+                file.flush()
+                self._put_file(path, Path(file.name), mode="create")
+
+    def replace(self, path: str, source: Path) -> None:
+        """Publishes a file; readers see the old object or the new one."""
+        if "memory" in self.fs.protocol:
+            content = source.read_bytes()
+            self._upload(path, len(content), lambda: iter([memoryview(content)]), "pipe_file", content)
+        else:
+            self._put_file(path, source)
+
+    def download(self, path: str, target: Path) -> None:
+        """Copies an object to a file."""
+        self._try("get_file", path, str(target), size=self.size(path) or 0)
+
+    def delete(self, path: str) -> None:
+        """Removes an object, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._try("rm_file", path)
+
+    def unfinished_uploads(self, path: str) -> list[tuple[str, float]]:
+        """Keys of uploads in parts below a path that nobody finished, and when they began."""
+        if "s3" not in self.fs.protocol:
+            return []
+        bucket, _, prefix = path.partition("/")
+        found: list[tuple[str, float]] = []
+        place: dict[str, Any] = {}
+        while True:
+            answer = self._try("call_s3", "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/", **place)
+            for upload in answer.get("Uploads", []):
+                found.append((f"{bucket}/{upload['Key']}", upload["Initiated"].timestamp()))
+            if not answer.get("IsTruncated"):
+                return found
+            place = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+    def _put_file(self, path: str, source: Path, **mode: str) -> None:
+        size = source.stat().st_size
+        progress = _Progress(self.traffic)
+        arguments = {"callback": progress} if size > JOINED_LIMIT else {}
+        self._upload(path, size, lambda: _pieces_of(source), "put_file", str(source), progress, **arguments, **mode)
+
+    def _upload(
+        self,
+        path: str,
+        size: int,
+        content: Callable[[], Iterator[memoryview]],
+        method: str,
+        payload: Any,
+        progress: _Progress | None = None,
+        **arguments: Any,
+    ) -> None:
+        began = time.monotonic()
+
+        def put() -> None:
+            order = (path, payload) if method == "pipe_file" else (payload, path)
+            try:
+                self._ask(method, *order, size=size, **arguments)
+            except Exception as error:
+                # The answer to an earlier try may have been lost: the store then says that the name is taken,
+                # or that an upload in parts is unknown because it is complete.
+                taken = isinstance(error, FileExistsError) or is_taken(error)
+                if not (taken or isinstance(error, FileNotFoundError)):
+                    raise
+                if not self._holds(path, size, content()):
+                    if taken and not isinstance(error, FileExistsError):
+                        raise FileExistsError(path) from error
+                    raise
+
+        self.policy.call(put, size)
+        self.traffic.report(size - (progress.reported if progress else 0))
+        self.traffic.pace(size, began)
+
+    def _holds(self, path: str, size: int, content: Iterator[memoryview]) -> bool:
+        """Whether the object is exactly this; it is never read as a whole."""
+        if self.size(path) != size:
+            return False
+        start = 0
+        for view in content:
+            for offset in range(0, len(view), _COMPARED):
+                piece = view[offset : offset + _COMPARED]
+                if self.read(path, start, start + len(piece)) != piece:
+                    return False
+                start += len(piece)
+        return True
+
+    def _try(self, method: str, *arguments: Any, size: int = 0, **options: Any) -> Any:
+        return self.policy.call(lambda: self._ask(method, *arguments, size=size, **options), size)
+
+    def _ask(self, method: str, *arguments: Any, size: int = 0, **options: Any) -> Any:
+        fs = self.fs
+        if getattr(fs, "async_impl", False):
+            options["timeout"] = self.policy.request_time(size)
+        return getattr(fs, method)(*arguments, **options)
+
+
+class _Progress:
+    """What clients tell while they upload, in the form that fsspec gives to callbacks."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._now = 0
+        self.reported = 0
+
+    def set_size(self, size: int) -> None:
+        self._now = 0  # a new try begins
+
+    def relative_update(self, count: int = 1) -> None:
+        self.absolute_update(self._now + count)
+
+    def absolute_update(self, value: int) -> None:
+        self._now = value
+        if value > self.reported:  # what a repeated try sends again is no progress
+            self._traffic.report(value - self.reported)
+            self.reported = value
+
+
+def _pieces_of(source: Path) -> Iterator[memoryview]:
+    with open(source, "rb") as file:
+        while piece := file.read(_COMPARED):
+            yield memoryview(piece)

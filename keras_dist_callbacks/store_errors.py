@@ -1,0 +1,164 @@
+"""What the errors of the stores' clients mean: whether trying again helps, what to tell, what to hide."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_dist_callbacks.errors import KdcError
+
+_FINAL = (FileExistsError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_CLIENTS = {"aiohttp", "aiobotocore", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs"}
+_PASSING_STATUS = {408, 409, 410, 425, 429}  # 409 and 410: lost races and lost upload sessions
+_LASTING_STATUS = {501, 505}
+_PASSING_CODES = {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
+_WITHOUT_CREDENTIALS = re.compile("NoCredentials|PartialCredentials|DefaultCredentials|Authentication|NoAuthToken")
+_LOCAL_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG}
+_SECRET_NAMES = re.compile("key|secret|token|passw|sas|credential|connection_string|signature", re.IGNORECASE)
+_SECRET_FIELDS = re.compile(
+    r"(?i)\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|accountkey|sharedaccesssignature|access_token|upload_id|"
+    r"awsaccesskeyid|password|secret)=[^\s&;,'\"<>]+"
+)
+_HEADERS = re.compile(r"(?i)\b(bearer|sharedkey|aws4-hmac-sha256)\s+[^\s'\"]+")
+_QUERY = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^\s?'\"]+)\?[^\s'\"]*")
+_LONGEST_REASON = 400
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, what caused that, and so on."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error of gcsfs, s3fs, adlfs or their libraries stands for, if any."""
+    for link in chain(error):
+        for value in (getattr(link, "status_code", None), getattr(link, "code", None), getattr(link, "status", None)):
+            if isinstance(value, int | str) and str(value).isdigit():
+                return int(value)
+        status = _botocore(link, "ResponseMetadata", "HTTPStatusCode")
+        if status is not None:
+            return int(status)
+        if isinstance(link, OSError) and str(link).startswith("Forbidden"):  # all that gcsfs says of a 403
+            return 403
+    return None
+
+
+def is_taken(error: BaseException) -> bool:
+    """Whether the store refused to create an object because there is one, in words that its client does not know."""
+    return any(_botocore(link, "Error", "Code") in {"PreconditionFailed", "412"} for link in chain(error))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether trying again may help: not for what is missing, forbidden or in the way."""
+    if isinstance(error, (*_FINAL, KdcError)) or not isinstance(error, Exception):
+        return False
+    if _lacks_credentials(error):
+        return False
+    if any(_botocore(link, "Error", "Code") in _PASSING_CODES for link in chain(error)):
+        return True
+    status = status_of(error)
+    if status is not None and status >= 400:
+        return status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
+    if isinstance(error, OSError):
+        return error.errno not in _LOCAL_TROUBLE
+    if type(error).__name__ == "RefreshError":
+        return bool(getattr(error, "retryable", False))
+    return _is_of_a_client(error) and not isinstance(error, ValueError)
+
+
+def is_trouble(error: Exception) -> bool:
+    """Whether an error comes from a store or its client, and not from a mistake in this package."""
+    return isinstance(error, OSError) or _is_of_a_client(error) or isinstance(error, ValueError | RuntimeError)
+
+
+def advice(error: Exception, *, missing: bool = False) -> str:
+    """How to fix it, as the end of a message; empty if nobody knows.
+
+    Args:
+        error: What the client raised.
+        missing: Whether something was not found where only the bucket can be missing.
+    """
+    status = status_of(error)
+    if _lacks_credentials(error) or status == 401:
+        return "; no valid credentials: give them in storage_options, or in the environment as the store's client asks"
+    if isinstance(error, PermissionError) or status == 403:
+        return "; check the permissions or credentials for this path"
+    if missing:
+        return "; the bucket or container does not exist, or this account cannot see it: create it, or correct the name"
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        return "; a file is in the way of a directory"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "; free some space"
+    if status is None and may_pass(error):
+        return "; if this lasts, check the network, the address of the store and its endpoint_url"
+    return ""
+
+
+@dataclass(frozen=True)
+class Redactor:
+    """Takes credentials out of texts.
+
+    Attributes:
+        secrets: Values that must not be shown wherever they turn up.
+    """
+
+    secrets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Redactor:
+        """One that knows the secrets in `storage_options`."""
+        found = {text for name, value in options.items() for text in _secrets(name, value)}
+        return cls(tuple(sorted(found, key=len, reverse=True)))
+
+    def clean(self, text: str) -> str:
+        """`text` without secrets, signatures and query strings."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        text = _HEADERS.sub(r"\1 ***", _SECRET_FIELDS.sub(r"\1=***", text))
+        return _QUERY.sub(r"\1", text)
+
+    def is_clean(self, error: BaseException) -> bool:
+        """Whether the error and its causes may be shown as they are."""
+        return all(self.clean(str(link)) == str(link) for link in chain(error))
+
+    def reason(self, error: Exception) -> str:
+        """What a client's error says, in one line."""
+        text = (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
+        lines = re.split(r"\n\s*(?:RequestId|Time|Content):", text)[0].splitlines()
+        text = self.clean(" ".join(line.strip() for line in lines if line.strip()))
+        return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
+
+def _secrets(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for inner_name, inner in value.items():
+            yield from _secrets(f"{name} {inner_name}" if _SECRET_NAMES.search(name) else str(inner_name), inner)
+    elif isinstance(value, str) and len(value) >= 6 and _SECRET_NAMES.search(name):
+        yield value
+        for part in re.split("[;&?]", value):  # connection strings and SAS tokens are shown in parts
+            key, separator, secret = part.partition("=")
+            if separator and len(secret) >= 6 and re.search("(?i)key|sig", key):
+                yield secret
+
+
+def _lacks_credentials(error: BaseException) -> bool:
+    return any(_WITHOUT_CREDENTIALS.search(type(link).__name__) and _is_of_a_client(link) for link in chain(error))
+
+
+def _is_of_a_client(error: BaseException) -> bool:
+    return type(error).__module__.split(".")[0] in _CLIENTS
+
+
+def _botocore(error: BaseException, *path: str) -> Any:
+    found: Any = getattr(error, "response", None)
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
