@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failures += _measure(name, config, out, console)
     write_report(out, console)
     for failure in failures:
-        console.print(failure, style="bold red", markup=False)
+        console.print(failure, style="bold red", markup=False, highlight=False)
     return 1 if failures else 0
 
 
@@ -68,7 +68,8 @@ def _measure(name: str, config: Config, out: Path, console: Console) -> list[str
             outcomes.append(processes.run(name, case, config.scratch))
             ended = ""
         except processes.MeasurementError as error:
-            failures.append(str(error))
+            failures.append(f"{name} {json.dumps(case)}: {error}")
+            console.print(error.last_lines, style="red", markup=False, highlight=False)
             ended = " FAILED"
         console.print(
             f"{name} {json.dumps(case)}: {time.monotonic() - began:.0f} s{ended}",
@@ -77,7 +78,7 @@ def _measure(name: str, config: Config, out: Path, console: Console) -> list[str
             highlight=False,
         )
     scratch = config.scratch or Path(tempfile.gettempdir())
-    stored = {"machine": machine.describe(scratch), "quick": config.quick, "outcomes": outcomes}
+    stored = {"machine": machine.describe(scratch), "quick": config.quick, "failures": failures, "outcomes": outcomes}
     target = out / RESULTS / f"{name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(_compact(stored))

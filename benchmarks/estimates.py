@@ -68,7 +68,6 @@ class Blocks:
 
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.state_bytes: int = found["state_bytes"]
-        self.start_ms: float = found["start_ms"]
         self._blocks: list[Mapping[str, Any]] = found["blocks"]
         self.names = sorted({b["arm"] for b in self._blocks}, key=ORDER.index)
 

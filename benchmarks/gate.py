@@ -73,12 +73,10 @@ class _Driver(keras.callbacks.Callback):
         self._arm, self._block, self._left = Arm("lead"), Block("lead", 0), _LEAD_STEPS
         self._due: Arm | None = None
         self._exit = 0.0
-        self.first_entry = 0.0
         self.done: list[Block] = []
 
     def __call__(self, iterator: Any) -> Any:
         entry = time.perf_counter()
-        self.first_entry = self.first_entry or entry
         self._note_gap((entry - self._exit) * _MS)
         first = not self._block.steps
         if first and self._drain == "before":
@@ -134,39 +132,17 @@ def run(workload: Workload, arms: Sequence[Arm], *, rounds: int, length: int, dr
         seed: For the order.
 
     Returns:
-        All blocks, the bytes of the state, and what it took until the first step with and without the callbacks.
+        All blocks, and the bytes of the state.
     """
     model = workload.model
-    plain_start = _start_of_plain_fit(workload)
+    model.fit(workload.data, steps_per_epoch=2, verbose=0)  # traces the train function
     order = _shuffled(arms, rounds, seed)
     driver = _Driver(model.train_function, iter(order), length, drain)
     model.train_function = driver
     steps = _LEAD_STEPS + length * len(order)
-    began = time.perf_counter()
     callbacks = [driver, *(arm.callback for arm in arms if arm.callback is not None)]
     model.fit(workload.data, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
-    return {
-        "state_bytes": workload.state_bytes,
-        "start_ms": (driver.first_entry - began) * _MS - plain_start,
-        "blocks": [_rounded(block) for block in driver.done],
-    }
-
-
-def _start_of_plain_fit(workload: Workload) -> float:
-    """Traces the train function; then, how long a fit without callbacks takes until its first step."""
-    model = workload.model
-    model.fit(workload.data, steps_per_epoch=2, verbose=0)
-    train, entries = model.train_function, []
-
-    def noting(iterator: Any) -> Any:
-        entries.append(time.perf_counter())
-        return train(iterator)
-
-    model.train_function = noting
-    began = time.perf_counter()
-    model.fit(workload.data, steps_per_epoch=1, verbose=0)
-    model.train_function = train
-    return (entries[0] - began) * _MS
+    return {"state_bytes": workload.state_bytes, "blocks": [_rounded(block) for block in driver.done]}
 
 
 def _shuffled(arms: Sequence[Arm], rounds: int, seed: int) -> list[tuple[Arm, int]]:

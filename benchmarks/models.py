@@ -44,7 +44,7 @@ def small(variables: int, batch: int = 8) -> Workload:
     A step assigns each of them once, as Adam would; the trace of Adam itself takes a minute at this number.
     """
     count = variables // (_ADAM_COPIES * _SMALL_PER_LAYER)
-    model = _Assigning([keras.Input((_SMALL_SIDE,)), *(_Group(name=f"group{i}") for i in range(count))])
+    model = _Assigning([keras.Input((_SMALL_SIDE,)), *(_Group(name=f"group{i}") for i in range(count))], name="small")
     return _ready(model, keras.optimizers.Adam(_LEARNING_RATE), _SMALL_SIDE, batch)
 
 
@@ -92,7 +92,7 @@ class _Assigning(keras.Sequential):
                 amount = tf.fill(raw.shape, _LEARNING_RATE)
                 tf.raw_ops.AssignAddVariableOp(resource=raw.handle, value=amount)
         self.optimizer.iterations.assign_add(1)
-        return {"loss": tf.reduce_mean(data[0])}
+        return {"loss": self.compute_loss(*data, self(data[0]))}
 
 
 class _Fold(keras.layers.Layer):

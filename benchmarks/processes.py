@@ -19,7 +19,16 @@ _LINES_OF_ERROR = 15
 
 
 class MeasurementError(RuntimeError):
-    """A measurement ended with an error."""
+    """A measurement ended with an error.
+
+    Args:
+        ending: How, in one line without paths.
+        last_lines: What it printed last.
+    """
+
+    def __init__(self, ending: str, last_lines: str) -> None:
+        super().__init__(ending)
+        self.last_lines = last_lines
 
 
 def cases(table: str, config: Config) -> list[Case]:
@@ -34,25 +43,28 @@ def run(table: str, case: Case, scratch: Path | None) -> Outcome:
     """Measures one case of a table.
 
     Raises:
-        MeasurementError: It failed; the message ends with what it printed last.
+        MeasurementError: It failed.
     """
     with tempfile.TemporaryDirectory(dir=scratch, prefix="kdc-bench-") as directory:
         result = Path(directory) / "result.json"
         command = [sys.executable, "-m", "benchmarks.processes", table, json.dumps(case), str(result)]
-        done = subprocess.run(  # noqa: S603 - this package itself
-            command,
-            env={**os.environ, **_QUIET},
-            cwd=Path(__file__).parent.parent,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(  # noqa: S603 - this package itself
+                command,
+                env={**os.environ, **_QUIET},
+                cwd=Path(__file__).parent.parent,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise MeasurementError(f"it took more than {_TIMEOUT_SECONDS} s", "") from None
         if not result.exists():
-            last = "\n".join(done.stderr.splitlines()[-_LINES_OF_ERROR:])
+            ending = _ending(done.returncode, done.stderr)
             if "attempt" in case:
-                return {"case": case, "failed": _ending(done.returncode, done.stderr)}
-            raise MeasurementError(f"{table} {case} ended with {done.returncode}:\n{last}")
+                return {"case": case, "failed": ending}
+            raise MeasurementError(ending, "\n".join(done.stderr.splitlines()[-_LINES_OF_ERROR:]))
         return {"case": case, **json.loads(result.read_text())}
 
 

@@ -51,6 +51,7 @@ def _lines(stored: Mapping[str, Any], tables: Mapping[str, list[Table]], *, has_
     yield from ("# What backups cost", "", _INTRODUCTION)
     if any(found["quick"] for found in stored.values()):
         yield "**Some of this is from a quick run with small sizes and few rounds, which proves nothing.**\n"
+    yield from (f"**Not measured:** {failure}\n" for found in stored.values() for failure in found["failures"])
     yield from _machines(stored)
     yield from ("## Bounds", "")
     bounds = [bound for several in tables.values() for table in several for bound in table.bounds]

@@ -64,7 +64,8 @@ class Table:
         for bound in self.bounds:
             style = "green" if bound.met else "bold red"
             verdict = bound.verdict.strip("*")
-            console.print(f"[{style}]{verdict}[/] {bound.what}: {bound.measured}; must be {bound.limit}. {bound.why}")
+            why = "" if bound.met else f" {bound.why}"
+            console.print(f"[{style}]{verdict}[/] {bound.what}: {bound.measured}; must be {bound.limit}.{why}")
 
     def markdown(self) -> Iterator[str]:
         """Its lines in Markdown."""
