@@ -17,7 +17,8 @@ from keras_dist_callbacks.store_errors import is_taken, status_of
 from keras_dist_callbacks.traffic import Traffic
 
 JOINED_LIMIT = 64 * 2**20  # what is put together in memory for one request
-_COMPARED = 16 * 2**20
+_PIECE = 16 * 2**20
+_FIRST_PIECE = 2**20
 
 
 class Connection:
@@ -74,13 +75,23 @@ class RemoteFiles:
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes from `start` up to `end`, as far as there are any."""
-        if end is not None and end <= (start or 0):
+        first = start or 0
+        if end is not None:
+            return self._range(path, first, end)
+        pieces, wanted = [], _FIRST_PIECE  # of a size that is unknown, so that no request may take long
+        while True:
+            pieces.append(self._range(path, first, first + wanted))
+            if len(pieces[-1]) < wanted:
+                return b"".join(pieces)
+            first, wanted = first + wanted, _PIECE
+
+    def _range(self, path: str, start: int, end: int) -> bytes:
+        if end <= start:
             return b""
-        size = JOINED_LIMIT if end is None else end - (start or 0)
         try:
-            return bytes(self.policy.call(lambda: self._ask("cat_file", path, start=start, end=end, size=size)))
+            return bytes(self._try("cat_file", path, start=start, end=end, size=end - start))
         except Exception as error:
-            if start and status_of(error) == 416:  # a range behind the end
+            if status_of(error) == 416:  # it ends before
                 return b""
             raise
 
@@ -177,8 +188,8 @@ class RemoteFiles:
             return False
         start = 0
         for view in content:
-            for offset in range(0, len(view), _COMPARED):
-                piece = view[offset : offset + _COMPARED]
+            for offset in range(0, len(view), _PIECE):
+                piece = view[offset : offset + _PIECE]
                 if self.read(path, start, start + len(piece)) != piece:
                     return False
                 start += len(piece)
@@ -217,5 +228,5 @@ class _Progress:
 
 def _pieces_of(source: Path) -> Iterator[memoryview]:
     with open(source, "rb") as file:
-        while piece := file.read(_COMPARED):
+        while piece := file.read(_PIECE):
             yield memoryview(piece)

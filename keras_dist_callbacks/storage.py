@@ -287,6 +287,7 @@ class Storage:
         A store that refuses to delete gets a warning: it can be used, but nothing old is ever removed.
 
         Raises:
+            ConfigError: The store's client does not take the options.
             StorageError: The directory cannot be used; the message says why and what to do.
         """
         name, token = f"probe{TEMPORARY_MARK}{uuid.uuid4().hex}", uuid.uuid4().bytes
@@ -295,6 +296,8 @@ class Storage:
             self._check_exclusive(name)
             if self.read(name) != token:
                 raise StorageError(f"{self.display()}: an object that was just written reads back differently")
+        except TypeError as error:  # some clients look at their options only now
+            raise ConfigError(f"{self.display()}: its client does not take the storage_options: {error}") from error
         except BaseException:
             with suppress(OSError):
                 self.delete(name)

@@ -13,6 +13,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 import pytest
 
 from tests.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
+from tests.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
 
 
 @pytest.fixture(autouse=True)
