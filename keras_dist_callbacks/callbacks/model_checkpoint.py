@@ -20,6 +20,7 @@ from keras_dist_callbacks.checkpointing.sidecar import Artifact
 from keras_dist_callbacks.checkpointing.writer import shared_writer
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.progress import uploads
 from keras_dist_callbacks.storage import Storage, redact
 from keras_dist_callbacks.types import RestoredFrom
 
@@ -185,7 +186,10 @@ class ModelCheckpoint(DecidingModelCheckpoint):
 
     def _publish(self, directory: Path, artifact: Artifact) -> None:
         try:
-            artifacts.publish(self._storage, directory / artifact.name, artifact)
+            source = directory / artifact.name
+            what = f"saving {self._storage.display(artifact.name)}"
+            with uploads(what, source.stat().st_size) as bar, self._storage.reporting(bar.advance):
+                artifacts.publish(self._storage, source, artifact)
             self._kept = [n for n in self._kept if n != artifact.name] + [artifact.name]
             if self.max_to_keep is not None:
                 self._kept = artifacts.keep_newest(self._storage, self._kept, self.max_to_keep, self._generation)
