@@ -9,7 +9,9 @@ Keras' optimizers in graph, jit and eager mode).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,26 +60,98 @@ def _lower_name(variable: Any, attribute: str) -> str:
     return str(getattr(value, "name", value) or "none").lower()
 
 
-def hold(component: Any) -> HeldRead:
-    """Reads one component; the result does not change when the variable is assigned."""
-    import tensorflow as tf
+@dataclass(frozen=True)
+class VariableSet:
+    """The variables of a model and what it takes to read all of them quickly.
 
-    with tf.device(component.handle.device):
-        tensor = tf.raw_ops.ReadVariableOp(resource=component.handle, dtype=component.dtype)
-    if "CPU" not in str(tensor.backing_device or "CPU").upper():
-        with tf.device("CPU:0"):  # training on this device must not overwrite what is not copied yet
-            tensor = tf.identity(tensor)
-    return HeldRead(tensor)
+    Attributes:
+        named: The variables by unique name.
+        labels: `name@replica` of each component, in order.
+    """
+
+    named: Mapping[str, Any]
+    labels: tuple[str, ...]
+    _reads: tuple[tuple[Any, Any, bool], ...]  # of each component: handle, type, whether it is on the host
+
+    def hold(self) -> list[HeldRead]:
+        """Reads every component, in the order of `labels`; the results do not change when variables are assigned."""
+        import tensorflow as tf
+
+        read = tf.raw_ops.ReadVariableOp  # runs where the resource is
+        held = []
+        for handle, dtype, on_host in self._reads:
+            tensor = read(resource=handle, dtype=dtype)
+            if not on_host:
+                with tf.device("CPU:0"):  # training on that device must not overwrite what is not copied yet
+                    tensor = tf.identity(tensor)
+            held.append(HeldRead(tensor))
+        return held
 
 
 def assign(component: Any, value: np.ndarray[Any, Any]) -> None:
-    """Writes one component, locally: no other replica or worker takes part."""
+    """Writes one component, locally: no other replica or worker takes part.
+
+    Args:
+        component: The resource variable.
+        value: Memory from `empty` is taken over without a copy; any other is copied.
+    """
     import tensorflow as tf
 
-    with tf.device(component.handle.device):
-        # TensorFlow may adopt the array's memory and later write to it: give it a copy of its own.
-        tensor = tf.constant(np.array(value, copy=True), dtype=component.dtype)
-        tf.raw_ops.AssignVariableOp(resource=component.handle, value=tensor)
+    tensor = getattr(value, "tensor", None)
+    if tensor is None:
+        # TensorFlow may adopt an array's memory and later write to it: give it a copy of its own.
+        tensor = tf.convert_to_tensor(np.array(value, copy=True), dtype=component.dtype)
+    tf.raw_ops.AssignVariableOp(resource=component.handle, value=tensor)
+
+
+class _Adoptable(np.ndarray[Any, Any]):
+    """A view of a tensor's memory that knows the tensor."""
+
+    tensor: Any = None
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array in TensorFlow's own memory, for values that variables will take over without a copy.
+
+    A variable that is assigned from it shares the memory; TensorFlow copies on the next write for as long as the
+    array is referred to, and writes in place after that. Of a type that TensorFlow does not know, it is a plain
+    array.
+    """
+    import tensorflow as tf
+
+    try:
+        tensor = tf.raw_ops.Empty(shape=shape, dtype=tf.as_dtype(dtype), init=False)
+    except TypeError:
+        return np.empty(shape, dtype)
+    array: _Adoptable = tensor._numpy().view(_Adoptable)
+    array.tensor = tensor
+    return array
+
+
+_sets: weakref.WeakKeyDictionary[Any, tuple[list[Any], VariableSet]] = weakref.WeakKeyDictionary()
+
+
+def variable_set(model: Any) -> VariableSet:
+    """Every variable of training, as `named_variables` finds it; remembered until a variable comes or goes."""
+    present = list(_all_variables(model))
+    known = _sets.get(model)
+    if known is not None and len(known[0]) == len(present) and all(map(_is, known[0], present)):
+        return known[1]
+    named = named_variables(model)
+    parts = [(name, replica, c) for name, v in named.items() for replica, c in enumerate(components(v))]
+    reads = tuple((c.handle, c.dtype, _on_host(c.handle.device)) for _, _, c in parts)
+    found = VariableSet(named, tuple(f"{name}@{replica}" for name, replica, _ in parts), reads)
+    _sets[model] = (present, found)
+    return found
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+@functools.cache
+def _on_host(device: str) -> bool:
+    return not device or "CPU" in device.upper()
 
 
 def named_variables(model: Any) -> dict[str, Any]:

@@ -36,16 +36,15 @@ def capture(
         topics: Further state: random states, logs, progress.
         arrays: Those that `topics` refer to.
     """
-    tensors: dict[str, HeldTensor] = {}
-    names = variables.named_variables(model)
-    for name, variable in names.items():
-        for replica, component in enumerate(variables.components(variable)):
-            tensors[_tensor_name(name, replica)] = variables.hold(component)
+    found = variables.variable_set(model)
+    tensors: dict[str, HeldTensor] = {
+        f"{_VARIABLE}/{label}": held for label, held in zip(found.labels, found.hold(), strict=True)
+    }
     callback_state, callback_arrays = capture_callbacks(callbacks)
     tensors.update(callback_arrays)
     tensors.update(arrays or {})
     state: dict[str, JSON] = {TOPIC + name: value for name, value in callback_state.items()}
-    state["metric_variables"] = _metric_names(model, names)
+    state["metric_variables"] = _metric_names(model, found.named)
     state.update(topics)
     return Snapshot(position, tensors, state)
 
@@ -71,7 +70,7 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster) -> list[st
     """
     if _tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
         variables.create_global_seed_generator()
-    current = variables.named_variables(model)
+    current = variables.variable_set(model).named
     matched, notes = match_variables(current, saved, set(_metric_names(model, current)))
     for name, values in matched.items():
         components = variables.components(current[name])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from keras_dist_callbacks._compat import pipeline, replay, rng
+from keras_dist_callbacks._compat import pipeline, replay, rng, variables
 from keras_dist_callbacks.checkpointing.capture import apply_variables, capture
 from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
 from keras_dist_callbacks.checkpointing.exactness import describe, inexact_reasons
@@ -26,7 +26,7 @@ from keras_dist_callbacks.storage import Storage
 _opened = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Trained:
     """The parts of a training loop under the names that a Keras model has for them."""
 
@@ -139,7 +139,7 @@ class Checkpointer:
             raise BackupError("restore() was called already; make a new Checkpointer for another run")
         where = f"opening the backup directory {self._storage.display()}"
         self._cluster.on_chief(self._storage.probe, where)
-        picked = self._engine.pick()
+        picked = self._engine.pick(variables.empty)
         now = describe(self._strategy, self._cluster.num_workers)
         if picked is not None:
             self._apply(picked[0].name, picked[1], now)

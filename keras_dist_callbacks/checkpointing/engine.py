@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.checkpointing.exchange import Exchange, LocalState
 from keras_dist_callbacks.checkpointing.picking import load, newest_good
+from keras_dist_callbacks.checkpointing.reading import Allocate
 from keras_dist_callbacks.checkpointing.snapshot import (
     JSON,
     CommitId,
@@ -80,15 +81,18 @@ class BackupEngine:
 
     # --- at the start
 
-    def pick(self) -> tuple[CommitId, WorkerState] | None:
+    def pick(self, allocate: Allocate | None = None) -> tuple[CommitId, WorkerState] | None:
         """The newest good commit, the same on every worker, verified; None if nothing was ever committed.
+
+        Args:
+            allocate: Where large tensors get their memory. Defaults to numpy.
 
         Raises:
             DamagedBackupError: There are commits, but none is whole.
             ClusterError: A worker cannot read what the chief chose.
         """
         chosen = self._cluster.on_chief(
-            lambda: newest_good(self._store, self._cluster), "choosing a backup", self._options.timeout
+            lambda: newest_good(self._store, self._cluster, allocate), "choosing a backup", self._options.timeout
         )
         name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", self._options.timeout)
         if name is None:
@@ -97,7 +101,7 @@ class BackupEngine:
         if commit is None:
             raise BackupError(f"{name!r} is no commit")
         state = self._cluster.agree(
-            lambda: chosen[1] if chosen else load(self._store, self._store.manifest(commit), self._cluster),
+            lambda: chosen[1] if chosen else load(self._store, self._store.manifest(commit), self._cluster, allocate),
             f"reading {self._store.storage.display(name)}",
             self._options.timeout,
         )

@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping
 
+from keras_dist_callbacks.checkpointing.reading import Allocate
 from keras_dist_callbacks.checkpointing.snapshot import CommitId, Manifest, WorkerState
 from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.cluster import Cluster
@@ -14,19 +15,21 @@ from keras_dist_callbacks.errors import DamagedBackupError
 _LISTINGS = 5
 
 
-def load(store: BackupStore, manifest: Manifest, cluster: Cluster) -> WorkerState:
+def load(store: BackupStore, manifest: Manifest, cluster: Cluster, allocate: Allocate | None = None) -> WorkerState:
     """This worker's state, read and verified; that of all workers if their number has changed.
 
     Raises:
         DamagedBackupError: A blob is missing or differs from the manifest.
     """
     if len(manifest.workers) == cluster.num_workers:
-        return store.load(manifest, cluster.worker_index)
+        return store.load(manifest, cluster.worker_index, allocate)
     every = [store.load(manifest, worker) for worker in range(len(manifest.workers))]
     return dataclasses.replace(every[0], other_workers=tuple(state.tensors for state in every[1:]))
 
 
-def newest_good(store: BackupStore, cluster: Cluster) -> tuple[CommitId, WorkerState] | None:
+def newest_good(
+    store: BackupStore, cluster: Cluster, allocate: Allocate | None = None
+) -> tuple[CommitId, WorkerState] | None:
     """The newest whole commit and the chief's state in it; None if nothing was ever committed.
 
     Damaged ones that are newer are set aside, with a warning each.
@@ -35,19 +38,21 @@ def newest_good(store: BackupStore, cluster: Cluster) -> tuple[CommitId, WorkerS
         DamagedBackupError: There are commits, but none is whole. Nothing was changed.
     """
     for _ in range(_LISTINGS):
-        found, vanished = _walk_back(store, cluster)
+        found, vanished = _walk_back(store, cluster, allocate)
         if found or not vanished:
             break  # else a run that still goes on has pruned what was listed: look again
     return found
 
 
-def _walk_back(store: BackupStore, cluster: Cluster) -> tuple[tuple[CommitId, WorkerState] | None, bool]:
+def _walk_back(
+    store: BackupStore, cluster: Cluster, allocate: Allocate | None
+) -> tuple[tuple[CommitId, WorkerState] | None, bool]:
     """The newest good commit, and whether any was deleted while it was being read."""
     damaged: dict[CommitId, DamagedBackupError] = {}
     unfinished, vanished = 0, False
     for commit in reversed(store.commits()):
         try:
-            state = _read_whole(store, commit, cluster)
+            state = _read_whole(store, commit, cluster, allocate)
         except DamagedBackupError as error:
             if not store.storage.exists(commit.name):
                 vanished = True
@@ -67,10 +72,10 @@ def _walk_back(store: BackupStore, cluster: Cluster) -> tuple[tuple[CommitId, Wo
     return None, False
 
 
-def _read_whole(store: BackupStore, commit: CommitId, cluster: Cluster) -> WorkerState:
+def _read_whole(store: BackupStore, commit: CommitId, cluster: Cluster, allocate: Allocate | None) -> WorkerState:
     """The chief's state; what it does not need itself is verified too."""
     manifest = store.manifest(commit)
-    state = load(store, manifest, cluster)
+    state = load(store, manifest, cluster, allocate)
     if len(manifest.workers) == cluster.num_workers > 1:
         store.verify(manifest, but_not=manifest.workers[0].tensors.values())
     return state

@@ -6,7 +6,7 @@ Nothing is allocated before the store has said that the blobs are as long as the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.checkpointing.codec import dtype_of
+from keras_dist_callbacks.checkpointing.codec import dtype_of, raw_bytes
 from keras_dist_callbacks.checkpointing.manifest import tensor_bytes
 from keras_dist_callbacks.checkpointing.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError
 from keras_dist_callbacks.storage import Storage
+
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray[Any, Any]]
+"""Makes the array that a large tensor is read into."""
 
 _ALIGNMENT = 64
 _LARGE = 2**20
@@ -54,7 +57,10 @@ def check_sizes(storage: Storage, blobs: Iterable[BlobInfo]) -> None:
 
 
 def read_tensors(
-    storage: Storage, tensors: Mapping[str, TensorInfo], blobs: Mapping[str, BlobInfo]
+    storage: Storage,
+    tensors: Mapping[str, TensorInfo],
+    blobs: Mapping[str, BlobInfo],
+    allocate: Allocate | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Reads tensors and checks each against its hash.
 
@@ -62,6 +68,7 @@ def read_tensors(
         storage: The backup directory.
         tensors: What to read, by the name to return it under.
         blobs: What the manifest says of the blobs, by path.
+        allocate: Where large tensors get their memory. Defaults to numpy.
 
     Raises:
         DamagedBackupError: A blob is missing, or differs from what the manifest says.
@@ -71,7 +78,8 @@ def read_tensors(
     check_sizes(storage, needed)
     _check_headers(storage, needed)
     found: dict[str, np.ndarray[Any, Any]] = {}
-    for arrays in _in_parallel(storage, lambda run: _read_run(storage, run), list(_runs(tensors, storage.is_local))):
+    separate = storage.is_local or allocate is not None
+    for arrays in _in_parallel(storage, lambda run: _read_run(storage, run, allocate), list(_runs(tensors, separate))):
         found.update(arrays)
     return {name: found[name] for name in tensors}
 
@@ -128,15 +136,21 @@ def _runs(tensors: Mapping[str, TensorInfo], separate: bool) -> Iterator[_Run]:
             yield _Run(blob, start, end - start, tuple(group))
 
 
-def _read_run(storage: Storage, run: _Run) -> dict[str, np.ndarray[Any, Any]]:
-    buffer = _aligned(run.size, storage.display(run.blob))
+def _read_run(storage: Storage, run: _Run, allocate: Allocate | None = None) -> dict[str, np.ndarray[Any, Any]]:
+    if allocate is not None and run.size >= _LARGE and len(run.tensors) == 1:
+        ((name, info),) = run.tensors
+        array = _or_out_of_memory(lambda: allocate(info.shape, dtype_of(info.dtype)), storage, run)
+        memory = raw_bytes(array)
+        _fill(storage, run.blob, run.start, memory)
+        _check(storage, info, memory)
+        return {name: array}
+    buffer = _or_out_of_memory(lambda: _aligned(run.size), storage, run)
     _fill(storage, run.blob, run.start, buffer.data)
     arrays = {}
     for name, info in run.tensors:
         offset = info.start - run.start
         content = buffer[offset : offset + tensor_bytes(info)]
-        if xxhash.xxh3_128_hexdigest(content.data) != info.hash:
-            raise _differs(storage, info)
+        _check(storage, info, content.data)
         arrays[name] = content.view(dtype_of(info.dtype)).reshape(info.shape)
     return arrays
 
@@ -146,7 +160,7 @@ def _verify_run(storage: Storage, run: _Run) -> None:
         _read_run(storage, run)
         return
     ((_, info),) = run.tensors  # nothing else joins a run of that size
-    buffer = _aligned(_REQUEST_BYTES, storage.display(run.blob)).data
+    buffer = _aligned(_REQUEST_BYTES).data
     hasher = xxhash.xxh3_128()
     for offset in range(0, run.size, _REQUEST_BYTES):
         piece = buffer[: min(_REQUEST_BYTES, run.size - offset)]
@@ -158,7 +172,7 @@ def _verify_run(storage: Storage, run: _Run) -> None:
 
 def _check_headers(storage: Storage, blobs: Sequence[BlobInfo]) -> None:
     def check(blob: BlobInfo) -> None:
-        buffer = _aligned(blob.header_size, storage.display(blob.path))
+        buffer = _aligned(blob.header_size)
         _fill(storage, blob.path, 0, buffer.data)
         if xxhash.xxh3_128_hexdigest(buffer.data) != blob.header_hash:
             raise DamagedBackupError(f"{storage.display(blob.path)}: the header differs from its hash")
@@ -175,13 +189,23 @@ def _fill(storage: Storage, path: str, start: int, buffer: memoryview) -> None:
         raise DamagedBackupError(f"{storage.display(path)} is missing") from error
 
 
-def _aligned(size: int, where: str) -> np.ndarray[Any, Any]:
-    try:
-        memory = np.empty(size + _ALIGNMENT, np.uint8)
-    except (MemoryError, ValueError) as error:
-        raise BackupError(f"{where}: there is not enough memory for {size} bytes of it") from error
+def _check(storage: Storage, info: TensorInfo, content: memoryview) -> None:
+    if xxhash.xxh3_128_hexdigest(content) != info.hash:
+        raise _differs(storage, info)
+
+
+def _aligned(size: int) -> np.ndarray[Any, Any]:
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
     skip = -memory.ctypes.data % _ALIGNMENT
     return memory[skip : skip + size]
+
+
+def _or_out_of_memory(make: Callable[[], np.ndarray[Any, Any]], storage: Storage, run: _Run) -> np.ndarray[Any, Any]:
+    try:
+        return make()
+    except MemoryError as error:
+        where = storage.display(run.blob)
+        raise BackupError(f"{where}: there is not enough memory for {run.size} bytes of it") from error
 
 
 def _differs(storage: Storage, info: TensorInfo) -> DamagedBackupError:

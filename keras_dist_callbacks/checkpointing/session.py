@@ -87,7 +87,7 @@ class FitSession:
 
     def pick(self) -> WorkerState | None:
         """Chooses and reads the newest backup, before any callback's `on_train_begin`."""
-        picked = self._engine.pick()
+        picked = self._engine.pick(variables.empty)
         if picked is not None:
             commit, self._saved = picked
             self._commit = commit.name

@@ -20,7 +20,7 @@ from typing import Any
 
 from keras_dist_callbacks.checkpointing.codec import Blob
 from keras_dist_callbacks.checkpointing.manifest import decode_manifest, encode_manifest
-from keras_dist_callbacks.checkpointing.reading import check_sizes, read_tensors, verify_tensors
+from keras_dist_callbacks.checkpointing.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.checkpointing.snapshot import (
     BlobInfo,
     CommitId,
@@ -267,15 +267,20 @@ class BackupStore:
             return False
         return True
 
-    def load(self, manifest: Manifest, worker: int) -> WorkerState:
+    def load(self, manifest: Manifest, worker: int, allocate: Allocate | None = None) -> WorkerState:
         """Reads and verifies the state of one worker; a worker that was not there gets the chief's.
+
+        Args:
+            manifest: The commit.
+            worker: The worker's index.
+            allocate: Where large tensors get their memory. Defaults to numpy.
 
         Raises:
             DamagedBackupError: A blob is missing or differs from the manifest.
         """
         own = manifest.workers[worker] if worker < len(manifest.workers) else WorkerRecord()
         tensors = {**manifest.workers[0].tensors, **own.tensors}
-        found = read_tensors(self.storage, tensors, {blob.path: blob for blob in manifest.blobs})
+        found = read_tensors(self.storage, tensors, {blob.path: blob for blob in manifest.blobs}, allocate)
         return WorkerState(manifest.position, found, {**manifest.workers[0].state, **own.state}, manifest.info)
 
     def verify(self, manifest: Manifest, *, but_not: Iterable[TensorInfo] = ()) -> None:
