@@ -131,7 +131,8 @@ class Redactor:
 
     def reason(self, error: Exception) -> str:
         """What a client's error says, in one line."""
-        text = (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
+        unnamed = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+        text = (getattr(error, "strerror", None) or str(error)).strip() or unnamed
         lines = re.split(r"\n\s*(?:RequestId|Time|Content):", text)[0].splitlines()
         text = self.clean(" ".join(line.strip() for line in lines if line.strip()))
         return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."

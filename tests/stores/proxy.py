@@ -89,6 +89,7 @@ class FaultProxy:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self.requests: list[Request] = []
+        self.uploading = 0  # requests with content that are on their way
         self.bytes_per_second: float | None = None
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -162,7 +163,11 @@ class FaultProxy:
         if fault is None or fault.kind in {"status", "reset", "lose"}:
             await _ask_for_the_body(request)
         if fault is None:
-            return await self._forward(request)
+            self.uploading += seen.is_upload
+            try:
+                return await self._forward(request)
+            finally:
+                self.uploading -= seen.is_upload
         if fault.kind == "status":
             await request.read()
             return web.Response(status=fault.status, body=fault.body, content_type="application/json")
