@@ -20,14 +20,25 @@ _COPY_CHUNK = 16 * 2**20
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def create(final: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic) -> None:
+def create(final: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic, spare: Path | None = None) -> None:
     """Publishes a new file.
+
+    Args:
+        final: Its path.
+        parts: Its content.
+        fsync: Whether it reaches the disk before it gets its name.
+        traffic: Paces and counts.
+        spare: A file that nobody needs any more: its memory in the page cache is written over, which costs a busy
+            CPU much less than new pages do.
 
     Raises:
         FileExistsError: The name is taken.
     """
     with _temporary(final) as temporary:
-        _write(temporary, parts, fsync, traffic)
+        if spare is not None and _take_over(spare, temporary):
+            _write(temporary, parts, fsync, traffic, mode="r+b")
+        else:
+            _write(temporary, parts, fsync, traffic)
         try:
             os.link(temporary, final)
         except OSError as error:
@@ -123,10 +134,23 @@ def _write_directly(final: Path, parts: Sequence[Buffer], fsync: bool, traffic: 
         raise
 
 
-def _write(path: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic) -> None:
-    with open(path, "xb", buffering=0) as file:
+def _take_over(spare: Path, temporary: Path) -> bool:
+    """Renames a spare file, if it has no other name: what a hard link shows must not change."""
+    try:
+        spare.rename(temporary)
+    except OSError:
+        return False
+    if temporary.stat().st_nlink == 1:
+        return True
+    temporary.unlink()
+    return False
+
+
+def _write(path: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic, mode: str = "xb") -> None:
+    with open(path, mode, buffering=0) as file:
         for part in parts:
             _write_all(file.fileno(), memoryview(part), traffic)
+        os.ftruncate(file.fileno(), os.lseek(file.fileno(), 0, os.SEEK_CUR))  # a spare file may have been longer
         _flush(file.fileno(), fsync)
 
 

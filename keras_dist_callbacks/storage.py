@@ -220,19 +220,22 @@ class Storage:
             end = start + len(view)
             raise StorageError(f"cannot read {self.display(name)}: it ends after {start + filled} of {end} bytes")
 
-    def create(self, name: str, parts: Sequence[Buffer]) -> None:
+    def create(self, name: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
         """Publishes a new object, whole or not at all.
 
         Args:
             name: Its name; nothing may exist there.
             parts: The content, in pieces that are written one after the other.
+            spare: A local file that nobody needs any more, to be written over instead of a new one; it loses its
+                name.
 
         Raises:
             FileExistsError: The name is taken by an object with other content.
         """
         path = self._full(name)
         if self.is_local:
-            self._run("create", name, lambda: local_files.create(Path(path), parts, self.fsync, self._traffic))
+            other = None if spare is None else Path(self._full(spare))
+            self._run("create", name, lambda: local_files.create(Path(path), parts, self.fsync, self._traffic, other))
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
 

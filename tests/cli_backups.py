@@ -84,7 +84,7 @@ def commit(
         held = {name: HeldArray(np.asarray(value)) for name, value in tensors.items()}
         prints = fingerprints(held)
         for blob in packer.pack(held, prints, prefix=f"worker{worker}/" if worker else ""):
-            store.stage(blob)
+            store.stage_all([blob])
         records.append(WorkerRecord(packer.locate(prints), states[worker] if worker < len(states) else {}))
     created = {} if age is None else {"created": time.time() - age}
     manifest = Manifest(

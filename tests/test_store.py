@@ -38,7 +38,7 @@ def commit(store: BackupStore, sequence: int, tensors: dict[str, Any] | None = N
     prints = fingerprints(held)
     packer = Packer({}, store.blob_directory)
     for blob in packer.pack(held, prints):
-        store.stage(blob)
+        store.stage_all([blob])
     records = (WorkerRecord(packer.locate(prints), {"step": sequence}),)
     manifest = Manifest(
         CommitId(store.generation, sequence, uuid.uuid4().hex[:12]),

@@ -170,7 +170,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._check(fit.model, callbacks, cluster)
         cluster.on_chief(self._storage.probe, f"opening the backup directory {self._storage.display()}")
         exchange = Exchange(cluster, f"backup{_fits}", self._max_local_state, self._options.timeout)
-        engine = BackupEngine(BackupStore(self._storage), cluster, exchange, shared_writer(), self._options)
+        engine = BackupEngine(
+            BackupStore(self._storage, recycle=True), cluster, exchange, shared_writer(), self._options
+        )
         session = FitSession(fit, engine, cluster, self._policy, self, strict=self._strict)
         saved = session.pick()
         self._session = session

@@ -116,7 +116,9 @@ class Checkpointer:
         storage = Storage.open(backup_dir, storage_options)
         exchange = Exchange(self._cluster, f"checkpointer{_opened}", 64 * 2**20, timeout)
         options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
-        self._engine = BackupEngine(BackupStore(storage), self._cluster, exchange, shared_writer(), options)
+        self._engine = BackupEngine(
+            BackupStore(storage, recycle=True), self._cluster, exchange, shared_writer(), options
+        )
         self._storage = storage
         self._resumed: WorkerState | None = None
         self._past = 0

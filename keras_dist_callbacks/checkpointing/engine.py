@@ -163,7 +163,10 @@ class BackupEngine:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until what was handed over is committed; whether it was, within `timeout` seconds."""
-        return self._writer.wait(timeout)
+        arrived = self._writer.wait(timeout)
+        if arrived:
+            self._drop_spares()
+        return arrived
 
     def finish(self, snapshot: Snapshot, *, delete: bool) -> None:
         """Commits the end of training once every worker has arrived; the chief leaves last.
@@ -189,6 +192,7 @@ class BackupEngine:
 
     def _complete(self, delete: bool) -> None:
         self._writer.wait()
+        self._drop_spares()
         self._writer.raise_failure()
         if not delete:
             return
@@ -199,6 +203,12 @@ class BackupEngine:
             self._store.delete_everything()
         except StorageError as error:
             self._note(f"the backup could not be deleted: {error}")
+
+    def _drop_spares(self) -> None:
+        try:
+            self._store.drop_spares()
+        except StorageError as error:
+            self._note(f"files that are not needed any more could not be deleted: {error}")
 
     # --- in the background
 

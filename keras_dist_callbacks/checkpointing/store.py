@@ -15,7 +15,6 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from keras_dist_callbacks.checkpointing.codec import Blob
@@ -29,22 +28,29 @@ from keras_dist_callbacks.checkpointing.snapshot import (
     WorkerRecord,
     WorkerState,
 )
+from keras_dist_callbacks.checkpointing.staging import Staging
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage import Storage
 
 OWNERS, BLOBS, COMMITS, DAMAGED = "owners", "blobs", "commits", "damaged"
 MAX_MANIFEST_BYTES = 2**30
-_UPLOADS = 4  # at once, to a store that is not local; each holds one blob's bytes
 _WITNESS = ".committed"
 
 
 class BackupStore:
     """The backup directory as its readers and its owner see it."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, recycle: bool = False) -> None:
+        """Opens a backup directory; nothing is contacted yet.
+
+        Args:
+            storage: The directory.
+            recycle: Write over local files that are not needed any more instead of into new ones. They are this
+                owner's own, no manifest names them, and until then they are kept; see `drop_spares`.
+        """
         self.storage = storage
+        self._staging = Staging(storage, recycle=recycle)
         self.generation = 0  # 0: not an owner
-        self._written: dict[str, BlobInfo] = {}
         self._manifests: dict[CommitId, Manifest] = {}
         self._newest: Manifest | None = None  # of this owner
         self.notes: list[str] = []
@@ -86,49 +92,14 @@ class BackupStore:
 
     # --- writing
 
-    def stage(self, blob: Blob) -> BlobInfo:
-        """Writes a blob of this owner's generation, unless it wrote the same content before."""
-        if blob.info.path not in self._written:
-            try:
-                self.storage.create(blob.info.path, blob.parts)
-            except FileExistsError:
-                if not self._holds(blob):  # ours, from before a failed save, and harmed since
-                    self.storage.delete(blob.info.path)
-                    self.storage.create(blob.info.path, blob.parts)
-            self._written[blob.info.path] = blob.info
-        return blob.info
-
-    def _holds(self, blob: Blob) -> bool:
-        if self.storage.size(blob.info.path) != blob.info.size:
-            return False
-        start = 0
-        for part in blob.parts:
-            if self.storage.read(blob.info.path, start, start + len(part)) != part:
-                return False
-            start += len(part)
-        return True
-
     def stage_all(self, blobs: Iterable[Blob]) -> None:
-        """Writes blobs, several at a time where the store is far away."""
-        if self.storage.is_local:
-            for blob in blobs:
-                self.stage(blob)
-            return
-        with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="kdc-upload") as pool:
-            running: set[Future[BlobInfo]] = set()
-            for blob in blobs:
-                running.add(pool.submit(self.stage, blob))
-                if len(running) >= _UPLOADS:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for upload in done:
-                        upload.result()
-            for upload in running:
-                upload.result()
+        """Writes blobs of this owner's generation, unless it wrote the same content before."""
+        self._staging.stage_all(blobs)
 
     @property
     def staged(self) -> Mapping[str, BlobInfo]:
         """Every blob that this owner wrote and has not deleted."""
-        return self._written
+        return self._staging.written
 
     @property
     def blob_directory(self) -> str:
@@ -146,7 +117,7 @@ class BackupStore:
         try:
             check_sizes(self.storage, manifest.blobs)
         except DamagedBackupError as error:
-            self._written.clear()  # the next save writes everything anew
+            self._staging.forget()  # the next save writes everything anew
             raise StorageError(f"what was just written is not there: {error}") from error
         content = encode_manifest(manifest)
         self.storage.create(manifest.id.name, [content])
@@ -179,13 +150,17 @@ class BackupStore:
         needed = {blob.path for manifest in kept for blob in manifest.blobs}
         if self._newest is not None and keep:  # whatever a listing may have missed
             needed |= {blob.path for blob in self._newest.blobs}
-        unneeded = {blob.path for manifest in obsolete for blob in manifest.blobs} | self._written.keys()
+        unneeded = {blob.path for manifest in obsolete for blob in manifest.blobs} | self._staging.written.keys()
         for manifest in obsolete:
             self.storage.delete(manifest.id.name)
             self._manifests.pop(manifest.id, None)
+        self.drop_spares()  # of those the last prune kept, what was not written over since
         for path in sorted(unneeded - needed):
-            self.storage.delete(path)
-            self._written.pop(path, None)
+            self._staging.discard(path, spare=keep > 0)
+
+    def drop_spares(self) -> None:
+        """Deletes the files that were kept to be written over."""
+        self._staging.drop_spares()
 
     def collect_orphans(self) -> None:
         """Deletes what interrupted saves of earlier generations left: blobs and files that no manifest names."""

@@ -1,0 +1,100 @@
+"""Blobs on their way into the store: written once, several at a time, over what is not needed any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from keras_dist_callbacks.checkpointing.codec import Blob
+from keras_dist_callbacks.checkpointing.snapshot import BlobInfo
+from keras_dist_callbacks.storage import Storage
+
+_UPLOADS = 4  # at once, to a store that is not local; each holds one blob's bytes
+
+
+class Staging:
+    """The blobs of one owner.
+
+    Args:
+        storage: The backup directory.
+        recycle: Keep local files that are not needed any more, and write over them instead of into new ones. They
+            are this owner's own, and no manifest names them.
+    """
+
+    def __init__(self, storage: Storage, *, recycle: bool = False) -> None:
+        self.storage = storage
+        self._recycle = recycle and storage.is_local
+        self._written: dict[str, BlobInfo] = {}
+        self._spares: dict[str, int] = {}  # path and size
+
+    @property
+    def written(self) -> Mapping[str, BlobInfo]:
+        """Every blob that was written and not discarded."""
+        return self._written
+
+    def forget(self) -> None:
+        """The store may have lost what was written: everything is looked at again."""
+        self._written.clear()
+
+    def stage_all(self, blobs: Iterable[Blob]) -> None:
+        """Writes blobs, several at a time where the store is far away; none that was written before."""
+        if self.storage.is_local:
+            for blob in blobs:
+                self.stage(blob)
+            return
+        with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="kdc-upload") as pool:
+            running: set[Future[BlobInfo]] = set()
+            for blob in blobs:
+                running.add(pool.submit(self.stage, blob))
+                if len(running) >= _UPLOADS:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for upload in done:
+                        upload.result()
+            for upload in running:
+                upload.result()
+
+    def discard(self, path: str, *, spare: bool) -> None:
+        """Removes a blob that no manifest names; with `spare`, one of our own may wait to be written over."""
+        own = self._written.pop(path, None)
+        if own is not None and self._recycle and spare:
+            self._spares[path] = own.size
+        else:
+            self.storage.delete(path)
+
+    def drop_spares(self) -> None:
+        """Deletes the files that were kept to be written over."""
+        for path in list(self._spares):
+            self.storage.delete(path)
+            del self._spares[path]
+
+    def stage(self, blob: Blob) -> BlobInfo:
+        """Writes a blob, unless the same content was written before."""
+        if blob.info.path not in self._written:
+            try:
+                self.storage.create(blob.info.path, blob.parts, self._spare_for(blob.info))
+            except FileExistsError:
+                if not self._holds(blob):  # ours, from before a failed save, and harmed since
+                    self.storage.delete(blob.info.path)
+                    self.storage.create(blob.info.path, blob.parts)
+            self._written[blob.info.path] = blob.info
+            self._spares.pop(blob.info.path, None)
+        return blob.info
+
+    def _spare_for(self, blob: BlobInfo) -> str | None:
+        """The file nobody needs whose size is nearest, if it is worth while."""
+        worth = {path: size for path, size in self._spares.items() if size / 2 <= blob.size <= size * 2}
+        worth.pop(blob.path, None)
+        nearest = min(worth, key=lambda path: abs(worth[path] - blob.size), default=None)
+        if nearest is not None:
+            del self._spares[nearest]
+        return nearest
+
+    def _holds(self, blob: Blob) -> bool:
+        if self.storage.size(blob.info.path) != blob.info.size:
+            return False
+        start = 0
+        for part in blob.parts:
+            if self.storage.read(blob.info.path, start, start + len(part)) != part:
+                return False
+            start += len(part)
+        return True
