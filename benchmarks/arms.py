@@ -27,8 +27,9 @@ WEIGHTS, WHOLE = "ModelCheckpoint .weights.h5", "ModelCheckpoint .keras"
 ORBAX, ORBAX_SYNC = "OrbaxCheckpoint background", "OrbaxCheckpoint sync"
 TENSORFLOW, TENSORFLOW_ASYNC = "tf.train.Checkpoint sync", "tf.train.Checkpoint async"
 MEMCPY, WRITE, WRITE_SYNCED = "memcpy", "os.write", "os.write, fsync"
+HOLD = "reads held, nothing written"
 ORDER = (
-    NONE, NONE_AGAIN, MEMCPY, WRITE, WRITE_SYNCED, OURS, OURS_UNSYNCED, KERAS, WEIGHTS, WHOLE, ORBAX, ORBAX_SYNC,
+    NONE, NONE_AGAIN, MEMCPY, WRITE, WRITE_SYNCED, HOLD, OURS, OURS_UNSYNCED, KERAS, WEIGHTS, WHOLE, ORBAX, ORBAX_SYNC,
     TENSORFLOW, TENSORFLOW_ASYNC,
 )  # fmt: skip
 """In which tables list them."""
@@ -79,6 +80,7 @@ def make(names: Sequence[str], workload: Workload, directory: Path) -> list[Arm]
         ORBAX_SYNC: lambda: _orbax(ORBAX_SYNC, directory / "orbax-sync", workload.model, background=False),
         TENSORFLOW: lambda: _tensorflow(directory / "tf", workload.model),
         MEMCPY: lambda: _memcpy(workload.state_bytes),
+        HOLD: lambda: _hold(workload.model),
         WRITE: lambda: _write(directory / "floor", workload.state_bytes, fsync=False),
         WRITE_SYNCED: lambda: _write(directory / "floor-synced", workload.state_bytes, fsync=True),
     }
@@ -139,6 +141,19 @@ def _memcpy(size: int) -> Arm:
     source, target = _bytes(size), np.zeros(size, np.uint8)
     np.copyto(target, source)  # maps the pages
     return Arm(MEMCPY, lambda: np.copyto(target, source))
+
+
+def _hold(model: Any) -> Arm:
+    """Only reads every variable and keeps what was read over the next step: its slowdown without any writer."""
+    import tensorflow as tf
+
+    every = [v.value for v in [*model.variables, *model.optimizer.variables]]
+    held: list[Any] = []
+
+    def save() -> None:
+        held.extend(tf.raw_ops.ReadVariableOp(resource=raw.handle, dtype=raw.dtype) for raw in every)
+
+    return Arm(HOLD, save, held.clear)
 
 
 def _write(path: Path, size: int, *, fsync: bool) -> Arm:

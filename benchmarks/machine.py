@@ -7,6 +7,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+import xxhash
+
 _PACKAGES = ("tensorflow", "keras", "numpy", "orbax-checkpoint", "jax", "h5py", "safetensors", "keras-dist-callbacks")
 
 
@@ -20,6 +22,17 @@ def describe(scratch: Path) -> dict[str, str]:
         "Python": platform.python_version(),
         "Packages": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
     }
+
+
+def measured_code() -> str:
+    """A digest of this package's sources: tables that were measured on different code must be told apart."""
+    import keras_dist_callbacks
+
+    root = Path(keras_dist_callbacks.__file__).parent
+    digest = xxhash.xxh3_64()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}:".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _processor() -> str:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks import machine
 from benchmarks.config import Case, Config, Outcome
 
 _TIMEOUT_SECONDS = 900
@@ -47,6 +48,7 @@ def run(table: str, case: Case, scratch: Path | None) -> Outcome:
     """
     with tempfile.TemporaryDirectory(dir=scratch, prefix="kdc-bench-") as directory:
         result = Path(directory) / "result.json"
+        code = machine.measured_code()
         command = [sys.executable, "-m", "benchmarks.processes", table, json.dumps(case), str(result)]
         try:
             done = subprocess.run(  # noqa: S603 - this package itself
@@ -65,7 +67,8 @@ def run(table: str, case: Case, scratch: Path | None) -> Outcome:
             if "attempt" in case:
                 return {"case": case, "failed": ending}
             raise MeasurementError(ending, "\n".join(done.stderr.splitlines()[-_LINES_OF_ERROR:]))
-        return {"case": case, **json.loads(result.read_text())}
+        mixed = machine.measured_code() != code
+        return {"case": case, "code": "changed meanwhile" if mixed else code, **json.loads(result.read_text())}
 
 
 def _ending(code: int, errors: str) -> str:

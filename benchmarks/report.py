@@ -22,10 +22,12 @@ table runs interleaved with the others in one process, in shuffled rounds. Estim
 intervals; no value is left out. "No save (A/A)" is a second arm that saves nothing: what it differs by from the first
 is noise. All raw values are in `results/`; `python -m benchmarks` measures again, `--only TABLE` one table.
 
+Bounds are judged by the estimate; "met, within noise" means that its interval reaches beyond the limit.
+
 What is written differs. Ours: the complete state of training (weights, optimizer, metrics, seed generators, random
 states, callbacks, position in the data), hashed, with a manifest that is read back, flushed to the disk where it says
-fsync. Keras' callbacks and `tf.train.Checkpoint`: weights and optimizer, neither hashed nor flushed; OrbaxCheckpoint:
-the same, flushed as it decides. `tf.train.Checkpoint` with `enable_async=True` is tried apart, see below.
+fsync. The others are measured as they come, with their default settings: weights and optimizer.
+`tf.train.Checkpoint` with `enable_async=True` is tried apart, see below.
 """
 
 
@@ -52,6 +54,7 @@ def _lines(stored: Mapping[str, Any], tables: Mapping[str, list[Table]], *, has_
     if any(found["quick"] for found in stored.values()):
         yield "**Some of this is from a quick run with small sizes and few rounds, which proves nothing.**\n"
     yield from (f"**Not measured:** {failure}\n" for found in stored.values() for failure in found["failures"])
+    yield from _codes(stored)
     yield from _machines(stored)
     yield from ("## Bounds", "")
     bounds = [bound for several in tables.values() for table in several for bound in table.bounds]
@@ -65,6 +68,18 @@ def _lines(stored: Mapping[str, Any], tables: Mapping[str, list[Table]], *, has_
         yield from (note + "\n" for note in getattr(TABLES[name], "GENERAL_NOTES", []))
         for table in several:
             yield from table.markdown()
+
+
+def _codes(stored: Mapping[str, Any]) -> Iterator[str]:
+    """A warning where tables were not measured on one and the same code."""
+    by_code: dict[str, set[str]] = {}
+    for name, found in stored.items():
+        for outcome in found["outcomes"]:
+            by_code.setdefault(outcome.get("code", ""), set()).add(name)
+    by_code.pop("", None)
+    if len(by_code) > 1 or "changed meanwhile" in by_code:
+        listed = "; ".join(f"{code}: {', '.join(sorted(names))}" for code, names in by_code.items())
+        yield f"**Not all of this was measured on the same sources of this package** (by digest: {listed}).\n"
 
 
 def _machines(stored: Mapping[str, Any]) -> Iterator[str]:

@@ -20,7 +20,8 @@ class Bound:
         limit: What it must reach, in words.
         measured: What was measured.
         met: Whether that is reached.
-        why: If not: what the measurement says about the reason.
+        why: If not: what was measured that bears on the reason.
+        certain: Whether the whole interval reaches it; otherwise noise may decide.
     """
 
     what: str
@@ -28,11 +29,14 @@ class Bound:
     measured: str
     met: bool
     why: str = ""
+    certain: bool = True
 
     @property
     def verdict(self) -> str:
-        """`met` or `NOT met`."""
-        return "met" if self.met else "**NOT met**"
+        """`met`, `met, within noise` or `NOT met`."""
+        if not self.met:
+            return "**NOT met**"
+        return "met" if self.certain else "met, within noise"
 
 
 @dataclass
@@ -62,7 +66,7 @@ class Table:
             rich.add_row(*row)
         console.print(rich)
         for bound in self.bounds:
-            style = "green" if bound.met else "bold red"
+            style = ("green" if bound.certain else "yellow") if bound.met else "bold red"
             verdict = bound.verdict.strip("*")
             why = "" if bound.met else f" {bound.why}"
             console.print(f"[{style}]{verdict}[/] {bound.what}: {bound.measured}; must be {bound.limit}.{why}")
@@ -93,4 +97,4 @@ def at_most(what: str, measured: Estimate, limit: float, why: str = "", unit: st
     """A bound on an estimate; limits below one half are written as a fraction."""
     written = f"1/{1 / limit:.3g}" if limit <= 0.5 and not unit else f"{limit:.3g}{unit}"
     met = measured.value <= limit
-    return Bound(what, f"≤ {written}", measured.show() + unit, met, "" if met else why)
+    return Bound(what, f"≤ {written}", measured.show() + unit, met, why, measured.high <= limit)

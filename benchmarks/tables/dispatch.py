@@ -30,7 +30,7 @@ _SKIPPED_STEPS = 100
 def cases(config: Config) -> list[Case]:
     """An endless input with `steps_per_epoch`, and one that knows its length."""
     steps = 2000 if config.quick else 20_000
-    common = {"pairs": config.rounds(20), "steps": steps, "seed": config.seed}
+    common = {"pairs": config.rounds(15), "steps": steps, "seed": config.seed}
     return [{**common, "endless": endless} for endless in (True, False)]
 
 

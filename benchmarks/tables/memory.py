@@ -17,9 +17,12 @@ from benchmarks.table import Bound, Table
 NOTES = [
     "The highest resident size of the process while it trains and saves, less the highest while it trains only; each "
     "arm in a process of its own, the first save included. A save every 4 steps; what is still being written at the "
-    "next save is waited for.",
+    "next save is waited for. Ours in several processes, of which the worst counts; others in one: no interval.",
 ]
 _ARMS = (arms.NONE_AGAIN, arms.OURS, arms.OURS_UNSYNCED, arms.KERAS, arms.WHOLE, arms.ORBAX)
+_OURS = (arms.OURS, arms.OURS_UNSYNCED)
+_PROCESSES_OF_OURS = 3
+_FEW_FROM_MB = 1000
 _BASELINE_STEPS = 12
 _STEPS_BETWEEN = 4
 _LIMIT = 1.2
@@ -28,7 +31,12 @@ _LIMIT = 1.2
 def cases(config: Config) -> list[Case]:
     """Each arm at each size."""
     sizes, saves = config.sizes_or(100, 400, 1000), 2 if config.quick else 4
-    return [{"megabytes": size, "arm": arm, "saves": saves} for size in sizes for arm in _ARMS]
+    found: list[Case] = []
+    for size in sizes:
+        for arm in _ARMS if size < _FEW_FROM_MB else _OURS:
+            times = _PROCESSES_OF_OURS if arm in _OURS and not config.quick else 1
+            found += [{"megabytes": size, "arm": arm, "saves": saves}] * times
+    return found
 
 
 class _Watch(keras.callbacks.Callback):
@@ -75,15 +83,21 @@ def _peak() -> int:
 
 def summarise(outcomes: list[Outcome]) -> list[Table]:
     """One table of all sizes."""
-    table = Table(
-        "Peak extra memory while saving", ["State", "Arm", "extra MB", "of the state", "saves"], notes=list(NOTES)
-    )
+    columns = ["State", "Arm", "extra MB", "of the state", "processes"]
+    table = Table("Peak extra memory while saving", columns, notes=list(NOTES))
+    shares: dict[tuple[int, str], list[float]] = {}
+    state = {outcome["case"]["megabytes"]: outcome["state_bytes"] for outcome in outcomes}
     for outcome in outcomes:
-        case = outcome["case"]
-        share = outcome["extra"] / outcome["state_bytes"]
-        size = f"{case['megabytes']} MB"
-        table.rows.append([size, case["arm"], f"{outcome['extra'] / 1e6:.0f}", f"{share:.2f}", str(case["saves"])])
-        if case["arm"] in (arms.OURS, arms.OURS_UNSYNCED):
-            what = f"peak extra memory, {size}, {case['arm']}"
-            table.bounds.append(Bound(what, f"≤ {_LIMIT} x the state", f"{share:.2f}", share <= _LIMIT))
+        key = (outcome["case"]["megabytes"], outcome["case"]["arm"])
+        shares.setdefault(key, []).append(outcome["extra"] / outcome["state_bytes"])
+    for (megabytes, arm), found in shares.items():
+        worst, size = max(found), f"{megabytes} MB"
+        spread = f" ({min(found):.2f}..{worst:.2f})" if len(found) > 1 else ""
+        extra = f"{worst * state[megabytes] / 1e6:.0f}"
+        table.rows.append([size, arm, extra, f"{worst:.2f}{spread}", str(len(found))])
+        if arm in _OURS:
+            met = worst <= _LIMIT
+            why = f"{len(found)} processes: {', '.join(f'{share:.2f}' for share in found)}"
+            bound = Bound(f"peak extra memory, {size}, {arm}", f"≤ {_LIMIT} x the state", f"{worst:.2f}", met, why)
+            table.bounds.append(bound)
     return [table]

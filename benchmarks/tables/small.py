@@ -26,7 +26,7 @@ _ONE_OFF_LIMIT_MS = 1000.0
 def cases(config: Config) -> list[Case]:
     """With fsync beside all arms, and without."""
     variables = config.small_variables
-    common = {"variables": variables, "rounds": config.rounds(8), "seed": config.seed}
+    common = {"variables": variables, "rounds": config.rounds(6), "seed": config.seed}
     return [*({**common, "fsync": fsync} for fsync in (True, False)), {"variables": variables, "fresh": True}]
 
 
@@ -90,7 +90,7 @@ def _bounds(blocks: Blocks, ours: str, where: str, start: float) -> list[Bound]:
     blocking = blocks.blocking(ours)
     first = max(0.0, blocks.first_blocking(ours) - median(blocking).value)
     one_off = first + max(0.0, start)
-    per_variable = f"{median(blocking).value:.1f} ms a save; the cost is that of reading each variable on its own"
+    per_variable = f"{median(blocking).show()} ms a save"
     return [
         at_most(f"blocking / Keras', {where}", ratio(blocking, blocks.blocking(arms.KERAS)), 1 / 15, per_variable),
         Bound(
