@@ -296,11 +296,12 @@ class Storage:
         name, token = f"probe{TEMPORARY_MARK}{uuid.uuid4().hex}", uuid.uuid4().bytes
         try:
             self.create(name, [token])
+        except TypeError as error:  # some clients look at their options only now
+            raise ConfigError(f"{self.display()}: its client does not take the storage_options: {error}") from error
+        try:
             self._check_exclusive(name)
             if self.read(name) != token:
                 raise StorageError(f"{self.display()}: an object that was just written reads back differently")
-        except TypeError as error:  # some clients look at their options only now
-            raise ConfigError(f"{self.display()}: its client does not take the storage_options: {error}") from error
         except BaseException:
             with suppress(OSError):
                 self.delete(name)

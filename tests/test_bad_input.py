@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.checkpointing import codec
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.checkpointing import manifest
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError, StorageError
 from tests import tiny
 
 
@@ -40,9 +37,9 @@ def assert_refused_and_untouched(backup: Path, model: keras.Model, error: type[E
     assert {name: content for name, content in after.items() if name in before} == before
 
 
-@pytest.mark.parametrize("save_freq", [0, -1, True, 1.5, "batch", None, datetime.timedelta(minutes=1)])
+@pytest.mark.parametrize("save_freq", [0, -1, True, 1.5, "batch", None, datetime.timedelta(0)])
 def test_save_freq_that_is_no_frequency_is_refused(save_freq: Any) -> None:
-    with pytest.raises(ConfigError, match="save_freq must be 'epoch' or a number of batches of 1 or more, got"):
+    with pytest.raises(ConfigError, match=r"save_freq must be 'epoch' or a number of batches .* got"):
         kdc.BackupAndRestore("somewhere", save_freq=save_freq)
 
 
@@ -111,10 +108,10 @@ def test_a_backup_with_another_optimizer_is_refused(backup: Path) -> None:
 
 def test_a_newer_format_is_refused_with_advice(backup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     newest = max(backup.glob("commits/*.json"))
-    manifest = codec.decode_manifest(newest.read_bytes(), "here")
+    decoded = manifest.decode_manifest(newest.read_bytes(), "here")
     with monkeypatch.context() as patch:
-        patch.setattr(codec, "FORMAT_VERSION", 2)
-        newest.write_bytes(codec.encode_manifest(manifest))
+        patch.setattr(manifest, "FORMAT_VERSION", 2)
+        newest.write_bytes(manifest.encode_manifest(decoded))
     assert_refused_and_untouched(backup, tiny.model(), BackupMismatchError, "format version 2.*upgrade")
 
 
@@ -133,19 +130,14 @@ def test_a_dataset_that_ends_before_the_resumed_step_is_an_error(backup: Path) -
     assert before.items() <= files(backup).items()
 
 
-def test_a_manifest_that_names_a_path_outside_of_the_directory_is_refused(backup: Path, tmp_path: Path) -> None:
-    store = BackupStore(Storage.open(backup))
-    manifest = store.manifest(store.commits()[-1])
-    text = codec.encode_manifest(manifest).decode()
-    body = json.loads(text)["manifest"]
-    for blob in body["blobs"]:
-        blob["path"] = "blobs/../../../" + blob["path"]
-    for tensor in body["workers"][0]["tensors"].values():
-        tensor["blob"] = "blobs/../../../" + tensor["blob"]
-    sealed = json.dumps({"digest": codec._digest(body), "manifest": body})
-    (backup / manifest.id.name).write_text(sealed)
-    with pytest.raises(StorageError, match="leads out of the directory"):
-        tiny.fit(tiny.model(), backup)
+def test_a_manifest_that_names_a_path_outside_of_the_directory_is_refused(backup: Path) -> None:
+    for path in backup.glob("commits/*.json"):
+        decoded = manifest.decode_manifest(path.read_bytes(), "here")
+        for named in (*decoded.blobs, *decoded.workers[0].tensors.values()):
+            for field in {"path", "blob"} & vars(named).keys():
+                object.__setattr__(named, field, "blobs/../../../" + getattr(named, field))
+        path.write_bytes(manifest.encode_manifest(decoded))
+    assert_refused_and_untouched(backup, tiny.model(), DamagedBackupError, "is not one that a backup writes")
 
 
 def test_the_callback_outside_of_fit_says_so(tmp_path: Path) -> None:

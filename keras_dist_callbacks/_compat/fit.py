@@ -261,11 +261,11 @@ def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
     enumerate_steps, catch = iterator._enumerate_iterator, iterator.catch_stop_iteration
 
     def enumerate_under_control() -> Generator[tuple[Any, ...], None, None]:
-        steps = enumerate_steps()
-        controller.enter_epoch(_triple(step, fit.steps_per_execution) for step in steps)
+        steps, per_execution = enumerate_steps(), fit.steps_per_execution
+        controller.enter_epoch(_triple(step, per_execution) for step in steps)
         for step in steps:
             yield step
-            controller.after_step(_triple(step, fit.steps_per_execution)[1])
+            controller.after_step(step[0] + per_execution - 1)
 
     iterator._enumerate_iterator = enumerate_under_control
     iterator.catch_stop_iteration = lambda: _Watched(catch(), controller)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import warnings
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from keras_dist_callbacks._compat import multi_worker
 from keras_dist_callbacks.checkpointing.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
 from keras_dist_callbacks.checkpointing.exchange import Exchange
-from keras_dist_callbacks.checkpointing.policies import parse_save_freq
+from keras_dist_callbacks.checkpointing.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.checkpointing.session import FitSession, Restored
 from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.checkpointing.writer import shared_writer
@@ -43,10 +44,13 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Args:
         backup_dir: A directory for this run alone: a path or any fsspec URL.
-        save_freq: `"epoch"` for a backup at the end of each epoch, or a number of batches trained.
+        save_freq: `"epoch"` for a backup at the end of each epoch, a number of batches trained, or `"auto"`: as often
+            as `max_overhead` allows, by what saves are measured to cost. A `datetime.timedelta` is a time between two
+            backups; in batches it is estimated anew at each one.
         double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
         delete_checkpoint: Delete the backup when `fit()` ends. With False a final one is kept: a rerun of the
             finished job then runs no step and returns the full History.
+        max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
         when_busy: What to do when a backup within an epoch is due while the last one is still being written:
             `"skip"` it, or `"wait"`. Those at the end of an epoch always wait.
@@ -69,10 +73,11 @@ class BackupAndRestore(keras.callbacks.Callback):
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
-        save_freq: str | int = "epoch",
+        save_freq: str | int | datetime.timedelta = "epoch",
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         *,
+        max_overhead: float = MAX_OVERHEAD,
         storage_options: Mapping[str, Any] | None = None,
         when_busy: str = "skip",
         max_failed_saves: int | None = 10,
@@ -95,7 +100,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
         self.verbose = verbose
         self.restored: Restored | None = None
-        self._policy = parse_save_freq(save_freq)
+        self._policy = parse_save_freq(save_freq, max_overhead)
         self._options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
         self._max_local_state = max_local_state
         self._strict = strict

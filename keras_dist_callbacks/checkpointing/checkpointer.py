@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ from keras_dist_callbacks.checkpointing.capture import apply_variables, capture
 from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
 from keras_dist_callbacks.checkpointing.exactness import describe, inexact_reasons
 from keras_dist_callbacks.checkpointing.exchange import Exchange
-from keras_dist_callbacks.checkpointing.policies import parse_save_freq
+from keras_dist_callbacks.checkpointing.policies import MAX_OVERHEAD, parse_save_freq
+from keras_dist_callbacks.checkpointing.schedule import Schedule
 from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.checkpointing.storable import from_json, to_json
 from keras_dist_callbacks.checkpointing.store import BackupStore
@@ -60,7 +63,8 @@ class Checkpointer:
         metrics: Keras metrics that accumulate over steps.
         variables: Further variables.
         state: A dict of your own JSON values and arrays; saved as it is then, updated in place by `restore`.
-        save_freq: `"epoch"` for a backup at the end of each epoch, or a number of batches trained.
+        save_freq: As in `BackupAndRestore`: `"epoch"`, a number of batches, `"auto"` or a `datetime.timedelta`.
+        max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         double_checkpoint: Let two successive backups share no file.
         delete_checkpoint: Delete the backup in `close`.
         storage_options: Passed to the fsspec file system.
@@ -88,7 +92,8 @@ class Checkpointer:
         metrics: Iterable[Any] = (),
         variables: Iterable[Any] = (),
         state: dict[str, Any] | None = None,
-        save_freq: str | int = "epoch",
+        save_freq: str | int | datetime.timedelta = "epoch",
+        max_overhead: float = MAX_OVERHEAD,
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         storage_options: Mapping[str, Any] | None = None,
@@ -107,11 +112,12 @@ class Checkpointer:
         self.state = {} if state is None else state
         self._trained = _Trained([*model.variables, *variables], optimizer, list(metrics))
         self._strategy = model.distribute_strategy
-        self._policy = parse_save_freq(save_freq)
+        policy = parse_save_freq(save_freq, max_overhead)
         self._delete = delete_checkpoint
         self._strict = strict
         self._cluster = Cluster.detect()
         self._cluster.require_connection(self._strategy)
+        self._schedule = Schedule(policy, self._cluster)
         _opened += 1
         storage = Storage.open(backup_dir, storage_options)
         exchange = Exchange(self._cluster, f"checkpointer{_opened}", 64 * 2**20, timeout)
@@ -123,7 +129,6 @@ class Checkpointer:
         self._resumed: WorkerState | None = None
         self._past = 0
         self._dataset: Any = None
-        self._due_at = 0
         self._rng_at_epoch: JSON = None
         self._open = False
 
@@ -155,7 +160,7 @@ class Checkpointer:
         while self.epoch < count:
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
-            if self._policy.at_epoch_end:
+            if self._schedule.at_epoch_end:
                 self._engine.save(self._snapshot("between"), must=True)
 
     def batches(self, dataset: Iterable[Any], *, made_for_epoch: bool = False) -> Iterator[Any]:
@@ -209,9 +214,10 @@ class Checkpointer:
         self.batch += batches
         self.steps += batches
         self._engine.poll()
-        if self._policy.due(self.steps, self._due_at):
-            self._due_at = self.steps
+        if self._schedule.due(self.steps, self._engine.writing):
+            began = time.perf_counter()
             self._engine.save(self._snapshot("within"))
+            self._schedule.saved(time.perf_counter() - began)
 
     def save(self) -> None:
         """Saves now, between two steps, waiting for a backup that is being written."""
@@ -243,7 +249,8 @@ class Checkpointer:
         self.state.update(from_json(saved.state["user"], saved.tensors))
         position = saved.position
         self.epoch, self.batch, self.steps = position.epoch, position.batch, position.step
-        self._due_at, self._past = position.step, position.epoch
+        self._schedule.begin(position.step)
+        self._past = position.epoch
         if position.kind == "within":
             self._resumed = saved
         rng.restore(saved.state["rng"])

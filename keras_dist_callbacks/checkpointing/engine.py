@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.checkpointing.collector import collector_paused
 from keras_dist_callbacks.checkpointing.exchange import Exchange, LocalState
 from keras_dist_callbacks.checkpointing.picking import load, newest_good
 from keras_dist_callbacks.checkpointing.reading import Allocate
@@ -78,6 +79,11 @@ class BackupEngine:
     def generation(self) -> int:
         """This run's number in the backup directory; 0 before `claim`."""
         return self._store.generation
+
+    @property
+    def writing(self) -> bool:
+        """Whether a backup is being written."""
+        return self._writing
 
     # --- at the start
 
@@ -146,7 +152,8 @@ class BackupEngine:
 
     def poll(self) -> None:
         """Lets what happened in the background surface: failures are raised, notes become warnings."""
-        self._writer.raise_failure()
+        if self._writer.failed:
+            self._writer.raise_failure()
         if self._notes:
             for note in self.take_notes():
                 warnings.warn(note, RuntimeWarning, stacklevel=2)
@@ -235,16 +242,19 @@ class BackupEngine:
             self._writing = False
 
     def _write(self, save: int, snapshot: Snapshot) -> None:
-        prints = fingerprints(snapshot.tensors)
+        with collector_paused():
+            prints = fingerprints(snapshot.tensors)
         others = self._exchange.collect(save, snapshot, prints)
         self._store.check_ownership()
         sizes = {path: blob.size for path, blob in self._store.staged.items()}
         copy = self._commits % 2 if self._options.double_checkpoint else 0
         packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
         self._store.stage_all(packer.pack(snapshot.tensors, prints))
-        records = [WorkerRecord(packer.locate(prints), snapshot.state)]
+        with collector_paused():
+            records = [WorkerRecord(packer.locate(prints), snapshot.state)]
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
-        manifest = self._manifest(snapshot.position, records)
+        with collector_paused():
+            manifest = self._manifest(snapshot.position, records)
         self._store.commit(manifest)
         self._commits += 1
         self._known = [*self._known[-1:], {n: t for r in records for n, t in _unique(r)}]

@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
+import datetime
 import operator
 from dataclasses import dataclass
 from typing import Any
 
 from keras_dist_callbacks.errors import ConfigError
 
+MAX_OVERHEAD = 0.02
+
 
 @dataclass(frozen=True)
 class SavePolicy:
-    """When a backup is taken.
+    """When a backup is taken; at the end of each epoch if nothing else is given.
 
     Attributes:
-        every_steps: Batches between two backups; None for one at the end of each epoch.
+        every_steps: Batches between two backups.
+        every_seconds: Seconds between two backups, about.
+        max_overhead: Share of the training time that backups may cost; the interval follows from it.
     """
 
     every_steps: int | None = None
+    every_seconds: float | None = None
+    max_overhead: float | None = None
 
     @property
     def at_epoch_end(self) -> bool:
         """Whether the end of an epoch is a time to save."""
-        return self.every_steps is None
+        return self.every_steps is None and not self.is_measured
 
-    def due(self, step: int, last: int) -> bool:
-        """Whether a backup is due at `step`, after one was last due at `last`.
-
-        Depends on the count of batches alone, so that all workers decide alike, before and after a resume.
-        """
-        return self.every_steps is not None and step // self.every_steps > last // self.every_steps
+    @property
+    def is_measured(self) -> bool:
+        """Whether the interval in steps follows from measured times."""
+        return self.every_seconds is not None or self.max_overhead is not None
 
 
-def parse_save_freq(save_freq: Any) -> SavePolicy:
-    """The policy that the argument `save_freq` stands for.
+def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SavePolicy:
+    """The policy that the arguments stand for.
 
     Raises:
-        ConfigError: It is neither `"epoch"` nor an integer of 1 or more.
+        ConfigError: `save_freq` is neither `"epoch"`, `"auto"`, an integer of 1 or more nor a positive timedelta, or
+            `max_overhead` is no share.
     """
-    if save_freq == "epoch":
-        return SavePolicy()
+    if not 0 < max_overhead < 1:
+        raise ConfigError(f"max_overhead must be between 0 and 1, such as 0.02 for 2 %, got {max_overhead!r}")
+    if isinstance(save_freq, str) and save_freq in {"epoch", "auto"}:
+        return SavePolicy() if save_freq == "epoch" else SavePolicy(max_overhead=max_overhead)
     if save_freq is False:
         raise ConfigError(
             "save_freq=False (save on preemption only) is not supported yet; use 'epoch' or a number of batches"
         )
+    if isinstance(save_freq, datetime.timedelta) and save_freq.total_seconds() > 0:
+        return SavePolicy(every_seconds=save_freq.total_seconds())
     if not isinstance(save_freq, bool):
         try:
             steps = operator.index(save_freq)
@@ -52,5 +62,6 @@ def parse_save_freq(save_freq: Any) -> SavePolicy:
         if steps >= 1:
             return SavePolicy(steps)
     raise ConfigError(
-        f"Invalid value: save_freq must be 'epoch' or a number of batches of 1 or more, got {save_freq!r}"
+        "Invalid value: save_freq must be 'epoch' or a number of batches of 1 or more, 'auto' or a datetime.timedelta "
+        f"above 0, got {save_freq!r}"
     )

@@ -9,6 +9,7 @@ pulled and dropped.
 from __future__ import annotations
 
 import itertools
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import replay, rng, variables
 from keras_dist_callbacks._compat.coordination import is_peer_error
 from keras_dist_callbacks.checkpointing.capture import apply_callbacks, apply_variables, capture, jsonable_logs
+from keras_dist_callbacks.checkpointing.collector import collector_paused
 from keras_dist_callbacks.checkpointing.data_position import DataPosition
 from keras_dist_callbacks.checkpointing.engine import BackupEngine
 from keras_dist_callbacks.checkpointing.exactness import describe, inexact_reasons, not_saved_reason
 from keras_dist_callbacks.checkpointing.policies import SavePolicy
+from keras_dist_callbacks.checkpointing.schedule import Schedule
 from keras_dist_callbacks.checkpointing.snapshot import JSON, Position, Snapshot, WorkerState
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError, ConfigError
@@ -60,7 +63,7 @@ class FitSession:
         self._fit = fit
         self._engine = engine
         self._cluster = cluster
-        self._policy = policy
+        self._schedule = Schedule(policy, cluster)
         self._owner = owner  # the callback itself: not part of the state
         self._strict = strict
         self._saved: WorkerState | None = None
@@ -69,7 +72,7 @@ class FitSession:
         self._epoch = 0
         self._step = 0
         self._step_in_epoch = 0
-        self._due_at = 0
+        self._batches: int | None = None  # of one pass, where the input tells
         self._unknown_variables: list[str] | None = None
         self._validations = 0
         self._rng_at_epoch: JSON = None
@@ -96,7 +99,7 @@ class FitSession:
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         self._callbacks = [c for c in callbacks if c is not self._owner]
-        if seam.compile_metrics_pending(self._fit.model):
+        if self._saved is not None and seam.compile_metrics_pending(self._fit.model):
             seam.build_from_spec(self._fit)
         self._data = DataPosition(self._fit, self._callbacks)
         self._description = self._describe()
@@ -127,6 +130,7 @@ class FitSession:
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
+        self._batches = None if self._fit.steps_per_epoch else self._fit.known_length
         saved, self._saved = self._saved, None
         self._data.note()
         if saved is None:
@@ -137,13 +141,16 @@ class FitSession:
 
     def after_step(self, end_step: int) -> None:
         """Between two steps, after all callbacks: counts, and saves if that is due."""
-        trained_to = self._trained_to(end_step)
+        trained_to = end_step + 1
+        if self._batches is not None and trained_to > self._batches:
+            trained_to = self._batches  # the last of several `steps_per_execution` finds fewer than it asks for
         self._step += trained_to - self._step_in_epoch
         self._step_in_epoch = trained_to
         self._engine.poll()
-        if self._policy.due(self._step, self._due_at):
-            self._due_at = self._step
+        if self._schedule.due(self._step, self._engine.writing):
+            began = time.perf_counter()
             self._engine.save(self._capture("within"))
+            self._schedule.saved(time.perf_counter() - began)
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
@@ -154,7 +161,7 @@ class FitSession:
         self._epoch = epoch + 1
         self._step_in_epoch = 0
         self._engine.poll()
-        if self._policy.at_epoch_end:
+        if self._schedule.at_epoch_end:
             self._engine.save(self._capture("between"), must=True)
 
     def train_end(self, *, delete: bool) -> None:
@@ -191,7 +198,8 @@ class FitSession:
                 f"the backup is at {position}, but fit() was asked for {self._fit.epochs} epoch(s) only; ask for more "
                 "(the backup is untouched)"
             )
-        self._epoch, self._step, self._due_at = position.epoch, position.step, position.step
+        self._epoch, self._step = position.epoch, position.step
+        self._schedule.begin(self._step)
         self._first_epoch = int(saved.state["first_epoch"])
         self._unknown_variables = saved.state["not_saved"] or None
         self._validations = int(saved.state["validations"])
@@ -220,11 +228,6 @@ class FitSession:
     def _apply(self, saved: WorkerState) -> list[str]:
         notes = apply_variables(self._fit.model, saved, self._cluster)
         return notes + apply_callbacks(self._callbacks, saved)
-
-    def _trained_to(self, end_step: int) -> int:
-        """Batches trained in the epoch: the last of several `steps_per_execution` may find fewer than it asks for."""
-        limit = None if self._fit.steps_per_epoch else self._fit.known_length
-        return end_step + 1 if limit is None else min(end_step + 1, limit)
 
     def _skip(self, steps: Iterator[tuple[int, int, Any]], saved: WorkerState) -> None:
         done, batches = 0, saved.position.batch
@@ -259,6 +262,10 @@ class FitSession:
     # --- capturing
 
     def _capture(self, kind: Any) -> Snapshot:
+        with collector_paused():
+            return self._capture_all(kind)
+
+    def _capture_all(self, kind: Any) -> Snapshot:
         within = kind == "within"
         position = Position(kind, self._epoch, self._step_in_epoch if within else 0, self._step)
         topics: dict[str, JSON] = {

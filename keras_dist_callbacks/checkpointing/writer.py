@@ -34,6 +34,11 @@ class Writer:
         with self._condition:
             return self._thread is not None
 
+    @property
+    def failed(self) -> bool:
+        """Whether `raise_failure` would raise; asked after every step, so without a lock."""
+        return self._failure is not None
+
     def submit(self, run: Callable[[], None], what: str) -> None:
         """Appends a job.
 
