@@ -19,6 +19,7 @@ _HOME = {
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
+    "RetryPolicy": "keras_dist_callbacks.retry",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
     "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
     "latest_checkpoint": "keras_dist_callbacks.recovery",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.cluster import make_strategy as make_strategy
     from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.recovery import make_or_restore_model as make_or_restore_model
+    from keras_dist_callbacks.retry import RetryPolicy as RetryPolicy
 
 __all__ = [*_HOME, "__version__"]
 

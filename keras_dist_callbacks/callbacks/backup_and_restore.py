@@ -21,6 +21,7 @@ from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.checkpointing.writer import shared_writer
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.retry import RetryPolicy
 from keras_dist_callbacks.storage import Storage
 
 _fits = 0
@@ -59,8 +60,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         max_local_state: Bytes of worker-local values that a worker sends to the chief per backup; above it they
             are left out and a resume says that it is not exact.
         fsync: Whether local files reach the disk before a backup counts.
+        retry: How long a request to a store that is not local may take, and how long one that fails is tried again.
+            Defaults to `RetryPolicy()`: two minutes, with growing pauses.
+        max_bytes_per_second: A cap on the rate of uploads, which leaves the rest of the line to others.
         timeout: Seconds to wait for other workers.
-        verbose: 1 prints one line at a restore, 0 nothing.
+        verbose: 1 prints one line at a restore, and shows a bar on a terminal while an upload lasts for more than
+            some seconds; 0 prints nothing.
         strict: Turn a resume that cannot be exact into an error before the first step, instead of a warning.
 
     Attributes:
@@ -83,6 +88,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         max_failed_saves: int | None = 10,
         max_local_state: int = 64 * 2**20,
         fsync: bool = True,
+        retry: RetryPolicy | None = None,
+        max_bytes_per_second: float | None = None,
         timeout: float = 600.0,
         verbose: int = 1,
         strict: bool = False,
@@ -101,10 +108,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.verbose = verbose
         self.restored: Restored | None = None
         self._policy = parse_save_freq(save_freq, max_overhead)
-        self._options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
+        self._options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0)
         self._max_local_state = max_local_state
         self._strict = strict
-        self._storage = Storage.open(backup_dir, storage_options, fsync=fsync)
+        self._storage = Storage.open(
+            backup_dir, storage_options, fsync=fsync, retry=retry, max_bytes_per_second=max_bytes_per_second
+        )
         self._session: FitSession | None = None
         self._prepared: Preparation | None = None
         self._reported = False

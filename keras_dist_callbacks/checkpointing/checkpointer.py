@@ -24,6 +24,7 @@ from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.checkpointing.writer import shared_writer
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError, ConfigError
+from keras_dist_callbacks.retry import RetryPolicy
 from keras_dist_callbacks.storage import Storage
 
 _opened = 0
@@ -68,6 +69,8 @@ class Checkpointer:
         double_checkpoint: Let two successive backups share no file.
         delete_checkpoint: Delete the backup in `close`.
         storage_options: Passed to the fsspec file system.
+        retry: As in `BackupAndRestore`.
+        max_bytes_per_second: A cap on the rate of uploads.
         when_busy: `"skip"` a backup that is due while the last one is being written, or `"wait"`.
         max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
         strict: Turn a resume that cannot be exact into an error instead of a warning.
@@ -97,6 +100,8 @@ class Checkpointer:
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
+        max_bytes_per_second: float | None = None,
         when_busy: str = "skip",
         max_failed_saves: int | None = 10,
         strict: bool = False,
@@ -119,7 +124,7 @@ class Checkpointer:
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(policy, self._cluster)
         _opened += 1
-        storage = Storage.open(backup_dir, storage_options)
+        storage = Storage.open(backup_dir, storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second)
         exchange = Exchange(self._cluster, f"checkpointer{_opened}", 64 * 2**20, timeout)
         options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
         self._engine = BackupEngine(

@@ -155,6 +155,11 @@ class Packer:
         for names in (moved, fresh):  # apart: what did not change now is likely to stay
             yield from self._pack(names, tensors, prints, prefix)
 
+    def bytes_to_write(self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint]) -> int:
+        """About how many bytes `pack` will yield, before it is called."""
+        fresh = {prints[name]: name for name in tensors if prints[name] not in self._known}
+        return sum(tensors[name].array().nbytes for name in fresh.values())
+
     def locate(self, prints: Mapping[str, Fingerprint]) -> dict[str, TensorInfo]:
         """Where each tensor is found, once all blobs of `pack` were taken."""
         return {name: self._places[fingerprint] for name, fingerprint in prints.items()}

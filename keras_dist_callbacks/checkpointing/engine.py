@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.checkpointing.codec import Fingerprint, Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.checkpointing.collector import collector_paused
 from keras_dist_callbacks.checkpointing.exchange import Exchange, LocalState
 from keras_dist_callbacks.checkpointing.picking import load, newest_good
@@ -30,6 +30,7 @@ from keras_dist_callbacks.checkpointing.store import BackupStore
 from keras_dist_callbacks.checkpointing.writer import Writer
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, StorageError
+from keras_dist_callbacks.progress import uploads
 
 _KEPT_COMMITS = 2
 
@@ -43,12 +44,14 @@ class EngineOptions:
         when_busy: `"skip"` a backup or `"wait"` when the one before is still being written.
         max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
         timeout: Seconds to wait for other workers.
+        progress: Show long uploads on a terminal.
     """
 
     double_checkpoint: bool = False
     when_busy: str = "skip"
     max_failed_saves: int | None = 10
     timeout: float = 600.0
+    progress: bool = False
 
 
 class BackupEngine:
@@ -249,7 +252,7 @@ class BackupEngine:
         sizes = {path: blob.size for path, blob in self._store.staged.items()}
         copy = self._commits % 2 if self._options.double_checkpoint else 0
         packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
-        self._store.stage_all(packer.pack(snapshot.tensors, prints))
+        self._stage(packer, snapshot, prints)
         with collector_paused():
             records = [WorkerRecord(packer.locate(prints), snapshot.state)]
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
@@ -259,6 +262,18 @@ class BackupEngine:
         self._commits += 1
         self._known = [*self._known[-1:], {n: t for r in records for n, t in _unique(r)}]
         self._tidy()
+
+    def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
+        blobs = packer.pack(snapshot.tensors, prints)
+        if not self._options.progress:
+            self._store.stage_all(blobs)
+            return
+        size = packer.bytes_to_write(snapshot.tensors, prints)
+        with (
+            uploads(f"backup at {snapshot.position}", size) as bar,
+            self._store.storage.reporting(bar.advance),
+        ):
+            self._store.stage_all(blobs)
 
     def _tidy(self) -> None:
         try:
