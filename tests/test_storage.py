@@ -12,6 +12,7 @@ import pytest
 
 from keras_dist_callbacks import local_files
 from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.remote_files import _Progress
 from keras_dist_callbacks.retry import RetryPolicy
 from keras_dist_callbacks.storage import Storage, redact
 from keras_dist_callbacks.traffic import Traffic
@@ -170,3 +171,16 @@ def test_messages_show_no_credentials() -> None:
 def test_an_empty_path_is_refused() -> None:
     with pytest.raises(ConfigError, match="empty path"):
         Storage.open("")
+
+
+def test_what_a_repeated_upload_sends_again_is_no_progress() -> None:
+    traffic, counted = Traffic(), []
+    progress = _Progress(traffic)
+    with traffic.reporting(counted.append):
+        progress.set_size(10)
+        progress.relative_update(4)
+        progress.relative_update(4)
+        progress.set_size(10)  # the client begins again
+        progress.absolute_update(4)
+        progress.absolute_update(10)
+    assert counted == [4, 4, 2]

@@ -56,7 +56,7 @@ def test_refused_credentials_are_an_error_before_the_first_step(remote: Place, p
     with pytest.raises(StorageError, match="credentials"):
         storage.probe()
     assert time.monotonic() - began < 5
-    assert len(fault.struck) <= 4  # the attempt and its tidying up, not a series of retries
+    assert len(fault.struck) <= 2  # one of the clients asks twice
 
 
 def test_a_wrong_azure_key_is_refused_by_the_server(stores: Stores, tmp_path: Path) -> None:
@@ -168,7 +168,11 @@ def test_any_lost_answer_of_an_upload_in_parts_is_survived(
         real = storage._remote.fs.put_file
         monkeypatch.setattr(storage._remote.fs, "put_file", lambda *a, **o: real(*a, chunksize=5 * 2**20, **o))
     fault = proxy.arm("lose", lambda r: r.method in {"PUT", "POST"}, after=request_number)
-    storage.create("x", [content])
+    counted: list[int] = []
+    with storage.reporting(counted.append):
+        storage.create("x", [content])
+    assert sum(counted) == len(content)  # what was sent twice counts once
+    assert min(counted) >= 0
     proxy.heal()
     assert storage.read("x") == content
     sent = sum(r.method in {"PUT", "POST"} for r in proxy.requests)
