@@ -36,7 +36,7 @@ FAULTS: dict[str, Callable[[FaultProxy], Any]] = {
     "hang of an upload": lambda proxy: proxy.arm("hang", uploads, after=1),
     "hang of a listing": lambda proxy: proxy.arm("hang", lambda r: r.method == "GET"),
     "away for two seconds": lambda proxy: proxy.arm("down", anything, seconds=2.0),
-    "slow link": lambda proxy: setattr(proxy, "bytes_per_second", 30_000),
+    "slow link": lambda proxy: setattr(proxy, "bytes_per_second", 100_000),
 }
 DEFAULT = {
     ("gs", "reset in the middle of an upload"),
