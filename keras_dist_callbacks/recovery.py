@@ -14,6 +14,7 @@ from keras_dist_callbacks.checkpointing import artifacts
 from keras_dist_callbacks.checkpointing.sidecar import Artifact
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.retry import RetryPolicy
 from keras_dist_callbacks.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
 
@@ -22,7 +23,10 @@ _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 
 
 def latest_checkpoint(
-    checkpoint_dir: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: RetryPolicy | None = None,
 ) -> str | None:
     """The newest complete checkpoint of a directory that `ModelCheckpoint` wrote.
 
@@ -33,6 +37,7 @@ def latest_checkpoint(
         checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
             from that template count.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+        retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
 
     Returns:
         The full path or URL, or None if there is no checkpoint.
@@ -43,7 +48,7 @@ def latest_checkpoint(
         StorageError: The store cannot be read.
     """
     directory, series = _split(checkpoint_dir)
-    storage = Storage.open(directory, storage_options)
+    storage = Storage.open(directory, storage_options, retry=retry)
     artifact = artifacts.newest_verified(storage, series)
     if artifact is None:
         _report_foreign(storage)
@@ -56,6 +61,7 @@ def make_or_restore_model(
     checkpoint_dir: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
+    retry: RetryPolicy | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compile: bool = True,
 ) -> Any:
@@ -70,6 +76,7 @@ def make_or_restore_model(
         checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
             from that template count.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+        retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
         custom_objects: Passed to `keras.models.load_model`.
         compile: Passed to `keras.models.load_model`. Defaults to True.
 
@@ -85,7 +92,7 @@ def make_or_restore_model(
     """
     cluster = _training_cluster()
     directory, series = _split(checkpoint_dir)
-    storage = cluster.agree(lambda: Storage.open(directory, storage_options), _TAG)
+    storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
     with tempfile.TemporaryDirectory(prefix="kdc-restore-") as temporary:
         artifact = _same_on_all(cluster, storage, series, Path(temporary))
         if artifact is None:

@@ -21,6 +21,7 @@ from keras_dist_callbacks.checkpointing.writer import shared_writer
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.progress import uploads
+from keras_dist_callbacks.retry import RetryPolicy
 from keras_dist_callbacks.storage import Storage, redact
 from keras_dist_callbacks.types import RestoredFrom
 
@@ -53,6 +54,8 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         max_to_keep: Keep that many files made from this `filepath`, the newest; older ones are deleted once
             a newer one is published. Defaults to None: keep all.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+        retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
+        max_bytes_per_second: A cap on the rate of uploads. Defaults to none.
 
     Raises:
         ConfigError: An argument is wrong, or the protocol of `filepath` is unknown or needs a package that
@@ -73,6 +76,8 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         *,
         max_to_keep: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
+        max_bytes_per_second: float | None = None,
     ) -> None:
         path = os.fspath(filepath)
         directory, template = artifacts.split_filepath(path)
@@ -82,7 +87,9 @@ class ModelCheckpoint(DecidingModelCheckpoint):
             redact(path), monitor, verbose, save_best_only, save_weights_only, mode, save_freq, initial_value_threshold
         )
         self.max_to_keep = max_to_keep
-        self._storage = Storage.open(directory.format(), storage_options)
+        self._storage = Storage.open(
+            directory.format(), storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
+        )
         self._template = template
         self._is_chief = True
         self._generation = 1

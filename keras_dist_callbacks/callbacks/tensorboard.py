@@ -14,6 +14,7 @@ from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
 from keras_dist_callbacks.callbacks._event_sync import EventSync
 from keras_dist_callbacks.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.retry import RetryPolicy
 from keras_dist_callbacks.storage import Storage, redact
 
 _TAG = "TensorBoard"
@@ -44,6 +45,7 @@ class TensorBoard(OpenTensorBoard):
         worker_log_dir: Below it each other worker writes to `worker-<n>`. Defaults to None: to a temporary
             local directory that is removed at the end.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+        retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
         sync_seconds: Least time between two rounds of copying. Defaults to 30.
 
     Raises:
@@ -66,6 +68,7 @@ class TensorBoard(OpenTensorBoard):
         *,
         worker_log_dir: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
         sync_seconds: float = 30.0,
     ) -> None:
         super().__init__(
@@ -84,6 +87,7 @@ class TensorBoard(OpenTensorBoard):
         self._chief_dir = os.fspath(log_dir)
         self._worker_dir = None if worker_log_dir is None else os.fspath(worker_log_dir)
         self._storage_options = storage_options
+        self._retry = retry
         self._sync_seconds = sync_seconds
         self._sync: EventSync | None = None
         self._local: Path | None = None
@@ -104,7 +108,11 @@ class TensorBoard(OpenTensorBoard):
         if not cluster.is_evaluator:
             cluster.require_connection(model.distribute_strategy)
         target = self._target(cluster)
-        storage = None if target is None or self._is_native(target) else Storage.open(target, self._storage_options)
+        storage = (
+            None
+            if target is None or self._is_native(target)
+            else Storage.open(target, self._storage_options, retry=self._retry)
+        )
         if not cluster.is_evaluator:
             cluster.agree(lambda: self._probe(target, storage), _TAG)
         shown = redact(self._chief_dir)

@@ -167,6 +167,10 @@ class BackupEngine:
             notes, self._notes = self._notes, []
         return notes
 
+    def take_failure(self) -> BaseException | None:
+        """The error that a write in the background ended with, if nobody was told yet."""
+        return self._writer.take_failure()
+
     def abort(self) -> None:
         """The cluster is lost: nothing that needs other workers is waited for any more."""
         self._exchange.abort.set()

@@ -178,7 +178,8 @@ class FitSession:
             self._engine.abort()
         self._engine.drain(_EXCEPTION_BUDGET_SECONDS)
         self._engine.abort()
-        for note in self._engine.take_notes():
+        later = self._engine.take_failure()
+        for note in [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]:
             error.add_note(note)
         self.close()
 

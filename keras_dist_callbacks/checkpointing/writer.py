@@ -8,9 +8,15 @@ lives only while there is work, so that nothing is left behind when training end
 from __future__ import annotations
 
 import collections
+import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+
+
+_NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,18 @@ class Writer:
 
     def raise_failure(self) -> None:
         """Raises, once, the first error that a job ended with."""
-        with self._condition:
-            failure, self._failure = self._failure, None
+        failure = self.take_failure()
         if failure is not None:
             raise failure
 
+    def take_failure(self) -> BaseException | None:
+        """The first error that a job ended with, once."""
+        with self._condition:
+            failure, self._failure = self._failure, None
+        return failure
+
     def _work(self) -> None:
+        _step_back()
         while True:
             with self._condition:
                 if not self._jobs:
@@ -79,6 +91,17 @@ class Writer:
                 with self._condition:
                     self._failure = self._failure or error
             del job  # a waiting thread must not hold what was written
+
+
+def _step_back() -> None:
+    """Lets this thread, and those it starts, run where training leaves the processor idle.
+
+    On Linux a thread has a priority of its own. Without this, hashing and writing slow down the steps beside them
+    where training uses every core (measured: 28 ms of a 100 MB save, against some 10 ms that copying on write costs).
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # forbidden here: then all threads have the same priority
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 _shared = Writer()

@@ -25,7 +25,7 @@ OK, PROBLEM, CANNOT = 0, 1, 2
 _HIDDEN = "***"
 _SHORTEST_SECRET = 4
 _PIPE_WIDTH = 160
-_PATIENCE = RetryPolicy(total_seconds=10.0, max_wait=5.0)
+_PATIENCE = RetryPolicy(total_seconds=10.0, max_wait=5.0, request_seconds=20.0)
 """Somebody sits in front of the terminal: shorter than in a job that has hours."""
 
 
