@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import keras
 import pytest
 import tensorflow as tf
+from fsspec.registry import _registry
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.checkpointing import manifest
@@ -66,7 +66,7 @@ def test_bad_arguments_are_refused_at_construction(arguments: dict[str, Any], ma
 
 def test_a_protocol_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.delitem(fsspec.registry._registry, "gs", raising=False)  # it remembers what was imported before
+    monkeypatch.delitem(_registry, "gs", raising=False)  # it remembers what was imported before
     with pytest.raises(ConfigError, match=r'pip install "keras-dist-callbacks\[gcs\]"'):
         kdc.BackupAndRestore("gs://bucket/backup")
 
