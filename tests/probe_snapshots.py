@@ -66,6 +66,29 @@ def changed(model: keras.Model, **fit: Any) -> tuple[list[str], int]:
     return [label for label, one, two in pairs if one.tobytes() != two.tobytes()], moved
 
 
+def differs_after_a_restore(model: keras.Model) -> list[str]:
+    """Trains on twice from the same state, the second time from memory that the variables took over."""
+    model.fit(dataset(), epochs=1, verbose=0, shuffle=False)
+    found = variables.variable_set(model)
+    saved: dict[bytes, np.ndarray[Any, Any]] = {}
+    state = []
+    for read in found.hold():
+        value = read.array()
+        key = value.tobytes() + repr((value.shape, value.dtype)).encode()
+        if key not in saved:  # equal components share memory, as after a restore
+            saved[key] = variables.empty(value.shape, value.dtype)
+            saved[key][...] = value
+        state.append(saved[key])
+    ends = []
+    for _ in range(2):
+        every = [c for v in found.named.values() for c in variables.components(v)]
+        for component, value in zip(every, state, strict=True):
+            variables.assign(component, value)
+        model.fit(dataset(), epochs=3, verbose=0, shuffle=False)
+        ends.append([read.array().tobytes() for read in found.hold()])
+    return [label for label, one, two in zip(found.labels, *ends, strict=True) if one != two]
+
+
 def main(kind: str) -> None:
     if kind == "mirrored":
         two = [tf.config.LogicalDeviceConfiguration()] * 2
@@ -78,7 +101,7 @@ def main(kind: str) -> None:
         with strategy.scope():
             model = build()
             model.compile(OPTIMIZERS[name](), "mse", metrics=["mae"])
-        results[name] = changed(model)
+        results[name] = (*changed(model), differs_after_a_restore(model))
     print("RESULTS " + json.dumps(results), flush=True)
 
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from keras_dist_callbacks._compat import variables
 from keras_dist_callbacks.testing import LocalCluster
-from tests.probe_snapshots import OPTIMIZERS, build, changed
+from tests import tiny
+from tests.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore
 
 PROBE = Path(__file__).with_name("probe_snapshots.py")
 
@@ -60,9 +61,26 @@ def test_no_held_value_changes_under_a_strategy(tmp_path: Path, kind: str, worke
     results = [json.loads(line.removeprefix("RESULTS ")) for line in lines]
     assert len(results) == workers
     for result in results:
-        for altered, moved in result.values():
+        for altered, moved, different in result.values():
             assert altered == []
+            assert different == [], "restored state that variables share was written to"
             assert moved >= 6
+
+
+def test_training_from_memory_that_variables_took_over_repeats_bit_by_bit() -> None:
+    model = fresh()
+    model.compile(OPTIMIZERS["adam"](), "mse", metrics=["mae"])
+    assert differs_after_a_restore(model) == []
+
+
+def test_large_variables_are_restored_bit_by_bit(tmp_path: Path) -> None:
+    reference = tiny.model(units=60_000)
+    tiny.fit(reference, None, epochs=2)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(units=60_000), tmp_path, [tiny.StopAt(1, 2)], epochs=2)
+    resumed = tiny.model(units=60_000)
+    tiny.fit(resumed, tmp_path, epochs=2)
+    tiny.assert_same(resumed, reference)
 
 
 def test_what_a_variable_took_over_stays_as_it_was_for_whoever_holds_it() -> None:

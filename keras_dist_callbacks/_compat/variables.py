@@ -120,9 +120,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     import tensorflow as tf
 
     try:
-        tensor = tf.raw_ops.Empty(shape=shape, dtype=tf.as_dtype(dtype), init=False)
+        with tf.device("CPU:0"):
+            tensor = tf.raw_ops.Empty(shape=shape, dtype=tf.as_dtype(dtype), init=False)
     except TypeError:
         return np.empty(shape, dtype)
+    if not np.shares_memory(tensor._numpy(), tensor._numpy()):
+        return np.empty(shape, dtype)  # what is written there would not reach the tensor
     array: _Adoptable = tensor._numpy().view(_Adoptable)
     array.tensor = tensor
     return array

@@ -78,10 +78,13 @@ def read_tensors(
     check_sizes(storage, needed)
     _check_headers(storage, needed)
     found: dict[str, np.ndarray[Any, Any]] = {}
-    separate = storage.is_local or allocate is not None
-    for arrays in _in_parallel(storage, lambda run: _read_run(storage, run, allocate), list(_runs(tensors, separate))):
+    # Equal tensors lie in the same place, such as what a variable holds on each replica: read once, they share memory.
+    places = {name: (info.blob, info.start, info.dtype, info.shape) for name, info in tensors.items()}
+    first = {place: name for name, place in reversed(places.items())}
+    runs = list(_runs({name: tensors[name] for name in first.values()}, storage.is_local or allocate is not None))
+    for arrays in _in_parallel(storage, lambda run: _read_run(storage, run, allocate), runs):
         found.update(arrays)
-    return {name: found[name] for name in tensors}
+    return {name: found[first[place]] for name, place in places.items()}
 
 
 def verify_tensors(storage: Storage, tensors: Iterable[TensorInfo], blobs: Iterable[BlobInfo]) -> None:
