@@ -66,7 +66,7 @@ class Gate:
         asked, self._asked = self._asked, False
         return asked
 
-    def saved(self, blocked: float) -> None:
+    def taken(self, blocked: float) -> None:
         """A backup was taken."""
 
 

@@ -53,7 +53,9 @@ class UploadBar:
                 return
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn())
             console = Console(stderr=True)
-            self._shown = self._stop.enter_context(Progress(*columns, console=console, transient=True))
+            self._shown = self._stop.enter_context(
+                Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+            )
             self._task = self._shown.add_task(self._description, total=self._total)
             self._draw()
 

@@ -59,7 +59,8 @@ def begin(url: str | Path, age: float = DAY, options: Mapping[str, Any] | None =
     generation = store.claim({})
     name = f"owners/{generation:06d}.json"
     store.storage.delete(name)
-    store.storage.create(name, [json.dumps({"claimed": time.time() - age}).encode()])
+    store._claim = json.dumps({"claimed": time.time() - age}).encode()
+    store.storage.create(name, [store._claim])
     return store
 
 

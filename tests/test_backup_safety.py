@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,51 @@ def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) 
         pytest.raises(BackupError, match="3 backups failed in a row, the last one: cannot create"),
     ):
         tiny.fit(tiny.model(), backup, [BreakTheStore()], options={"max_failed_saves": 3})
+
+
+def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
+    tmp_path: Path, uninterrupted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from keras_dist_callbacks.checkpointing import engine
+
+    real, calls = engine.fingerprints, []
+
+    def run_out(tensors: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError("no memory")
+        return real(tensors)
+
+    monkeypatch.setattr(engine, "fingerprints", run_out)
+    model = tiny.model()
+    with pytest.warns(RuntimeWarning, match="failed and training goes on: no memory"):
+        tiny.fit(model, tmp_path)
+    tiny.assert_same(model, uninterrupted[0])
+
+
+def test_two_successive_backups_share_no_file_also_after_one_whose_fate_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from keras_dist_callbacks.checkpointing.engine import EngineOptions
+    from keras_dist_callbacks.checkpointing.store import BackupStore
+    from keras_dist_callbacks.errors import StorageError
+    from tests.recording import RecordingStore, Run
+
+    run = Run(RecordingStore(), options=EngineOptions(double_checkpoint=True))
+    run.begin()
+    run.save(3)
+    real = run.backups._read_back
+
+    def fail(name: str) -> bytes | None:
+        real(name)
+        raise StorageError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.backups, "_read_back", fail)
+        with pytest.warns(RuntimeWarning, match="training goes on"):
+            run.save()
+    run.save()
+    store = BackupStore(run.store.storage())
+    blobs = [{blob.path for blob in store.manifest(commit).blobs} for commit in store.commits()]
+    assert len(blobs) >= 2
+    assert all(one.isdisjoint(two) for one, two in itertools.pairwise(blobs))

@@ -166,7 +166,8 @@ def test_an_owner_of_another_generation_is_still_fenced_afterwards(tmp_path: Pat
         (cli_backups.DAY, [], None, False),
         (cli_backups.DAY, [60], None, True),  # it has saved
         (cli_backups.DAY, [60], END, False),  # it has ended
-        (cli_backups.DAY, [16 * 60], None, False),
+        (17 * 60, [16 * 60], None, False),
+        (cli_backups.DAY, [16 * 60], None, True),  # its first backup took a day
         (cli_backups.DAY, [3 * 3600, 2 * 3600], None, True),  # it saves once an hour
         (cli_backups.DAY, [6 * 3600, 5 * 3600], None, False),
     ],

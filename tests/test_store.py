@@ -233,6 +233,34 @@ def test_a_newer_run_that_deleted_its_backup_still_fences_the_older_one(tmp_path
         commit(older, 2)
 
 
+def test_an_older_run_stays_fenced_when_a_third_one_begins_to_count_anew(tmp_path: Path) -> None:
+    suspended = new_store(tmp_path)
+    commit(suspended, 1)
+    second = new_store(tmp_path)
+    commit(second, 1)
+    second.delete_everything()
+    third = new_store(tmp_path)
+    assert third.generation == suspended.generation
+    newest = commit(third, 1, {"a": np.full(3, 5)})
+    with pytest.raises(FencedError, match="has the number 1 too, after a backup was deleted"):
+        commit(suspended, 2)
+    assert [c.token for c in third.commits()] == [newest.id.token]
+
+
+def test_a_manifest_that_cannot_be_read_back_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_store(tmp_path)
+    real = store.storage.create
+
+    def lose(name: str, parts: Any, spare: str | None = None) -> None:
+        real(name, parts, spare)
+        if name.startswith("commits/"):
+            (tmp_path / name).unlink()
+
+    monkeypatch.setattr(type(store.storage), "create", lambda self, *args: lose(*args))
+    with pytest.raises(StorageError, match="reads back differently"):
+        commit(store, 1)
+
+
 def test_a_commit_that_a_listing_misses_loses_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = new_store(tmp_path)
     for sequence in range(1, 4):

@@ -122,7 +122,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     try:
         with tf.device("CPU:0"):
             tensor = tf.raw_ops.Empty(shape=shape, dtype=tf.as_dtype(dtype), init=False)
-    except TypeError:
+    except (TypeError, tf.errors.OpError):
         return np.empty(shape, dtype)
     if not np.shares_memory(tensor._numpy(), tensor._numpy()):
         return np.empty(shape, dtype)  # what is written there would not reach the tensor
@@ -146,6 +146,11 @@ def variable_set(model: Any) -> VariableSet:
     found = VariableSet(named, tuple(f"{name}@{replica}" for name, replica, _ in parts), reads)
     _sets[model] = (present, found)
     return found
+
+
+def forget(model: Any) -> None:
+    """Lets go of what `variable_set` remembers of a model."""
+    _sets.pop(model, None)
 
 
 def _is(one: Any, other: Any) -> bool:

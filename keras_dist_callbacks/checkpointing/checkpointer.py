@@ -221,8 +221,9 @@ class Checkpointer:
         self._engine.poll()
         if self._schedule.due(self.steps, self._engine.writing):
             began = time.perf_counter()
-            self._engine.save(self._snapshot("within"))
-            self._schedule.saved(time.perf_counter() - began)
+            snapshot = self._snapshot("within")
+            self._schedule.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
+            self._engine.save(snapshot)
 
     def save(self) -> None:
         """Saves now, between two steps, waiting for a backup that is being written."""

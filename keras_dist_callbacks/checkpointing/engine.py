@@ -69,7 +69,6 @@ class BackupEngine:
         self._skipped = 0
         self._writing = False  # a backup is queued or being written; other jobs of the queue do not count
         self._sequence = 0
-        self._commits = 0
         self._failed = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
         self._lock = threading.Lock()
@@ -237,7 +236,7 @@ class BackupEngine:
             self._write(save, snapshot)
         except FencedError:
             raise
-        except (StorageError, BackupError, ClusterError) as error:
+        except (StorageError, BackupError, ClusterError, MemoryError) as error:
             self._failed += 1
             limit = self._options.max_failed_saves
             if limit is not None and self._failed >= limit:
@@ -254,7 +253,7 @@ class BackupEngine:
         others = self._exchange.collect(save, snapshot, prints)
         self._store.check_ownership()
         sizes = {path: blob.size for path, blob in self._store.staged.items()}
-        copy = self._commits % 2 if self._options.double_checkpoint else 0
+        copy = self._sequence + 1 if self._options.double_checkpoint else 0
         packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
         self._stage(packer, snapshot, prints)
         with collector_paused():
@@ -262,9 +261,9 @@ class BackupEngine:
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
         with collector_paused():
             manifest = self._manifest(snapshot.position, records)
+        known, self._known = self._known, []  # whether this one is there is not known until it was read back
         self._store.commit(manifest)
-        self._commits += 1
-        self._known = [*self._known[-1:], {n: t for r in records for n, t in _unique(r)}]
+        self._known = [*known[-1:], {n: t for r in records for n, t in _unique(r)}]
         self._tidy()
 
     def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:

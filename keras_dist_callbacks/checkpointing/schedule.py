@@ -1,7 +1,7 @@
 """At which step the next backup is due, the same one on every worker.
 
-A fixed interval needs no agreement. A measured one is decided by the chief at a step where all workers are
-anyway, a save or the end of a short calibration, so that no other step costs any communication.
+A fixed interval needs no agreement. A measured one is decided by the chief at a few steps after the begin and at
+each save, so that no other step costs any communication.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Callable
 from keras_dist_callbacks.checkpointing.policies import SavePolicy
 from keras_dist_callbacks.cluster import Cluster
 
-_CALIBRATION_STEPS = 20
-_FIRST_INTERVAL = 50  # what a write in the background costs is known only after it
+_FIRST_LOOKS = (1, 2, 5, 10, 20)
+_FIRST_INTERVAL = (50, 60.0)  # steps or seconds: what a write in the background costs is known only after it
+_EARLY_SECONDS = 30.0
 _REMEMBERED_STEPS = 101
 _REMEMBERED_SAVES = 3
 
@@ -27,32 +28,41 @@ class Schedule:
     Args:
         policy: What was asked for.
         cluster: Who has to agree.
+        timeout: Seconds to wait for other workers.
         clock: Seconds; for tests.
     """
 
-    def __init__(self, policy: SavePolicy, cluster: Cluster, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        policy: SavePolicy,
+        cluster: Cluster,
+        timeout: float = 600.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.at_epoch_end = policy.at_epoch_end
         self._every = policy.every_steps
         self._meter = _Meter(policy, clock) if policy.is_measured else None
         self._cluster = cluster
-        self._last = 0
-        self._next = _CALIBRATION_STEPS
-        self._calibrated = policy.every_seconds is None
+        self._timeout = timeout
+        self._last = self._begun = 0
+        self._looks = collections.deque(_FIRST_LOOKS)
+        self._next = _FIRST_LOOKS[0]
 
     def begin(self, step: int) -> None:
         """Training starts, or goes on, at `step`."""
-        self._last = step
-        self._next = step + _CALIBRATION_STEPS
+        self._last = self._begun = step
+        self._looks = collections.deque(_FIRST_LOOKS)
+        self._next = step + self._looks[0]
 
     def due(self, step: int, writing: bool) -> bool:
-        """Whether a backup is to be taken now.
+        """Whether a backup is to be taken now; every worker asks after the same steps.
 
         With a fixed interval it depends on the count of batches alone, so that all workers decide alike, before and
         after a resume.
 
         Args:
             step: Batches trained.
-            writing: Whether a backup is being written.
+            writing: Whether a backup is being written; what the chief says counts.
         """
         if self._every is not None:
             last, self._last = self._last, step
@@ -63,21 +73,27 @@ class Schedule:
         self._last = step
         if step < self._next:
             return False
-        if not self._calibrated:
-            self._calibrated = True
-            self.saved(0.0)
-            return False
-        return True
+        wait = self._agreed(self._meter.steps_to_wait(writing, self._steps_to_next_look(step)))
+        self._next = step + wait
+        return wait == 0
 
-    def saved(self, blocked: float) -> None:
-        """A backup was taken, or skipped; every worker calls this at the same step.
+    def taken(self, blocked: float) -> None:
+        """A backup was taken; every worker calls this at the same step.
 
         Args:
-            blocked: Seconds that it kept training.
+            blocked: Seconds that it has kept training so far.
         """
         if self._meter is not None:
-            interval = self._cluster.broadcast(self._meter.interval(blocked), "save interval")
-            self._next = self._last + int(interval)
+            self._looks.clear()
+            self._next = self._last + self._agreed(self._meter.interval(blocked))
+
+    def _steps_to_next_look(self, step: int) -> int:
+        while self._looks and self._begun + self._looks[0] <= step:
+            self._looks.popleft()
+        return self._begun + self._looks[0] - step if self._looks else 0
+
+    def _agreed(self, steps: int) -> int:
+        return int(self._cluster.broadcast(steps, "save interval", self._timeout))
 
 
 class _Meter:
@@ -91,8 +107,9 @@ class _Meter:
         self._disturbed: list[float] = []
         self._blocked: float | None = None  # by the save whose write the disturbed steps ran beside
         self._costs: collections.deque[float] = collections.deque(maxlen=_REMEMBERED_SAVES)
-        self._since = clock()
+        self._since = clock()  # the last save, or the begin
         self._steps = 0
+        self._interval = 1
 
     def note(self, steps: int, writing: bool) -> None:
         """Steps were trained since the last call."""
@@ -106,24 +123,44 @@ class _Meter:
                 self._quiet.append(duration)
         self._before = now
 
+    def steps_to_wait(self, writing: bool, to_next_look: int) -> int:
+        """0 if it is time for a backup; else in how many steps to ask again.
+
+        Args:
+            writing: The one before is still being written: a new one would be left out, or stop training.
+            to_next_look: Steps until the next of the first looks; 0 if there is none.
+        """
+        if writing:
+            return max(1, self._interval // 4)
+        if self._blocked is not None:
+            return 0
+        elapsed = self._clock() - self._since
+        if self._policy.every_seconds is None:
+            return to_next_look if elapsed < _EARLY_SECONDS else 0
+        left = self._policy.every_seconds - elapsed
+        steps = max(0, math.floor(left / self._per_step()))
+        return min(steps, to_next_look) if to_next_look else steps
+
     def interval(self, blocked: float) -> int:
         """Steps until the next backup, given what the one just taken has cost so far."""
-        now = self._clock()
-        self._before = now  # what the save kept is no part of the next step
         if self._policy.every_seconds is not None:
-            per_step = (now - self._since) / max(1, self._steps)
-            self._since, self._steps = now, 0
-            return max(1, round(self._policy.every_seconds / max(per_step, 1e-9)))
-        return self._affordable(blocked)
+            steps = max(1, round(self._policy.every_seconds / self._per_step()))
+        else:
+            steps = self._affordable(blocked)
+        self._since = self._before = self._clock()  # what the save kept is no part of the next step
+        self._blocked, self._disturbed, self._steps, self._interval = blocked, [], 0, steps
+        return steps
+
+    def _per_step(self) -> float:
+        return max(1e-9, (self._clock() - self._since) / max(1, self._steps))
 
     def _affordable(self, blocked: float) -> int:
-        step = statistics.median(self._quiet) if self._quiet else 0.0
+        step = statistics.median(self._quiet) if self._quiet else self._per_step()
         written = len(self._disturbed)
         if self._blocked is not None:
             # One slow step for another reason is no cost of the backup: the sum tells, not each step.
             self._costs.append(self._blocked + max(0.0, sum(self._disturbed) - step * written))
-        first = self._blocked is None
-        self._blocked, self._disturbed = blocked, []
         cost = max(statistics.fmean(self._costs) if self._costs else 0.0, blocked)
-        steps = math.ceil(cost / (self._policy.max_overhead or 1.0) / step) if step > 0 else _FIRST_INTERVAL
-        return max(steps, written + 1, _FIRST_INTERVAL if first else 1)
+        steps = math.ceil(cost / (self._policy.max_overhead or 1.0) / max(step, 1e-9))
+        first = min(_FIRST_INTERVAL[0], math.ceil(_FIRST_INTERVAL[1] / max(step, 1e-9))) if self._blocked is None else 1
+        return max(steps, written + 1, first)

@@ -149,8 +149,9 @@ class FitSession:
         self._engine.poll()
         if self._schedule.due(self._step, self._engine.writing):
             began = time.perf_counter()
-            self._engine.save(self._capture("within"))
-            self._schedule.saved(time.perf_counter() - began)
+            snapshot = self._capture("within")
+            self._schedule.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
+            self._engine.save(snapshot)
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
@@ -185,6 +186,7 @@ class FitSession:
 
     def close(self) -> None:
         """Takes every wrapper away."""
+        variables.forget(self._fit.model)
         self._fit.forget_start()
         if self._undo is not None:
             self._undo()

@@ -55,11 +55,12 @@ class Staging:
 
     def discard(self, path: str, *, spare: bool) -> None:
         """Removes a blob that no manifest names; with `spare`, one of our own may wait to be written over."""
-        own = self._written.pop(path, None)
+        own = self._written.get(path)
         if own is not None and self._recycle and spare:
             self._spares[path] = own.size
         else:
             self.storage.delete(path)
+        self._written.pop(path, None)
 
     def drop_spares(self) -> None:
         """Deletes the files that were kept to be written over."""
@@ -93,8 +94,11 @@ class Staging:
         if self.storage.size(blob.info.path) != blob.info.size:
             return False
         start = 0
-        for part in blob.parts:
-            if self.storage.read(blob.info.path, start, start + len(part)) != part:
-                return False
-            start += len(part)
+        try:
+            for part in blob.parts:
+                if self.storage.read(blob.info.path, start, start + len(part)) != part:
+                    return False
+                start += len(part)
+        except FileNotFoundError:
+            return False
         return True

@@ -51,6 +51,7 @@ class BackupStore:
         self.storage = storage
         self._staging = Staging(storage, recycle=recycle)
         self.generation = 0  # 0: not an owner
+        self._claim = b""
         self._manifests: dict[CommitId, Manifest] = {}
         self._newest: Manifest | None = None  # of this owner
         self.notes: list[str] = []
@@ -70,7 +71,7 @@ class BackupStore:
                 self.storage.create(_owner_name(generation), [content])
             except FileExistsError:
                 continue  # another run was faster; take the number after it
-            self.generation = generation
+            self.generation, self._claim = generation, content
             return generation
 
     def newest_generation(self) -> int:
@@ -85,10 +86,19 @@ class BackupStore:
         """
         newest = self.newest_generation()
         if newest != self.generation:
-            raise FencedError(
-                f"{self.storage.display()} was taken over by a newer run (generation {newest or 'gone'}, this run is "
-                f"{self.generation}); this run must stop. Give each run a directory of its own"
-            )
+            raise self._fenced(f"generation {newest or 'gone'}, this run is {self.generation}")
+        try:
+            record = self.storage.read(_owner_name(self.generation))
+        except FileNotFoundError:
+            record = b""
+        if record != self._claim:  # it deleted its backup at its end, and a third run began to count anew
+            raise self._fenced(f"which has the number {self.generation} too, after a backup was deleted")
+
+    def _fenced(self, how: str) -> FencedError:
+        return FencedError(
+            f"{self.storage.display()} was taken over by a newer run ({how}); this run must stop. Give each run a "
+            "directory of its own"
+        )
 
     # --- writing
 
@@ -121,12 +131,18 @@ class BackupStore:
             raise StorageError(f"what was just written is not there: {error}") from error
         content = encode_manifest(manifest)
         self.storage.create(manifest.id.name, [content])
-        if self.storage.read(manifest.id.name) != content:
+        if self._read_back(manifest.id.name) != content:
             raise StorageError(f"{self.storage.display(manifest.id.name)} reads back differently from what was written")
         self._manifests[manifest.id] = manifest
         if self._newest is None:
             self._witness()
         self._newest = manifest
+
+    def _read_back(self, name: str) -> bytes | None:
+        try:
+            return self.storage.read(name)
+        except FileNotFoundError:
+            return None
 
     def _witness(self) -> None:
         """Notes that this owner has committed: from here on a lost manifest is damage, not an unfinished write."""
@@ -176,9 +192,8 @@ class BackupStore:
             if not names & needed:
                 self._forget_owner(generation)
                 self.storage.remove_empty_directories([directory])
-        for directory in (COMMITS, OWNERS):
-            for file in self.storage.temporary_files(directory):
-                self.storage.delete(f"{directory}/{file.name}")
+        for file in self.storage.temporary_files(COMMITS):  # one of an owner may be that of a run that begins now
+            self.storage.delete(f"{COMMITS}/{file.name}")
 
     def delete_everything(self) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.

@@ -8,6 +8,7 @@ from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.inventory import Inventory
 
 QUIET_SECONDS = 15 * 60.0
+_SURELY_DEAD_SECONDS = 12 * 3600.0
 _MISSED_BACKUPS = 3
 
 
@@ -24,6 +25,12 @@ class Liveness:
     running: bool
     generation: int
     why: str
+
+
+def has_ended(inventory: Inventory, now: float) -> bool:
+    """Whether no backup can be in the middle of being written, however seldom the newest run saves."""
+    silence = liveness(inventory, now, quiet=_SURELY_DEAD_SECONDS)
+    return not silence.running
 
 
 def liveness(inventory: Inventory, now: float, quiet: float = QUIET_SECONDS) -> Liveness:
@@ -45,7 +52,8 @@ def liveness(inventory: Inventory, now: float, quiet: float = QUIET_SECONDS) -> 
     signs = [*created, *([claimed] if claimed is not None else [])]
     if not signs:
         return Liveness(False, newest, "nothing in it tells a time")
-    interval = created[-1] - created[-2] if len(created) > 1 else 0.0
+    marks = sorted(signs)
+    interval = marks[-1] - marks[-2] if len(marks) > 1 else 0.0
     silence = now - max(signs)
     what = "the last backup was written" if created and max(signs) == created[-1] else "a run began"
     running = silence < max(quiet, _MISSED_BACKUPS * interval)

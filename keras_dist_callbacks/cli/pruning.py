@@ -7,6 +7,7 @@ writing needs: the newest owner record always, and all of the newest generation 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from keras_dist_callbacks.cli.inventory import (
     owner_paths,
     parallel,
 )
+from keras_dist_callbacks.cli.liveness import has_ended
 from keras_dist_callbacks.cli.verifying import BackupVerifier
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 
@@ -97,8 +99,12 @@ def plan_prune(url: str, inventory: Inventory, kept: Iterable[Entry], spared_gen
     names = {entry.id.name for entry in staying}
     rest = dataclasses.replace(inventory, entries=staying)
     dangling = dangling_blobs(rest)
-    blobs = {path: size for path, size in dangling.items() if blob_generation(path) != spared_generation}
-    temporaries = {} if spared_generation else dict(inventory.temporaries)
+    # What no manifest names yet may be part of a backup that is being written, by a run that saves seldom.
+    ended = has_ended(inventory, time.time())
+    unnamed = set() if ended else dangling_blobs(inventory).keys()
+    writing = {path for path in unnamed if blob_generation(path) == inventory.newest_generation}
+    blobs = {p: size for p, size in dangling.items() if blob_generation(p) != spared_generation and p not in writing}
+    temporaries = dict(inventory.temporaries) if ended and not spared_generation else {}
     return PrunePlan(
         url=url,
         kept=tuple(sorted(names, reverse=True)),
