@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import xxhash
@@ -20,8 +20,15 @@ def describe(scratch: Path) -> dict[str, str]:
         "File system": _file_system(scratch),
         "System": f"{platform.system()} {platform.release().split('-')[0]}",
         "Python": platform.python_version(),
-        "Packages": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
+        "Packages": ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"  # most tables need neither Orbax nor JAX
 
 
 def measured_code() -> str:
