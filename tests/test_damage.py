@@ -189,6 +189,17 @@ def test_an_unfinished_first_commit_is_no_damage(capsys: pytest.CaptureFixture[s
     assert [path for path in again.store.files if "/damaged/" in path]
 
 
+def test_a_finished_first_commit_that_is_damaged_is_an_error_and_no_fresh_start() -> None:
+    store = RecordingStore()
+    run = Run(store)
+    run.begin()
+    run.save()
+    manifest = next(path for path in store.files if "/commits/" in path)
+    files = {**store.files, manifest: store.files[manifest][:100]}
+    with pytest.raises(DamagedBackupError, match="none of the 1 backups"):
+        Run(RecordingStore(files)).begin()
+
+
 def forged(**changes: object) -> Files:
     """A backup whose one manifest was changed and sealed anew."""
     store = RecordingStore()
