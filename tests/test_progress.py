@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,27 +19,51 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_long_upload_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SHOW_AFTER", 0.05)
+class Timers:
+    """Stands in for `threading.Timer`: time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+
+    def __call__(self, seconds: float, action: Any) -> Any:
+        timer = SimpleNamespace(action=action, daemon=False)
+        timer.start, timer.cancel = lambda: self.waiting.append(timer), self.waiting.clear
+        return timer
+
+    def pass_by(self) -> None:
+        for timer in list(self.waiting):
+            timer.action()
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    found = Timers()
+    monkeypatch.setattr(progress.threading, "Timer", found)
+    return found
+
+
+def test_a_long_upload_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, timers: Timers) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
+    before = sys.stdout
     with uploads("saving x", 1000) as bar:
         bar.advance(400)
         assert not bar.shown
-        time.sleep(0.5)
+        timers.pass_by()
         bar.advance(100)
         assert bar.shown
+        assert sys.stdout is before, "what a script prints, or redirects, is its own"
     assert "saving x" in sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert bar.done == 500
 
 
-def test_a_quick_upload_and_a_log_file_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SHOW_AFTER", 0.05)
-    for stream, pause in ((Terminal(), 0.0), (io.StringIO(), 0.3)):
+def test_a_quick_upload_and_a_log_file_show_nothing(monkeypatch: pytest.MonkeyPatch, timers: Timers) -> None:
+    for stream, is_long in ((Terminal(), False), (io.StringIO(), True)):
         monkeypatch.setattr(sys, "stderr", stream)
         with uploads("saving x", 1000) as bar:
             bar.advance(1000)
-            time.sleep(pause)
-        time.sleep(0.15)
+            if is_long:
+                timers.pass_by()
+        timers.pass_by()
         assert stream.getvalue() == ""
 
 

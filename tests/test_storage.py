@@ -50,23 +50,6 @@ def test_a_buffer_is_filled_from_the_middle_of_an_object(storage: Storage) -> No
     storage.read_into("x", 10, memoryview(bytearray()))
 
 
-def test_a_buffer_longer_than_the_object_is_an_error(storage: Storage) -> None:
-    storage.create("x", [b"0123456789"])
-    for start in (3, 10, 11):
-        with pytest.raises(StorageError, match=r"cannot read .*/x: it ends after|cannot read .*/x"):
-            storage.read_into("x", start, memoryview(bytearray(8)))
-    with pytest.raises(FileNotFoundError):
-        storage.read_into("missing", 0, memoryview(bytearray(8)))
-
-
-def test_create_never_overwrites(storage: Storage) -> None:
-    storage.create("x", [b"first"])
-    with pytest.raises(FileExistsError):
-        storage.create("x", [b"second"])
-    assert storage.read("x") == b"first"
-    assert [f.name for f in storage.files()] == ["x"]
-
-
 def test_replace_overwrites(storage: Storage, tmp_path: Path) -> None:
     source = tmp_path / "source"
     for content in (b"first", b"second"):

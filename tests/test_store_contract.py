@@ -76,6 +76,7 @@ def test_create_never_overwrites(storage: Storage) -> None:
     with pytest.raises(FileExistsError):
         storage.create("x", [b"other"])
     assert storage.read("x") == b"first"
+    assert [f.name for f in storage.files()] == ["x"]
 
 
 def test_of_sixteen_racing_threads_one_creates(place: Place) -> None:
