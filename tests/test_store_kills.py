@@ -76,6 +76,9 @@ def kill_in_an_upload(place: Place, proxy: FaultProxy, chance: random.Random, lo
             assert time.monotonic() < deadline, "the uploads did not begin"
             time.sleep(0.002)
         time.sleep(moment)
+        while not proxy.uploading and process.poll() is None:  # between two uploads: the next one will do
+            assert time.monotonic() < deadline, "no further upload began"
+            time.sleep(0.002)
         busy = proxy.uploading > 0
         process.kill()
         assert process.wait() == -9
