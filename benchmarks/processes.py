@@ -53,7 +53,7 @@ def run(table: str, case: Case, scratch: Path | None) -> Outcome:
         try:
             done = subprocess.run(  # noqa: S603 - this package itself
                 command,
-                env={**os.environ, **_QUIET},
+                env={**os.environ, **_QUIET, **case.get("environment", {})},
                 cwd=Path(__file__).parent.parent,
                 capture_output=True,
                 text=True,

@@ -126,6 +126,19 @@ def test_a_killed_job_ends_as_if_never_interrupted(
     check_cell(tmp_path, baseline, strategy, source, options, kills)
 
 
+@pytest.mark.kill
+@pytest.mark.timeout(300)
+def test_workers_agree_on_an_interval_that_is_measured(tmp_path: Path, baseline) -> None:  # type: ignore[no-untyped-def]
+    reference = baseline("multi-worker-2", "dataset", LR)
+    after_the_first_save = "phase=train_batch_begin,epoch=2,batch=5"
+    run(tmp_path, "multi-worker-2", "dataset", LR, [after_the_first_save], save_freq="auto")
+    assert_same(tmp_path, reference, "multi-worker-2")
+    for worker in range(2):
+        steps = [(s.epoch, s.batch) for s in read_steps(f"{tmp_path}/steps-worker{worker}")]
+        repeated = {step for step in steps if steps.count(step) > 1}
+        assert min(repeated, default=(2, 5)) >= (2, 0), "it did not go on from a save of the first 20 steps' end"
+
+
 @pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(1200)

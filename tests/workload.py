@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     backup = parser.add_argument_group("backup")
     backup.add_argument("--backup-dir")
     backup.add_argument("--no-backup", action="store_true", help="ignore --backup-dir")
-    backup.add_argument("--save-freq", default="epoch", type=lambda text: text if text == "epoch" else int(text))
+    backup.add_argument("--save-freq", default="epoch", type=lambda text: text if text.isalpha() else int(text))
     backup.add_argument("--when-busy", choices=["skip", "wait"], default="wait", help="wait: no save is left out")
     backup.add_argument("--keep-backup", action="store_true", help="delete_checkpoint=False")
     others = parser.add_argument_group("other callbacks")

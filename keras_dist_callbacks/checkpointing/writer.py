@@ -8,14 +8,11 @@ lives only while there is work, so that nothing is left behind when training end
 from __future__ import annotations
 
 import collections
-import contextlib
-import os
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_NICENESS = 10
+from keras_dist_callbacks.checkpointing.priority import Priority, cpu_times
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,7 @@ class Writer:
         self._jobs: collections.deque[_Job] = collections.deque()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._priority = Priority()
 
     @property
     def busy(self) -> bool:
@@ -75,10 +73,11 @@ class Writer:
         return failure
 
     def _work(self) -> None:
-        _step_back()
+        self._priority.take()
         while True:
             with self._condition:
                 if not self._jobs:
+                    self._priority.learn(cpu_times())
                     self._thread = None
                     self._condition.notify_all()
                     return
@@ -90,17 +89,6 @@ class Writer:
                 with self._condition:
                     self._failure = self._failure or error
             del job  # a waiting thread must not hold what was written
-
-
-def _step_back() -> None:
-    """Lets this thread, and those it starts, run where training leaves the processor idle.
-
-    On Linux a thread has a priority of its own. Without this, hashing and writing slow down the steps beside them
-    where training uses every core (measured: 28 ms of a 100 MB save, against some 10 ms that copying on write costs).
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # forbidden here: then all threads have the same priority
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 _shared = Writer()

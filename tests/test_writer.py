@@ -1,0 +1,99 @@
+"""The background thread: what its priority is, and that it takes more where it got nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+from keras_dist_callbacks.checkpointing import writer as writer_module
+from keras_dist_callbacks.checkpointing.priority import CpuTimes, Priority, cpu_times
+from keras_dist_callbacks.checkpointing.writer import Writer
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux alone")
+
+_STARVED = CpuTimes(ran=0.1, waited=5.0)
+
+
+def _own() -> tuple[int, int]:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), os.sched_getscheduler(0)
+
+
+def _in_thread(priority: Priority) -> tuple[int, int]:
+    found: list[tuple[int, int]] = []
+    thread = threading.Thread(target=lambda: (priority.take(), found.append(_own())))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_jobs_run_at_the_lowest_priority_and_training_keeps_its_own() -> None:
+    before, found = _own(), list[tuple[int, int]]()
+    writer = Writer()
+    writer.submit(lambda: found.append(_own()), "a job")
+    assert writer.wait(30)
+    assert found == [(19, os.SCHED_BATCH)]
+    assert _own() == before
+
+
+def test_threads_that_a_job_starts_have_its_priority() -> None:
+    found: list[tuple[int, int]] = []
+
+    def job() -> None:
+        thread = threading.Thread(target=lambda: found.append(_own()))
+        thread.start()
+        thread.join()
+
+    writer = Writer()
+    writer.submit(job, "a job")
+    assert writer.wait(30)
+    assert found == [(19, os.SCHED_BATCH)]
+
+
+def test_after_a_thread_that_starved_the_next_takes_more() -> None:
+    priority = Priority()
+    priority.learn(_STARVED)
+    assert _in_thread(priority) == (10, os.SCHED_OTHER)
+
+
+@pytest.mark.parametrize("later", [CpuTimes(0.1, 0.2), None])
+def test_it_keeps_taking_more_until_one_had_little_to_wait_for(later: CpuTimes | None) -> None:
+    priority = Priority()
+    priority.learn(_STARVED)
+    priority.learn(later)
+    assert _in_thread(priority)[0] == 10
+    priority.learn(CpuTimes(ran=0.1, waited=0.05))
+    assert _in_thread(priority) == (19, os.SCHED_BATCH)
+
+
+@pytest.mark.parametrize("times", [CpuTimes(ran=0.01, waited=0.3), CpuTimes(ran=5.0, waited=6.0), None])
+def test_a_short_or_a_proportionate_wait_is_no_starvation(times: CpuTimes | None) -> None:
+    priority = Priority()
+    priority.learn(times)
+    assert _in_thread(priority)[0] == 19
+
+
+def test_each_thread_of_the_writer_is_judged_by_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    writer = Writer()
+    monkeypatch.setattr(writer_module, "cpu_times", lambda: _STARVED)
+    for _ in range(2):
+        writer.submit(lambda: found.append(_own()[0]), "a job")
+        assert writer.wait(30)
+    assert found == [19, 10]
+
+
+def test_the_times_of_a_thread_are_its_own() -> None:
+    before = cpu_times()
+    assert before is not None
+    while (now := cpu_times()) is not None and now.ran == before.ran:
+        sum(range(10_000))
+    assert now is not None
+    found: list[CpuTimes | None] = []
+    thread = threading.Thread(target=lambda: found.append(cpu_times()))
+    thread.start()
+    thread.join()
+    assert found[0] is not None
+    assert found[0].ran < now.ran
