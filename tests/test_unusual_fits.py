@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.checkpointing.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests import tiny
 
@@ -109,8 +110,10 @@ def test_a_seed_that_is_made_within_the_first_step_resumes_exactly(tmp_path: Pat
 def test_checkpoints_at_the_same_steps_do_not_starve_backups(tmp_path: Path) -> None:
     checkpoint = kdc.ModelCheckpoint(tmp_path / "c-{epoch}-{batch}.keras", save_freq=5)
     backup = kdc.BackupAndRestore(tmp_path / "backup", save_freq=5)
+    # So that the writer has nothing of step 5 to do at step 10, only that step's checkpoint.
+    idle = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: shared_writer().wait())
     with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), None, [checkpoint, backup, tiny.StopAt(2, 0)])
+        tiny.fit(tiny.model(), None, [idle, checkpoint, backup, tiny.StopAt(2, 0)])
     restored = kdc.BackupAndRestore(tmp_path / "backup", save_freq=5)
     tiny.fit(tiny.model(), None, [checkpoint, restored])
     assert restored.restored is not None
@@ -268,8 +271,6 @@ def test_an_input_that_draws_from_a_generator_is_labelled(tmp_path: Path) -> Non
 
 
 def test_a_write_of_an_earlier_fit_that_failed_does_not_end_the_next(tmp_path: Path) -> None:
-    from keras_dist_callbacks.checkpointing.writer import shared_writer
-
     def fail() -> None:
         raise BackupError("an old upload")
 
@@ -283,8 +284,6 @@ def test_a_final_backup_that_fails_keeps_the_last_good_one(tmp_path: Path) -> No
 
     class BreakTheStore(keras.callbacks.Callback):
         def on_train_end(self, logs: Any = None) -> None:
-            from keras_dist_callbacks.checkpointing.writer import shared_writer
-
             shared_writer().wait()
             (backup / "commits").rename(tmp_path / "aside")
             (backup / "commits").write_text("in the way")

@@ -30,7 +30,7 @@ _LIMIT_SMALL = 1 / 5
 
 def cases(config: Config) -> list[Case]:
     """Large variables with and without a strategy, and many small ones."""
-    size, rounds = config.sizes_or(400)[-1], config.rounds(8)
+    size, rounds = config.sizes_or(400)[-1], config.rounds(16)
     common = {"rounds": rounds, "seed": config.seed}
     return [
         {**common, "megabytes": size, "strategy": "default"},

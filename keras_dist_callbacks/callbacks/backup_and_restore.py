@@ -116,7 +116,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
         self._session: FitSession | None = None
         self._prepared: Preparation | None = None
-        self._reported = False
 
     def set_model(self, model: Any) -> None:
         """Chooses the backup to resume from, and becomes the last callback of the list."""
@@ -144,16 +143,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         session.train_begin(fit.callback_list.callbacks)
         if session.restored is None and not session.has_backup:
             self._continue_from_checkpoint(session)
-        self._report()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """The epoch loop is running."""
         self._require_session().epoch_begin(epoch)
-
-    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Says what was restored within an epoch, once."""
-        if not self._reported:
-            self._report()
 
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Counts the validations of fit."""
@@ -162,7 +155,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves, if that is the time."""
-        self._report()
         self._require_session().epoch_end(epoch)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -178,7 +170,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._session = None
         self._end_preparation()
         _end_earlier_writes()
-        self.restored, self._reported = None, False
+        self.restored = None
         _fits += 1
         cluster = Cluster.detect()
         self._check(fit.model, callbacks, cluster)
@@ -187,7 +179,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         engine = BackupEngine(
             BackupStore(self._storage, recycle=True), cluster, exchange, shared_writer(), self._options
         )
-        session = FitSession(fit, engine, cluster, self._policy, self, strict=self._strict)
+        session = FitSession(fit, engine, cluster, self._policy, self, self._announce, strict=self._strict)
         saved = session.pick()
         self._session = session
         if saved is not None:
@@ -230,16 +222,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
         self.model._kdc_restored_from = None
 
-    def _report(self) -> None:
-        session = self._require_session()
-        if self._reported or session.restored is None:
-            return
-        self._reported = True
-        self.restored = session.restored
-        verdict = "not exact" if self.restored.notes else "exact"
-        self._say(f"Restored {self._storage.display(self.restored.commit)}: {self.restored.position}; {verdict}")
-        if self.restored.notes and Cluster.detect().is_chief:
-            warnings.warn("the resume is not exact: " + "; ".join(self.restored.notes), RuntimeWarning, stacklevel=2)
+    def _announce(self, restored: Restored) -> None:
+        self.restored = restored
+        verdict = "not exact" if restored.notes else "exact"
+        self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {verdict}")
+        if restored.notes and Cluster.detect().is_chief:
+            warnings.warn("the resume is not exact: " + "; ".join(restored.notes), RuntimeWarning, stacklevel=2)
 
     def _say(self, text: str) -> None:
         if self.verbose and Cluster.detect().is_chief:

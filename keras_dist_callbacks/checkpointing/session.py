@@ -57,6 +57,7 @@ class FitSession:
         cluster: Cluster,
         policy: SavePolicy,
         owner: Any,
+        announce: Callable[[Restored], None],
         *,
         strict: bool = False,
     ) -> None:
@@ -65,6 +66,7 @@ class FitSession:
         self._cluster = cluster
         self._schedule = Schedule(policy, cluster)
         self._owner = owner  # the callback itself: not part of the state
+        self._announce = announce
         self._strict = strict
         self._saved: WorkerState | None = None
         self._commit = ""
@@ -261,6 +263,7 @@ class FitSession:
                 f"strict=True, and going on from {self._commit} would not be exact: {'; '.join(reasons)}. Nothing was "
                 "changed"
             )
+        self._announce(self.restored)
 
     # --- capturing
 
