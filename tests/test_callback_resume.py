@@ -170,7 +170,7 @@ class Rates(keras.callbacks.Callback):
         assert self.found.setdefault((self.epoch, batch), rate) == rate, "a step was repeated with another rate"
 
 
-@pytest.mark.parametrize("chain", [0, 1, 2])
+@pytest.mark.parametrize("chain", [0, *(pytest.param(n, marks=pytest.mark.chaos) for n in (1, 2))])
 def test_learning_rates_are_those_of_an_undisturbed_run_step_by_step(
     tmp_path: Path, chain: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +196,7 @@ def test_learning_rates_are_those_of_an_undisturbed_run_step_by_step(
     assert {line for line in capsys.readouterr().out.splitlines() if not line.startswith("Restored")} == printed
 
 
-@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("order", [0, *(pytest.param(n, marks=pytest.mark.chaos) for n in (1, 2))])
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
 def test_averaged_weights_are_swapped_as_in_an_undisturbed_run(tmp_path: Path, swap_on_epoch: bool, order: int) -> None:
     def averaged() -> keras.Model:

@@ -113,8 +113,7 @@ def check_cell(
     ("strategy", "source", "options", "kills"),
     [
         ("default", "infinite", LR, CHAIN),
-        ("mirrored-2", "shuffled", LR, (MID_EPOCH, AGAIN, IN_VALIDATION, BEFORE_THE_END)),
-        ("mirrored-2", "numpy", EARLY, (NEXT_EPOCH, BEFORE_THE_END)),
+        ("mirrored-2", "numpy", EARLY, (AGAIN, NEXT_EPOCH, BEFORE_THE_END)),
         ("multi-worker-2", "pydataset", LR, (MID_EPOCH, AGAIN, LAST_STEP)),
         ("multi-worker-2", "shuffled", EARLY, (IN_VALIDATION, BEFORE_THE_END)),
         ("multi-worker-3", "dataset", LR, (MID_EPOCH, IN_VALIDATION)),
