@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,17 @@ from tests import tiny
 class Training:
     """A made-up training: steps of 40 ms, saves that block, and writes that slow down the steps beside them."""
 
-    def __init__(self, policy: SavePolicy, *, blocks: float = 0.0, writes: int = 0, slower: float = 0.0) -> None:
+    def __init__(
+        self,
+        policy: SavePolicy,
+        *,
+        blocks: float = 0.0,
+        writes: int = 0,
+        slower: float = 0.0,
+        cluster: Any = None,
+    ) -> None:
         self.now = 0.0
-        self.schedule = Schedule(policy, Cluster(), clock=lambda: self.now)
+        self.schedule = Schedule(policy, cluster or Cluster(), clock=lambda: self.now)
         self.blocks, self.writes, self.slower = blocks, writes, slower
         self.saves: list[int] = []
         self.step = self.writing = 0
@@ -109,6 +118,30 @@ def test_arguments_become_policies() -> None:
     assert parse_save_freq("auto", 0.1) == SavePolicy(max_overhead=0.1)
     assert parse_save_freq(datetime.timedelta(minutes=2)) == SavePolicy(every_seconds=120.0)
     assert not any(parse_save_freq(f).at_epoch_end for f in (3, "auto", datetime.timedelta(1)))
+
+
+class Wire:
+    """What the chief broadcasts, for a worker that runs afterwards."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def of_chief(self) -> Any:
+        return SimpleNamespace(broadcast=lambda value, what, timeout: self.sent.append(value) or value)
+
+    def of_worker(self) -> Any:
+        return SimpleNamespace(broadcast=lambda value, what, timeout: self.sent.pop(0))
+
+
+@pytest.mark.parametrize("policy", [SavePolicy(max_overhead=0.02), SavePolicy(every_seconds=7.0)])
+def test_a_worker_with_other_times_saves_at_the_chiefs_steps(policy: SavePolicy) -> None:
+    wire = Wire()
+    chief = Training(policy, blocks=0.01, writes=5, slower=0.03, cluster=wire.of_chief()).run(2000)
+    worker = Training(policy, blocks=0.3, cluster=wire.of_worker()).run(2000, seconds=0.1)
+    assert len(chief) > 5
+    assert worker == chief
+    assert not wire.sent, "both ask equally often"
+    assert Training(policy, blocks=0.3).run(2000, seconds=0.1) != chief, "alone it would save elsewhere"
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 5])

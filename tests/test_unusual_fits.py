@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +109,26 @@ def test_a_seed_that_is_made_within_the_first_step_resumes_exactly(tmp_path: Pat
     assert history.history == expected.history
 
 
+class SlowPublishing(keras.callbacks.Callback):
+    """Another job is in the writer's queue while a backup is due, and everything is written before the next step."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.go_on = threading.Event()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == tiny.STEPS - 1:
+            shared_writer().submit(functools.partial(self.go_on.wait, 60), "a slow upload of a checkpoint")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.go_on.set()
+        assert shared_writer().wait(60)
+
+
 def test_checkpoints_at_the_same_steps_do_not_starve_backups(tmp_path: Path) -> None:
     checkpoint = kdc.ModelCheckpoint(tmp_path / "c-{epoch}-{batch}.keras", save_freq=5)
     backup = kdc.BackupAndRestore(tmp_path / "backup", save_freq=5)
-    # So that the writer has nothing of step 5 to do at step 10, only that step's checkpoint.
-    idle = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: shared_writer().wait())
     with pytest.raises(tiny.Stop):
-        tiny.fit(tiny.model(), None, [idle, checkpoint, backup, tiny.StopAt(2, 0)])
+        tiny.fit(tiny.model(), None, [SlowPublishing(), checkpoint, backup, tiny.StopAt(2, 0)])
     restored = kdc.BackupAndRestore(tmp_path / "backup", save_freq=5)
     tiny.fit(tiny.model(), None, [checkpoint, restored])
     assert restored.restored is not None
