@@ -17,7 +17,7 @@ import numpy as np
 import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
-from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"
 OURS, OURS_UNSYNCED = "ours, fsync", "ours, no fsync"

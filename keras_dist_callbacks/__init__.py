@@ -13,19 +13,19 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BackupAndRestore": "keras_dist_callbacks.callbacks.backup_and_restore",
-    "Checkpointer": "keras_dist_callbacks.checkpointing.checkpointer",
+    "Checkpointer": "keras_dist_callbacks.training.checkpointer",
     "ChiefOnly": "keras_dist_callbacks.callbacks.chief_only",
-    "Cluster": "keras_dist_callbacks.cluster",
+    "Cluster": "keras_dist_callbacks.cluster.cluster",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
-    "RetryPolicy": "keras_dist_callbacks.retry",
+    "RetryPolicy": "keras_dist_callbacks.storage.retry",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
     "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
     "latest_checkpoint": "keras_dist_callbacks.recovery",
     "make_or_restore_model": "keras_dist_callbacks.recovery",
-    "make_strategy": "keras_dist_callbacks.cluster",
-    "register_callback_state": "keras_dist_callbacks.checkpointing.callback_state",
+    "make_strategy": "keras_dist_callbacks.cluster.cluster",
+    "register_callback_state": "keras_dist_callbacks.training.callback_state",
 }
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
-    from keras_dist_callbacks.checkpointing.callback_state import register_callback_state as register_callback_state
-    from keras_dist_callbacks.checkpointing.checkpointer import Checkpointer as Checkpointer
-    from keras_dist_callbacks.cluster import Cluster as Cluster
-    from keras_dist_callbacks.cluster import make_strategy as make_strategy
+    from keras_dist_callbacks.cluster.cluster import Cluster as Cluster
+    from keras_dist_callbacks.cluster.cluster import make_strategy as make_strategy
     from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.recovery import make_or_restore_model as make_or_restore_model
-    from keras_dist_callbacks.retry import RetryPolicy as RetryPolicy
+    from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
+    from keras_dist_callbacks.training.callback_state import register_callback_state as register_callback_state
+    from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer
 
 __all__ = [*_HOME, "__version__"]
 

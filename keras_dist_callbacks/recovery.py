@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.checkpointing import artifacts
-from keras_dist_callbacks.checkpointing.sidecar import Artifact
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "make_or_restore_model"

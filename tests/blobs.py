@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints
-from keras_dist_callbacks.checkpointing.reading import read_tensors
-from keras_dist_callbacks.checkpointing.snapshot import HeldTensor
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.backups.codec import Packer, fingerprints
+from keras_dist_callbacks.backups.reading import read_tensors
+from keras_dist_callbacks.backups.snapshot import HeldTensor
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.storage.storage import Storage
 
 
 def through_a_blob(held: Mapping[str, HeldTensor]) -> dict[str, np.ndarray[Any, Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 
 ROWS = 12
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist_callbacks.checkpointing import artifacts
-from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints, referenced_blobs
-from keras_dist_callbacks.checkpointing.sidecar import Artifact
-from keras_dist_callbacks.checkpointing.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
-from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.app import app
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 
 DAY = 86400.0
 INFO = {"keras": "3.15", "tensorflow": "2.21", "python": "3.11", "workers": 1, "replicas": 1, "seed": 7}

@@ -23,7 +23,7 @@ def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_runs_on_in_the_background() -> Iterator[None]:
-    from keras_dist_callbacks.checkpointing.writer import shared_writer
+    from keras_dist_callbacks.engine.writer import shared_writer
 
     yield
     assert shared_writer().wait(30), "a test left a write running"

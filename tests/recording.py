@@ -14,14 +14,14 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from keras_dist_callbacks.checkpointing.codec import fingerprints
-from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
-from keras_dist_callbacks.checkpointing.exchange import LocalState
-from keras_dist_callbacks.checkpointing.snapshot import CommitId, HeldArray, Position, Snapshot, WorkerState
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.checkpointing.writer import Writer
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.backups.codec import fingerprints
+from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.engine import BackupEngine, EngineOptions
+from keras_dist_callbacks.engine.exchange import LocalState
+from keras_dist_callbacks.engine.writer import Writer
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage
 
 ROOT = "backup"
 Files = dict[str, bytes]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.checkpointing import artifacts
-from keras_dist_callbacks.checkpointing.artifacts import split_filepath
-from keras_dist_callbacks.checkpointing.sidecar import Artifact, read_sidecar
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.artifacts import split_filepath
+from keras_dist_callbacks.backups.sidecar import Artifact, read_sidecar
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from tests.callback_helpers import memory_url
 
 
@@ -142,7 +142,7 @@ def test_directory_with_nothing_whole_is_an_error_and_not_a_fresh_start(storage:
 def test_a_newer_sidecar_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage.open(tmp_path / "store")
     with monkeypatch.context() as patch:
-        patch.setattr("keras_dist_callbacks.checkpointing.sidecar._VERSION", 7)
+        patch.setattr("keras_dist_callbacks.backups.sidecar._VERSION", 7)
         publish(storage, tmp_path, "1.keras", b"content")
     with pytest.raises(BackupMismatchError, match="format version 7"):
         artifacts.find(storage)

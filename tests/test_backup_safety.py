@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedError
 from tests import tiny
 from tests.tiny import interrupt
@@ -66,8 +66,8 @@ def test_a_newer_run_on_the_directory_ends_the_older_one(tmp_path: Path) -> None
     class StartAnother(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1:
-                from keras_dist_callbacks.checkpointing.store import BackupStore
-                from keras_dist_callbacks.storage import Storage
+                from keras_dist_callbacks.backups.store import BackupStore
+                from keras_dist_callbacks.storage.storage import Storage
 
                 BackupStore(Storage.open(tmp_path)).claim({})
 
@@ -101,8 +101,8 @@ def test_unchanged_tensors_are_not_written_again(tmp_path: Path) -> None:
 
 
 def test_double_checkpoint_lets_successive_backups_share_no_file(tmp_path: Path) -> None:
-    from keras_dist_callbacks.checkpointing.store import BackupStore
-    from keras_dist_callbacks.storage import Storage
+    from keras_dist_callbacks.backups.store import BackupStore
+    from keras_dist_callbacks.storage.storage import Storage
 
     interrupt(tmp_path, 1, 3, options={"double_checkpoint": True})
     store = BackupStore(Storage.open(tmp_path))
@@ -176,7 +176,7 @@ def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) 
 def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
     tmp_path: Path, uninterrupted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keras_dist_callbacks.checkpointing import engine
+    from keras_dist_callbacks.engine import engine
 
     real, calls = engine.fingerprints, []
 
@@ -196,8 +196,8 @@ def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
 def test_two_successive_backups_share_no_file_also_after_one_whose_fate_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keras_dist_callbacks.checkpointing.engine import EngineOptions
-    from keras_dist_callbacks.checkpointing.store import BackupStore
+    from keras_dist_callbacks.backups.store import BackupStore
+    from keras_dist_callbacks.engine.engine import EngineOptions
     from keras_dist_callbacks.errors import StorageError
     from tests.recording import RecordingStore, Run
 

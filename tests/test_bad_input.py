@@ -13,7 +13,7 @@ import tensorflow as tf
 from fsspec.registry import _registry
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.checkpointing import manifest
+from keras_dist_callbacks.backups import manifest
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError, StorageError
 from tests import tiny
 

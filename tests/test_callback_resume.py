@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.checkpointing import callback_state
+from keras_dist_callbacks.training import callback_state
 from tests import tiny
 from tests.callback_helpers import ignore_keras_warnings
 from tests.resume_helpers import (

@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.checkpointing import callback_state
-from keras_dist_callbacks.checkpointing.callback_state import capture_callbacks, restore_callbacks
-from keras_dist_callbacks.checkpointing.storable import from_json, to_json
+from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
+from keras_dist_callbacks.training import callback_state
+from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
 from tests import tiny
 from tests.blobs import through_a_blob
 from tests.test_bad_input import files

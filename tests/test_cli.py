@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.checkpointing.snapshot import Position
+from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.cli import details, human, output
 from tests import cli_backups
 from tests.cli_backups import DAY, begin, commit, flip, kdc, kdc_json
@@ -28,7 +28,7 @@ def test_a_directory_with_nothing_of_ours_is_an_error(url: str) -> None:
 
 
 def test_a_real_interrupted_fit_is_shown(tmp_path: Path) -> None:
-    from keras_dist_callbacks.checkpointing.callback_state import TOPIC
+    from keras_dist_callbacks.training.callback_state import TOPIC
     from tests import tiny
 
     assert details.CALLBACK == TOPIC

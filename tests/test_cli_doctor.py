@@ -15,7 +15,7 @@ import pytest
 from keras_dist_callbacks.cli import doctor, leftovers
 from keras_dist_callbacks.cli.inventory import Inventory
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from tests import cli_backups
 from tests.cli_backups import begin, commit, everything, flip, kdc, kdc_json, rewrite
 

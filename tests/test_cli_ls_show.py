@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.checkpointing import manifest as manifest_format
-from keras_dist_callbacks.checkpointing.snapshot import Position
+from keras_dist_callbacks.backups import manifest as manifest_format
+from keras_dist_callbacks.backups.snapshot import Position
 from tests import cli_backups
 from tests.cli_backups import DAY, begin, commit, kdc, kdc_json, publish, rewrite
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.checkpointing.snapshot import Position
-from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import inventory, liveness, pruning
 from keras_dist_callbacks.errors import FencedError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from tests import cli_backups
 from tests.cli_backups import begin, commit, everything, flip, kdc, kdc_json, rewrite
 
@@ -277,7 +277,7 @@ def test_interrupted_at_any_deletion_what_is_left_is_whole(tmp_path: Path, monke
 
 
 def test_a_backup_of_a_newer_version_is_never_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from keras_dist_callbacks.checkpointing import manifest
+    from keras_dist_callbacks.backups import manifest
 
     store = begin(tmp_path)
     with monkeypatch.context() as patch:

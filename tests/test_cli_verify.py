@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import inventory
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from tests import cli_backups
 from tests.cli_backups import begin, commit, everything, flip, kdc, kdc_json, publish, rewrite
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.checkpointing import codec
-from keras_dist_callbacks.checkpointing.engine import EngineOptions
-from keras_dist_callbacks.checkpointing.manifest import decode_manifest, encode_manifest, tensor_bytes
-from keras_dist_callbacks.checkpointing.snapshot import CommitId, Manifest
+from keras_dist_callbacks.backups import codec
+from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest, tensor_bytes
+from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
+from keras_dist_callbacks.engine.engine import EngineOptions
 from keras_dist_callbacks.errors import DamagedBackupError
 from tests.recording import ROOT, Files, RecordingStore, Run, tensors_at
 

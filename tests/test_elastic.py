@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.checkpointing.elastic import redistribute
 from keras_dist_callbacks.testing import LocalCluster
+from keras_dist_callbacks.training.elastic import redistribute
 from tests.test_kill_matrix import MID_EPOCH, STRATEGIES, WORKLOAD
 
 

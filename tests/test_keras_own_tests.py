@@ -11,9 +11,9 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.checkpointing.writer import shared_writer
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.storage.storage import Storage
 from tests.callback_helpers import ignore_keras_warnings
 
 # What Keras warns about there is Keras' own business.

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, PrintLR, latest_checkpoint
-from keras_dist_callbacks.checkpointing import artifacts
-from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
 from tests.callback_helpers import X, Y, be_worker_1, fit, ignore_keras_warnings, memory_url, tiny_model
 

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_restore_model
-from keras_dist_callbacks.checkpointing import artifacts
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
 from tests.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
 

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from tests import tiny
 from tests.test_store import commit
 

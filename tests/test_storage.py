@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_dist_callbacks import local_files
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.remote_files import _Progress
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage, redact
-from keras_dist_callbacks.traffic import Traffic
+from keras_dist_callbacks.storage import local_files
+from keras_dist_callbacks.storage.remote_files import _Progress
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage, redact
+from keras_dist_callbacks.storage.traffic import Traffic
 
 
 @pytest.fixture(params=["local", "file-url", "memory"])

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load as load_safetensors
 
-from keras_dist_callbacks.checkpointing import codec
-from keras_dist_callbacks.checkpointing.codec import Packer, fingerprints
-from keras_dist_callbacks.checkpointing.snapshot import (
+from keras_dist_callbacks.backups import codec
+from keras_dist_callbacks.backups.codec import Packer, fingerprints
+from keras_dist_callbacks.backups.snapshot import (
     CommitId,
     HeldArray,
     Manifest,
     Position,
     WorkerRecord,
 )
-from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from tests.blobs import through_a_blob
 
 TENSORS = {

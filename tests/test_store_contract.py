@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks import remote_files
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage import remote_files
+from keras_dist_callbacks.storage.storage import Storage
 from tests.stores.fixtures import Place, Stores
 from tests.stores.proxy import FaultProxy, Request
 

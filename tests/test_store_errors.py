@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks import remote_files
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage import remote_files
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage
 from tests.stores import servers
 from tests.stores.fixtures import Place, Stores
 from tests.stores.proxy import FaultProxy, anything, uploads

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import pytest
 
-from keras_dist_callbacks import storage as storage_module
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.retry import RetryPolicy
+from keras_dist_callbacks.storage import storage as storage_module
+from keras_dist_callbacks.storage.retry import RetryPolicy
 from tests import tiny
 from tests.stores.fixtures import REMOTE, Place, Stores
 from tests.stores.proxy import FaultProxy, anything, uploads

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.backups.store import BackupStore
 from tests import tiny
 from tests.stores.fixtures import REMOTE, Place, Stores
 from tests.stores.proxy import FaultProxy

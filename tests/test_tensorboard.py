@@ -6,10 +6,10 @@ import keras
 import pytest
 
 from keras_dist_callbacks import TensorBoard
-from keras_dist_callbacks.checkpointing.writer import shared_writer
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 from tests.callback_helpers import X, Y, be_worker_1, fit, ignore_keras_warnings, memory_url, scalars, tiny_model
 
 pytestmark = ignore_keras_warnings

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
+from keras_dist_callbacks.launch.processes import free_ports, is_free
 from keras_dist_callbacks.testing import LocalCluster, Step, count_calls, read_steps, run_until_done
-from keras_dist_callbacks.testing._processes import free_ports, is_free
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 INDEX = "import json, os; i = json.loads(os.environ.get('TF_CONFIG', '{\"task\": {\"index\": 0}}'))['task']['index']\n"

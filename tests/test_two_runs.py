@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.storage.storage import Storage
 
 ROOT = Path(__file__).parent.parent
 

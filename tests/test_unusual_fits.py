@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests import tiny
 

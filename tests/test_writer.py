@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from keras_dist_callbacks.checkpointing import writer as writer_module
-from keras_dist_callbacks.checkpointing.priority import CpuTimes, Priority, cpu_times
-from keras_dist_callbacks.checkpointing.writer import Writer
+from keras_dist_callbacks.engine import writer as writer_module
+from keras_dist_callbacks.engine.priority import CpuTimes, Priority, cpu_times
+from keras_dist_callbacks.engine.writer import Writer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux alone")
 

@@ -8,9 +8,9 @@ import time
 import warnings
 from pathlib import Path
 
-from keras_dist_callbacks.checkpointing.writer import shared_writer
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 
 
 class EventSync:

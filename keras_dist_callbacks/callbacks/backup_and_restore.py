@@ -12,17 +12,17 @@ import keras
 
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import multi_worker
-from keras_dist_callbacks.checkpointing.callback_state import Preparation, capture_callbacks, prepare_callbacks
-from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
-from keras_dist_callbacks.checkpointing.exchange import Exchange
-from keras_dist_callbacks.checkpointing.policies import MAX_OVERHEAD, parse_save_freq
-from keras_dist_callbacks.checkpointing.session import FitSession, Restored
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.checkpointing.writer import shared_writer
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.engine import BackupEngine, EngineOptions
+from keras_dist_callbacks.engine.exchange import Exchange
+from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
+from keras_dist_callbacks.training.session import FitSession, Restored
 
 _fits = 0
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks.checkpointing.callback_state import register_wrapper
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.training.callback_state import register_wrapper
 
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 

@@ -15,14 +15,14 @@ import numpy as np
 
 from keras_dist_callbacks._compat.optimizers import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
-from keras_dist_callbacks.checkpointing import artifacts
-from keras_dist_callbacks.checkpointing.sidecar import Artifact
-from keras_dist_callbacks.checkpointing.writer import shared_writer
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.progress import uploads
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage, redact
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage, redact
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "ModelCheckpoint"

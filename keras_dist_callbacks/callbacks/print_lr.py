@@ -8,7 +8,7 @@ import keras
 
 from keras_dist_callbacks._compat.optimizers import current_rates, last_rates
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
 from keras_dist_callbacks.callbacks._event_sync import EventSync
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage, redact
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage, redact
 
 _TAG = "TensorBoard"
 _active: weakref.WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = weakref.WeakKeyDictionary()

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from keras_dist_callbacks import __version__
-from keras_dist_callbacks.checkpointing import artifacts
-from keras_dist_callbacks.checkpointing.sidecar import Artifact
-from keras_dist_callbacks.checkpointing.store import DAMAGED
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.backups.store import DAMAGED
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli import human, leftovers, pruning, render, verifying
 from keras_dist_callbacks.cli.details import describe_commit

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keras_dist_callbacks.checkpointing.codec import dtype_of
-from keras_dist_callbacks.checkpointing.snapshot import JSON, BlobInfo, Manifest, TensorInfo
+from keras_dist_callbacks.backups.codec import dtype_of
+from keras_dist_callbacks.backups.snapshot import JSON, BlobInfo, Manifest, TensorInfo
 from keras_dist_callbacks.cli.inventory import Entry
 from keras_dist_callbacks.cli.listing import CommitRow, commit_row
 

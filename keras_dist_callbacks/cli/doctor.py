@@ -16,8 +16,8 @@ from pathlib import Path
 
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.local_files import TEMPORARY_MARK
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.local_files import TEMPORARY_MARK
+from keras_dist_callbacks.storage.storage import Storage
 
 _ROUNDS = 5
 _RACERS = 8

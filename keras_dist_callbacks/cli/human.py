@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from keras_dist_callbacks.checkpointing.snapshot import Position
+from keras_dist_callbacks.backups.snapshot import Position
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 _SPANS = (("min", 60), ("h", 60), ("d", 24))

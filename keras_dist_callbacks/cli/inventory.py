@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from keras_dist_callbacks.checkpointing.manifest import decode_manifest
-from keras_dist_callbacks.checkpointing.snapshot import CommitId, Manifest
-from keras_dist_callbacks.checkpointing.store import BLOBS, COMMITS, DAMAGED, OWNERS, BackupStore
+from keras_dist_callbacks.backups.manifest import decode_manifest
+from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
+from keras_dist_callbacks.backups.store import BLOBS, COMMITS, DAMAGED, OWNERS, BackupStore
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
-from keras_dist_callbacks.local_files import TEMPORARY_MARK
-from keras_dist_callbacks.storage import FileInfo, Storage
+from keras_dist_callbacks.storage.local_files import TEMPORARY_MARK
+from keras_dist_callbacks.storage.storage import FileInfo, Storage
 
 _READERS = 8
 _T = TypeVar("_T")

@@ -12,7 +12,7 @@ from keras_dist_callbacks.cli.doctor import Check
 from keras_dist_callbacks.cli.inventory import Inventory, blob_generation, dangling_blobs, idle_owners
 from keras_dist_callbacks.cli.liveness import Liveness
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 
 _PRUNE = "harmless; `kdc prune --keep 2` deletes them"
 _SPACE_FOR_BACKUPS = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.checkpointing.artifacts import Listing
-from keras_dist_callbacks.checkpointing.exactness import inexact_reasons
-from keras_dist_callbacks.checkpointing.sidecar import Artifact
-from keras_dist_callbacks.checkpointing.snapshot import BlobInfo, Manifest, WorkerState
+from keras_dist_callbacks.backups.artifacts import Listing
+from keras_dist_callbacks.backups.exactness import inexact_reasons
+from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.inventory import Entry
 

@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage, redact
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage, redact
 
 OK, PROBLEM, CANNOT = 0, 1, 2
 _HIDDEN = "***"

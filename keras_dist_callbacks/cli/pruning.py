@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from keras_dist_callbacks.checkpointing.store import BLOBS, BackupStore
+from keras_dist_callbacks.backups.store import BLOBS, BackupStore
 from keras_dist_callbacks.cli.inventory import (
     Entry,
     Inventory,

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from keras_dist_callbacks.checkpointing import artifacts
-from keras_dist_callbacks.checkpointing.sidecar import SIDECAR, Artifact
-from keras_dist_callbacks.checkpointing.snapshot import BlobInfo, Manifest, TensorInfo, WorkerRecord
-from keras_dist_callbacks.checkpointing.store import BackupStore
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.sidecar import SIDECAR, Artifact
+from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, TensorInfo, WorkerRecord
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.inventory import Entry
 from keras_dist_callbacks.errors import DamagedBackupError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]
 """Is told how many bytes were read."""

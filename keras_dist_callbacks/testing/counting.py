@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.testing.steps import append
 

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import keras
 
-from keras_dist_callbacks.checkpointing.writer import shared_writer
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 
 _BATCH_PHASES = ("train_batch_begin", "train_batch_end", "test_batch_end")

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
-from keras_dist_callbacks.testing._processes import WorkerProcess, free_ports, is_free
+from keras_dist_callbacks.launch.processes import WorkerProcess, free_ports, is_free
 
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 30

@@ -17,8 +17,8 @@ os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
 
 import pytest
 
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage
 from tests.stores import servers
 from tests.stores.proxy import FaultProxy
 

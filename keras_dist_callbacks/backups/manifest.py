@@ -11,8 +11,8 @@ from typing import Any
 
 import xxhash
 
-from keras_dist_callbacks.checkpointing.codec import dtype_of
-from keras_dist_callbacks.checkpointing.snapshot import (
+from keras_dist_callbacks.backups.codec import dtype_of
+from keras_dist_callbacks.backups.snapshot import (
     BlobInfo,
     CommitId,
     Manifest,

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from keras_dist_callbacks import messaging, preflight
 from keras_dist_callbacks._compat import coordination, multi_worker
+from keras_dist_callbacks.cluster import messaging, preflight
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 
 _T = TypeVar("_T")

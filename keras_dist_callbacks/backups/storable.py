@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks.checkpointing.codec import dtype_of
-from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldArray, HeldTensor
+from keras_dist_callbacks.backups.codec import dtype_of
+from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor
 from keras_dist_callbacks.errors import BackupError
 
 _ARRAY, _TUPLE, _SCALAR = "$array", "$tuple", "$scalar"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.local_files import Buffer
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.store_errors import is_taken, status_of
-from keras_dist_callbacks.traffic import Traffic
+from keras_dist_callbacks.storage.local_files import Buffer
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.store_errors import is_taken, status_of
+from keras_dist_callbacks.storage.traffic import Traffic
 
 JOINED_LIMIT = 64 * 2**20  # what is put together in memory for one request
 _PIECE = 16 * 2**20

@@ -6,10 +6,10 @@ import dataclasses
 import warnings
 from collections.abc import Mapping
 
-from keras_dist_callbacks.checkpointing.reading import Allocate
-from keras_dist_callbacks.checkpointing.snapshot import CommitId, Manifest, WorkerState
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups.reading import Allocate
+from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import DamagedBackupError
 
 _LISTINGS = 5

@@ -12,8 +12,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from keras_dist_callbacks.checkpointing.policies import SavePolicy
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.policies import SavePolicy
 
 _FIRST_LOOKS = (1, 2, 5, 10, 20)
 _FIRST_INTERVAL = (50, 60.0)  # steps or seconds: what a write in the background costs is known only after it

@@ -23,13 +23,13 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from keras_dist_callbacks import local_files
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.local_files import TEMPORARY_MARK, Buffer
-from keras_dist_callbacks.remote_files import Connection, RemoteFiles
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.store_errors import Redactor, advice, is_trouble, may_pass
-from keras_dist_callbacks.traffic import Traffic
+from keras_dist_callbacks.storage import local_files
+from keras_dist_callbacks.storage.local_files import TEMPORARY_MARK, Buffer
+from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.store_errors import Redactor, advice, is_trouble, may_pass
+from keras_dist_callbacks.storage.traffic import Traffic
 
 PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")

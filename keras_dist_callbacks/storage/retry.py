@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tenacity
 
-from keras_dist_callbacks.store_errors import may_pass
+from keras_dist_callbacks.storage.store_errors import may_pass
 
 _T = TypeVar("_T")
 

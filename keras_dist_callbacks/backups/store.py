@@ -17,10 +17,10 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keras_dist_callbacks.checkpointing.codec import Blob
-from keras_dist_callbacks.checkpointing.manifest import decode_manifest, encode_manifest
-from keras_dist_callbacks.checkpointing.reading import Allocate, check_sizes, read_tensors, verify_tensors
-from keras_dist_callbacks.checkpointing.snapshot import (
+from keras_dist_callbacks.backups.codec import Blob
+from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest
+from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
+from keras_dist_callbacks.backups.snapshot import (
     BlobInfo,
     CommitId,
     Manifest,
@@ -28,9 +28,9 @@ from keras_dist_callbacks.checkpointing.snapshot import (
     WorkerRecord,
     WorkerState,
 )
-from keras_dist_callbacks.checkpointing.staging import Staging
+from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 
 OWNERS, BLOBS, COMMITS, DAMAGED = "owners", "blobs", "commits", "damaged"
 MAX_MANIFEST_BYTES = 2**30

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_dist_callbacks._compat import rng
-from keras_dist_callbacks.checkpointing.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
 
 
 def inexact_reasons(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from keras_dist_callbacks.checkpointing.codec import Blob
-from keras_dist_callbacks.checkpointing.snapshot import BlobInfo
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.backups.codec import Blob
+from keras_dist_callbacks.backups.snapshot import BlobInfo
+from keras_dist_callbacks.storage.storage import Storage
 
 _UPLOADS = 4  # at once, to a store that is not local; each holds one blob's bytes
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks import messaging
-from keras_dist_callbacks.checkpointing.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
-from keras_dist_callbacks.checkpointing.snapshot import JSON, LOCAL_STATE_DROPPED, HeldArray, Snapshot
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
+from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, HeldArray, Snapshot
+from keras_dist_callbacks.cluster import messaging
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError, ClusterError
 
 _SKIP = b"skip"

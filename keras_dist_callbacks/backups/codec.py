@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.checkpointing.snapshot import BlobInfo, HeldTensor, TensorInfo, WorkerRecord
+from keras_dist_callbacks.backups.snapshot import BlobInfo, HeldTensor, TensorInfo, WorkerRecord
 
 BLOB_BYTES = 64 * 2**20
 _WORTH_KEEPING = 0.5

@@ -12,8 +12,8 @@ from typing import Any
 
 from keras_dist_callbacks._compat import pipeline, replay
 from keras_dist_callbacks._compat.fit import RunningFit
-from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, WorkerState
-from keras_dist_callbacks.checkpointing.storable import from_json, to_json
+from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.storable import from_json, to_json
 
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _TOPIC = "input"

@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 
 SIDECAR = ".json"
 _FORMAT = "keras_dist_callbacks artifact"

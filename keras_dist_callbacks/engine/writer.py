@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keras_dist_callbacks.checkpointing.priority import Priority, cpu_times
+from keras_dist_callbacks.engine.priority import Priority, cpu_times
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks._compat import keras_callbacks
-from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, WorkerState
-from keras_dist_callbacks.checkpointing.storable import from_json, to_json
+from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 
 TOPIC = "callback:"

@@ -12,20 +12,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from keras_dist_callbacks._compat import pipeline, replay, rng, variables
-from keras_dist_callbacks.checkpointing.capture import apply_variables, capture
-from keras_dist_callbacks.checkpointing.engine import BackupEngine, EngineOptions
-from keras_dist_callbacks.checkpointing.exactness import describe, inexact_reasons
-from keras_dist_callbacks.checkpointing.exchange import Exchange
-from keras_dist_callbacks.checkpointing.policies import MAX_OVERHEAD, parse_save_freq
-from keras_dist_callbacks.checkpointing.schedule import Schedule
-from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
-from keras_dist_callbacks.checkpointing.storable import from_json, to_json
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.checkpointing.writer import shared_writer
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups.exactness import describe, inexact_reasons
+from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.engine import BackupEngine, EngineOptions
+from keras_dist_callbacks.engine.exchange import Exchange
+from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
+from keras_dist_callbacks.engine.schedule import Schedule
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError, ConfigError
-from keras_dist_callbacks.retry import RetryPolicy
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.training.capture import apply_variables, capture
 
 _opened = 0
 

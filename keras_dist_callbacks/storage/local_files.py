@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from keras_dist_callbacks.traffic import Traffic
+from keras_dist_callbacks.storage.traffic import Traffic
 
 Buffer = bytes | bytearray | memoryview
 

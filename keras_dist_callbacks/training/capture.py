@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks._compat import variables
-from keras_dist_callbacks.checkpointing.callback_state import TOPIC, capture_callbacks, restore_callbacks
-from keras_dist_callbacks.checkpointing.elastic import redistribute
-from keras_dist_callbacks.checkpointing.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
-from keras_dist_callbacks.checkpointing.storable import to_json
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.storable import to_json
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.training.callback_state import TOPIC, capture_callbacks, restore_callbacks
+from keras_dist_callbacks.training.elastic import redistribute
 
 _VARIABLE = "variable"
 _NAMED_IN_ERROR = 3

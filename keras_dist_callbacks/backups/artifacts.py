@@ -22,7 +22,7 @@ from pathlib import Path
 
 import xxhash
 
-from keras_dist_callbacks.checkpointing.sidecar import (
+from keras_dist_callbacks.backups.sidecar import (
     SIDECAR,
     Artifact,
     read_sidecar,
@@ -30,7 +30,7 @@ from keras_dist_callbacks.checkpointing.sidecar import (
     write_sidecar,
 )
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 
 EXTENSIONS = (".keras", ".weights.h5")
 _CHUNK = 16 * 2**20

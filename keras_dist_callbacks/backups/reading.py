@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.checkpointing.codec import dtype_of, raw_bytes
-from keras_dist_callbacks.checkpointing.manifest import tensor_bytes
-from keras_dist_callbacks.checkpointing.snapshot import BlobInfo, TensorInfo
+from keras_dist_callbacks.backups.codec import dtype_of, raw_bytes
+from keras_dist_callbacks.backups.manifest import tensor_bytes
+from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError
-from keras_dist_callbacks.storage import Storage
+from keras_dist_callbacks.storage.storage import Storage
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray[Any, Any]]
 """Makes the array that a large tensor is read into."""

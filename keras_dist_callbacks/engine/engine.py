@@ -11,12 +11,9 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keras_dist_callbacks.checkpointing.codec import Fingerprint, Packer, fingerprints, referenced_blobs
-from keras_dist_callbacks.checkpointing.collector import collector_paused
-from keras_dist_callbacks.checkpointing.exchange import Exchange, LocalState
-from keras_dist_callbacks.checkpointing.picking import load, newest_good
-from keras_dist_callbacks.checkpointing.reading import Allocate
-from keras_dist_callbacks.checkpointing.snapshot import (
+from keras_dist_callbacks.backups.codec import Fingerprint, Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.backups.reading import Allocate
+from keras_dist_callbacks.backups.snapshot import (
     JSON,
     CommitId,
     Manifest,
@@ -26,9 +23,12 @@ from keras_dist_callbacks.checkpointing.snapshot import (
     WorkerRecord,
     WorkerState,
 )
-from keras_dist_callbacks.checkpointing.store import BackupStore
-from keras_dist_callbacks.checkpointing.writer import Writer
-from keras_dist_callbacks.cluster import Cluster
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.collector import collector_paused
+from keras_dist_callbacks.engine.exchange import Exchange, LocalState
+from keras_dist_callbacks.engine.picking import load, newest_good
+from keras_dist_callbacks.engine.writer import Writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, StorageError
 from keras_dist_callbacks.progress import uploads
 

@@ -1,1 +1,0 @@
-"""The engine: variables -> capture -> snapshot -> encode -> stage -> commit -> prune, and back."""
