@@ -24,7 +24,7 @@ _HOME = {
     "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
     "latest_checkpoint": "keras_dist_callbacks.recovery",
     "make_or_restore_model": "keras_dist_callbacks.recovery",
-    "make_strategy": "keras_dist_callbacks.cluster.cluster",
+    "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "register_callback_state": "keras_dist_callbacks.training.callback_state",
 }
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
     from keras_dist_callbacks.cluster.cluster import Cluster as Cluster
-    from keras_dist_callbacks.cluster.cluster import make_strategy as make_strategy
+    from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
     from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.recovery import make_or_restore_model as make_or_restore_model
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.cluster.cluster import Cluster, make_strategy
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.preflight import wait_for_everyone
+from keras_dist_callbacks.cluster.strategy import make_strategy
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.testing.plugin import ClusterFactory
 

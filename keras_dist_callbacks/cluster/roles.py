@@ -1,0 +1,143 @@
+"""TF_CONFIG and what follows from it: which workers there are, and which of them this process is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from keras_dist_callbacks.cluster import preflight
+from keras_dist_callbacks.errors import ConfigError
+
+_T = TypeVar("_T")
+_TRAINING_TASKS = ("chief", "worker")
+_DROPPED_TASKS = ("ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class Role:
+    """The place of this process in its cluster.
+
+    Attributes:
+        task_type: `"chief"`, `"worker"` or `"evaluator"`; `"worker"` without TF_CONFIG.
+        task_id: The index within the task type.
+        worker_index: The place among all training workers, the chief at 0; -1 for an evaluator.
+        addresses: `host:port` of all training workers, the chief first; empty without TF_CONFIG.
+    """
+
+    task_type: str = "worker"
+    task_id: int = 0
+    worker_index: int = 0
+    addresses: tuple[str, ...] = ()
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Reads TF_CONFIG.
+
+        Args:
+            environ: Where to look. Defaults to `os.environ`.
+
+        Raises:
+            ConfigError: TF_CONFIG is malformed; the message names the field.
+        """
+        text = (os.environ if environ is None else environ).get("TF_CONFIG", "").strip()
+        return cls(*_parse(text)) if text else cls()
+
+    @property
+    def num_workers(self) -> int:
+        """Number of training workers, the chief included; at least 1."""
+        return max(1, len(self.addresses))
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this process only evaluates."""
+        return self.task_type == "evaluator"
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes backups and checkpoints: the first training worker."""
+        return self.worker_index == 0
+
+    @property
+    def name(self) -> str:
+        """How messages call this process, such as `worker 1`."""
+        return self.task_type if self.is_evaluator or self.task_type == "chief" else f"worker {self.worker_index}"
+
+    @property
+    def jobs(self) -> dict[str, list[str]]:
+        """The addresses of each training job, as TensorFlow wants them."""
+        has_chief = self.task_type == "chief" or self.worker_index != self.task_id
+        if not has_chief:
+            return {"worker": list(self.addresses)}
+        return {"chief": [self.addresses[0]], "worker": list(self.addresses[1:])}
+
+
+def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
+    """The fields of a `Role`, in their order."""
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"TF_CONFIG is not valid JSON: {error}") from error
+    spec = _field(config, "cluster", dict, "TF_CONFIG") if "cluster" in _mapping(config) else {}
+    task = _field(config, "task", dict, "TF_CONFIG") if "task" in config or spec else {}
+    if not spec and not task:
+        return "worker", 0, 0, ()
+    task_type = _field(task, "type", str, "TF_CONFIG['task']")
+    index = _index(task)
+    if task_type == "master":
+        task_type = "chief"
+    if "master" in spec:
+        spec = {("chief" if job == "master" else job): hosts for job, hosts in spec.items()}
+    _check_jobs(spec, task_type)
+    chiefs, workers = list(spec.get("chief", [])), list(spec.get("worker", []))
+    if len(chiefs) > 1:
+        raise ConfigError(f"TF_CONFIG['cluster']['chief'] names {len(chiefs)} addresses; there can be one chief")
+    addresses = tuple(chiefs + workers)
+    for address in addresses:
+        preflight.split_address(address)
+    if task_type == "evaluator":
+        return "evaluator", index, -1, addresses
+    count = len(spec.get(task_type, []))
+    if index >= count:
+        raise ConfigError(
+            f"TF_CONFIG['task']['index'] is {index}, but TF_CONFIG['cluster'][{task_type!r}] names {count} address(es)"
+        )
+    return task_type, index, index + (len(chiefs) if task_type == "worker" else 0), addresses
+
+
+def _check_jobs(spec: dict[str, Any], task_type: str) -> None:
+    known = (*_TRAINING_TASKS, *_DROPPED_TASKS)
+    for job, hosts in spec.items():
+        if job not in known:
+            raise ConfigError(f"TF_CONFIG['cluster'] has the unknown job {job!r}; known ones are {', '.join(known)}")
+        if not isinstance(hosts, list) or not all(isinstance(h, str) for h in hosts):
+            raise ConfigError(f"TF_CONFIG['cluster'][{job!r}] must be a list of 'host:port' strings, got {hosts!r}")
+    if task_type == "ps":
+        raise ConfigError("TF_CONFIG['task']['type'] is 'ps'; parameter servers do not work with Keras 3's fit()")
+    if task_type not in known:
+        raise ConfigError(f"TF_CONFIG['task']['type'] is {task_type!r}; known ones are {', '.join(known)}")
+
+
+def _index(task: dict[str, Any]) -> int:
+    index = task.get("index", 0)
+    if isinstance(index, str) and index.isdigit():
+        index = int(index)
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise ConfigError(f"TF_CONFIG['task']['index'] must be an integer of 0 or more, got {task.get('index')!r}")
+    return index
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"TF_CONFIG must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _field(mapping: Any, name: str, kind: type[_T], where: str) -> _T:
+    value = _mapping(mapping).get(name)
+    if not isinstance(value, kind):
+        wanted = "an object" if kind is dict else "a string"
+        raise ConfigError(f"{where}[{name!r}] must be {wanted}, got {value!r}")
+    return value

@@ -1,0 +1,90 @@
+"""The `tf.distribute` strategy of this process, joined without a start that could hang."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from keras_dist_callbacks._compat import coordination, multi_worker
+from keras_dist_callbacks.cluster import preflight
+from keras_dist_callbacks.cluster.roles import Role
+from keras_dist_callbacks.errors import ConfigError
+
+
+def make_strategy(
+    kind: str = "auto",
+    *,
+    startup_timeout: float = 300.0,
+    heartbeat_timeout: float = 10.0,
+    devices: list[str] | None = None,
+    communication_options: Any = None,
+) -> Any:
+    """The `tf.distribute` strategy for this process.
+
+    Call it before any other TensorFlow operation: a cluster cannot be joined later.
+
+    Args:
+        kind: `"auto"`, `"default"`, `"mirrored"` or `"multi_worker"`. `"auto"` is MultiWorkerMirrored when
+            TF_CONFIG names more than one training worker (never for the evaluator), Mirrored when this
+            process has more than one GPU, else the default strategy.
+        startup_timeout: Seconds to wait for the other workers before a clear error.
+        heartbeat_timeout: Seconds after which a silent worker counts as lost.
+        devices: Devices for MirroredStrategy. Defaults to all GPUs.
+        communication_options: `tf.distribute.experimental.CommunicationOptions` for MultiWorkerMirrored.
+
+    Returns:
+        A `tf.distribute.Strategy`. Under MultiWorkerMirrored, Keras' `fit` is made to work as by
+        `enable_multi_worker_fit`.
+
+    Raises:
+        ConfigError: TF_CONFIG is malformed, `kind` unknown, or this worker's port occupied.
+        ClusterTimeoutError: A worker did not come in time; the message names it.
+    """
+    cluster = Role.detect()
+    if kind not in {"auto", "default", "mirrored", "multi_worker"}:
+        raise ConfigError(f"kind must be 'auto', 'default', 'mirrored' or 'multi_worker', got {kind!r}")
+    if startup_timeout <= 0 or heartbeat_timeout <= 0:
+        raise ConfigError("startup_timeout and heartbeat_timeout are seconds above 0")
+    if kind == "multi_worker" and cluster.num_workers == 1:
+        raise ConfigError("kind='multi_worker' needs a TF_CONFIG that names more than one training worker")
+    if kind in {"auto", "multi_worker"} and cluster.num_workers > 1 and not cluster.is_evaluator:
+        return _join(cluster, startup_timeout, heartbeat_timeout, communication_options)
+    import tensorflow as tf
+
+    gpus = len(tf.config.list_logical_devices("GPU"))
+    if kind == "mirrored" or (kind == "auto" and (gpus > 1 or devices is not None)):
+        return tf.distribute.MirroredStrategy(devices)
+    return tf.distribute.get_strategy()
+
+
+def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, options: Any) -> Any:
+    token = hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()[:16]
+    preflight.wait_for_everyone(cluster.addresses, cluster.worker_index, startup_timeout, token)
+    jobs = cluster.jobs
+    coordination.configure(
+        [(name, len(hosts)) for name, hosts in jobs.items()],
+        leader=f"/job:{next(iter(jobs))}/replica:0/task:0",
+        heartbeat_ms=int(heartbeat_timeout * 1000),
+        register_ms=int(startup_timeout * 1000),
+        shutdown_ms=int(max(10.0, heartbeat_timeout) * 1000),
+    )
+    multi_worker.enable_multi_worker_fit()
+    with _exit_if_stuck(startup_timeout):
+        return multi_worker.build_strategy(jobs, cluster.task_type, cluster.task_id, options)
+
+
+@contextlib.contextmanager
+def _exit_if_stuck(seconds: float) -> Iterator[None]:
+    # TensorFlow holds the GIL here: only a watchdog outside of Python can end a build that never returns.
+    if sys.__stderr__ is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds + 30.0, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
