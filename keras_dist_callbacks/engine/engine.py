@@ -99,19 +99,20 @@ class BackupEngine:
             DamagedBackupError: There are commits, but none is whole.
             ClusterError: A worker cannot read what the chief chose.
         """
+        workers, worker, timeout = self._cluster.num_workers, self._cluster.worker_index, self._options.timeout
         chosen = self._cluster.on_chief(
-            lambda: newest_good(self._store, self._cluster, allocate), "choosing a backup", self._options.timeout
+            lambda: newest_good(self._store, workers, allocate), "choosing a backup", timeout
         )
-        name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", self._options.timeout)
+        name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout)
         if name is None:
             return None
         commit = CommitId.parse(name.rpartition("/")[2])
         if commit is None:
             raise BackupError(f"{name!r} is no commit")
         state = self._cluster.agree(
-            lambda: chosen[1] if chosen else load(self._store, self._store.manifest(commit), self._cluster, allocate),
+            lambda: chosen[1] if chosen else load(self._store, self._store.manifest(commit), workers, worker, allocate),
             f"reading {self._store.storage.display(name)}",
-            self._options.timeout,
+            timeout,
         )
         return commit, state
 

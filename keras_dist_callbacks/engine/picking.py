@@ -9,26 +9,28 @@ from collections.abc import Mapping
 from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import DamagedBackupError
 
 _LISTINGS = 5
+_CHIEF = 0  # the index of the worker that picks
 
 
-def load(store: BackupStore, manifest: Manifest, cluster: Cluster, allocate: Allocate | None = None) -> WorkerState:
-    """This worker's state, read and verified; that of all workers if their number has changed.
+def load(
+    store: BackupStore, manifest: Manifest, workers: int, worker: int, allocate: Allocate | None = None
+) -> WorkerState:
+    """The state of one worker, read and verified; that of all if there are now `workers` and were others before.
 
     Raises:
         DamagedBackupError: A blob is missing or differs from the manifest.
     """
-    if len(manifest.workers) == cluster.num_workers:
-        return store.load(manifest, cluster.worker_index, allocate)
-    every = [store.load(manifest, worker) for worker in range(len(manifest.workers))]
+    if len(manifest.workers) == workers:
+        return store.load(manifest, worker, allocate)
+    every = [store.load(manifest, saved) for saved in range(len(manifest.workers))]
     return dataclasses.replace(every[0], other_workers=tuple(state.tensors for state in every[1:]))
 
 
 def newest_good(
-    store: BackupStore, cluster: Cluster, allocate: Allocate | None = None
+    store: BackupStore, workers: int, allocate: Allocate | None = None
 ) -> tuple[CommitId, WorkerState] | None:
     """The newest whole commit and the chief's state in it; None if nothing was ever committed.
 
@@ -38,21 +40,21 @@ def newest_good(
         DamagedBackupError: There are commits, but none is whole. Nothing was changed.
     """
     for _ in range(_LISTINGS):
-        found, vanished = _walk_back(store, cluster, allocate)
+        found, vanished = _walk_back(store, workers, allocate)
         if found or not vanished:
             break  # else a run that still goes on has pruned what was listed: look again
     return found
 
 
 def _walk_back(
-    store: BackupStore, cluster: Cluster, allocate: Allocate | None
+    store: BackupStore, workers: int, allocate: Allocate | None
 ) -> tuple[tuple[CommitId, WorkerState] | None, bool]:
     """The newest good commit, and whether any was deleted while it was being read."""
     damaged: dict[CommitId, DamagedBackupError] = {}
     unfinished, vanished = 0, False
     for commit in reversed(store.commits()):
         try:
-            state = _read_whole(store, commit, cluster, allocate)
+            state = _read_whole(store, commit, workers, allocate)
         except DamagedBackupError as error:
             if not store.storage.exists(commit.name):
                 vanished = True
@@ -72,11 +74,11 @@ def _walk_back(
     return None, False
 
 
-def _read_whole(store: BackupStore, commit: CommitId, cluster: Cluster, allocate: Allocate | None) -> WorkerState:
+def _read_whole(store: BackupStore, commit: CommitId, workers: int, allocate: Allocate | None) -> WorkerState:
     """The chief's state; what it does not need itself is verified too."""
     manifest = store.manifest(commit)
-    state = load(store, manifest, cluster, allocate)
-    if len(manifest.workers) == cluster.num_workers > 1:
+    state = load(store, manifest, workers, _CHIEF, allocate)
+    if len(manifest.workers) == workers > 1:
         store.verify(manifest, but_not=manifest.workers[0].tensors.values())
     return state
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from keras_dist_callbacks._compat import pipeline, replay, rng, variables
-from keras_dist_callbacks.backups.exactness import describe, inexact_reasons
+from keras_dist_callbacks.backups.exactness import inexact_reasons
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.backups.store import BackupStore
@@ -26,6 +26,7 @@ from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.capture import apply_variables, capture
+from keras_dist_callbacks.training.describing import describe
 
 _opened = 0
 

@@ -18,7 +18,7 @@ from typing import Any
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import replay, rng, variables
 from keras_dist_callbacks._compat.coordination import is_peer_error
-from keras_dist_callbacks.backups.exactness import describe, inexact_reasons, not_saved_reason
+from keras_dist_callbacks.backups.exactness import inexact_reasons, not_saved_reason
 from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.collector import collector_paused
@@ -28,6 +28,7 @@ from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables, capture, jsonable_logs
 from keras_dist_callbacks.training.data_position import DataPosition
+from keras_dist_callbacks.training.describing import describe
 
 _EXCEPTION_BUDGET_SECONDS = 120.0
 
