@@ -12,8 +12,8 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import pytest
 
-from tests.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
-from tests.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
+from tests.support.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
+from tests.support.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def nothing_runs_on_in_the_background() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def uninterrupted() -> tuple[Any, dict[str, list[float]]]:
     """The tiny model after a run that was never interrupted, and its History."""
-    from tests import tiny
+    from tests.support import tiny
 
     model = tiny.model()
     history = tiny.fit(model, None)

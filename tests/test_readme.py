@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from tests import tiny
+from tests.support import ROOT, tiny
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

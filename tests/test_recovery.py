@@ -12,7 +12,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
-from tests.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
+from tests.support.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
 
 pytestmark = ignore_keras_warnings
 

@@ -1,0 +1,183 @@
+"""Each bad input is a clear error before the first step, and what was saved stays."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from fsspec.registry import _registry
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups import manifest
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError, StorageError
+from tests.support import tiny
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    """A backup of an interrupted run."""
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(1, 1)])
+    return tmp_path
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def assert_refused_and_untouched(backup: Path, model: keras.Model, error: type[Exception], match: str) -> None:
+    before, steps = files(backup), tiny.CountSteps()
+    with pytest.raises(error, match=match):
+        tiny.fit(model, backup, [steps])
+    assert steps.trained == []
+    after = files(backup)
+    assert {name: content for name, content in after.items() if name in before} == before
+
+
+@pytest.mark.parametrize("save_freq", [0, -1, True, 1.5, "batch", None, datetime.timedelta(0)])
+def test_save_freq_that_is_no_frequency_is_refused(save_freq: Any) -> None:
+    with pytest.raises(ConfigError, match=r"save_freq must be 'epoch' or a number of batches .* got"):
+        kdc.BackupAndRestore("somewhere", save_freq=save_freq)
+
+
+def test_save_on_preemption_only_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="preemption only"):
+        kdc.BackupAndRestore("somewhere", save_freq=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"backup_dir": ""}, "Empty `backup_dir`"),
+        ({"backup_dir": "x", "when_busy": "drop"}, "when_busy"),
+        ({"backup_dir": "x", "max_failed_saves": 0}, "max_failed_saves"),
+        ({"backup_dir": "gss://bucket/x"}, "unknown protocol 'gss'"),
+    ],
+)
+def test_bad_arguments_are_refused_at_construction(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        kdc.BackupAndRestore(**arguments)
+
+
+def test_a_protocol_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(_registry, "gs", raising=False)  # it remembers what was imported before
+    with pytest.raises(ConfigError, match=r'pip install "keras-dist-callbacks\[gcs\]"'):
+        kdc.BackupAndRestore("gs://bucket/backup")
+
+
+def test_an_unbuilt_model_is_refused(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match="must be built"):
+        tiny.fit(model, tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize("where", ["file", "below a file", "/proc/backup"])
+def test_a_directory_that_cannot_be_written_is_an_error_before_training(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("a user's file")
+    directory = {"file": tmp_path / "file", "below a file": tmp_path / "file" / "backup"}.get(where, Path(where))
+    steps = tiny.CountSteps()
+    with pytest.raises(StorageError, match=r"cannot create .*probe"):
+        tiny.fit(tiny.model(), directory, [steps])
+    assert steps.trained == []
+    assert (tmp_path / "file").read_text() == "a user's file"
+
+
+def test_a_backup_of_another_architecture_names_the_first_variables(backup: Path) -> None:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(7), keras.layers.Dense(1, name="head")])
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", "AUC"])
+    match = r"of another model. Only in the model: sequential/head/kernel, .* only in the backup: seed_generator/"
+    assert_refused_and_untouched(backup, model, BackupMismatchError, match)
+
+
+def test_a_backup_with_other_shapes_names_the_variable(backup: Path) -> None:
+    match = r"sequential/dense/kernel is float32\[6, 9\] in the model and float32\[6, 7\] in the backup"
+    assert_refused_and_untouched(backup, tiny.model(units=9), BackupMismatchError, match)
+
+
+def test_a_backup_with_another_optimizer_is_refused(backup: Path) -> None:
+    model = tiny.model(optimizer=keras.optimizers.SGD(0.01))
+    assert_refused_and_untouched(backup, model, BackupMismatchError, "only in the backup: adam/")
+
+
+def test_a_newer_format_is_refused_with_advice(backup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = max(backup.glob("commits/*.json"))
+    decoded = manifest.decode_manifest(newest.read_bytes(), "here")
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "FORMAT_VERSION", 2)
+        newest.write_bytes(manifest.encode_manifest(decoded))
+    assert_refused_and_untouched(backup, tiny.model(), BackupMismatchError, "format version 2.*upgrade")
+
+
+def test_two_backup_callbacks_in_one_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="two BackupAndRestore callbacks"):
+        tiny.fit(tiny.model(), tmp_path / "a", [kdc.BackupAndRestore(tmp_path / "a")])
+
+
+def test_a_dataset_that_ends_before_the_resumed_step_is_an_error(backup: Path) -> None:
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), backup, [tiny.StopAt(1, 4)])
+    steps, before = tiny.CountSteps(), files(backup)
+    with pytest.raises(kdc.errors.BackupError, match="the input ended before the 4 batches"):
+        tiny.fit(tiny.model(), backup, [steps], x=tiny.shuffled().take(2))
+    assert steps.trained == []
+    assert before.items() <= files(backup).items()
+
+
+def test_a_manifest_that_names_a_path_outside_of_the_directory_is_refused(backup: Path) -> None:
+    for path in backup.glob("commits/*.json"):
+        decoded = manifest.decode_manifest(path.read_bytes(), "here")
+        for named in (*decoded.blobs, *decoded.workers[0].tensors.values()):
+            for field in {"path", "blob"} & vars(named).keys():
+                object.__setattr__(named, field, "blobs/../../../" + getattr(named, field))
+        path.write_bytes(manifest.encode_manifest(decoded))
+    assert_refused_and_untouched(backup, tiny.model(), DamagedBackupError, "is not one that a backup writes")
+
+
+def test_the_callback_outside_of_fit_says_so(tmp_path: Path) -> None:
+    callback = kdc.BackupAndRestore(tmp_path)
+    callback.set_model(tiny.model())
+    with pytest.raises(ConfigError, match=r"within model\.fit"):
+        callback.on_train_begin()
+
+
+def test_evaluate_with_the_callback_changes_nothing(tmp_path: Path) -> None:
+    x, y = tiny.data()
+    tiny.model().evaluate(x, y, verbose=0, callbacks=[kdc.BackupAndRestore(tmp_path / "backup")])
+    assert not (tmp_path / "backup").exists()
+
+
+def test_a_changed_batch_size_is_labelled_not_exact(backup: Path) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH // 2)
+    with pytest.warns(RuntimeWarning, match="not exact: the batches per epoch changed from 5 to 10; use the same data"):
+        tiny.fit(tiny.model(), backup, x=dataset)
+
+
+def test_another_seed_is_labelled_not_exact(backup: Path) -> None:
+    model = tiny.model()
+    keras.utils.set_random_seed(8)
+    with pytest.warns(RuntimeWarning, match="the global seed changed from 7 to 8"):
+        tiny.fit(model, backup)
+
+
+def test_a_callback_that_is_new_or_gone_is_named(backup: Path) -> None:
+    with pytest.warns(RuntimeWarning, match=r"EarlyStopping\(monitor=loss\) was not in the interrupted run"):
+        tiny.fit(tiny.model(), backup, [keras.callbacks.EarlyStopping("loss")])
+
+
+def test_a_renamed_metric_is_labelled_and_everything_else_restored(backup: Path) -> None:
+    model, steps = tiny.model(), tiny.CountSteps()
+    renamed = [keras.metrics.BinaryAccuracy(name="renamed"), "AUC"]
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=renamed)
+    with pytest.warns(RuntimeWarning, match="metric variable renamed/total was not in the backup; it starts"):
+        tiny.fit(model, backup, [steps])
+    assert steps.trained[0] == (1, 1)

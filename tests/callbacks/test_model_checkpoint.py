@@ -1,0 +1,337 @@
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_dist_callbacks import ModelCheckpoint, PrintLR, latest_checkpoint
+from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.types import RestoredFrom
+from tests.support.callback_helpers import X, Y, be_worker_1, fit, ignore_keras_warnings, memory_url, tiny_model
+
+pytestmark = ignore_keras_warnings
+
+
+class SetLoss(keras.callbacks.Callback):
+    """Replaces the logged loss by given values, before callbacks that come later."""
+
+    def __init__(self, *values: float) -> None:
+        super().__init__()
+        self.values = values
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        assert logs is not None
+        logs["loss"] = self.values[epoch]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(p.name for p in directory.iterdir() if not p.name.endswith(".json"))
+
+
+def test_saves_the_whole_model_each_epoch_where_the_template_says(tmp_path: Path) -> None:
+    model = tiny_model()
+    fit(model, ModelCheckpoint(tmp_path / "deep" / "ckpt-{epoch:02d}-{loss:.1f}.keras"), epochs=2)
+    found = names(tmp_path / "deep")
+    assert [n[:8] for n in found] == ["ckpt-01-", "ckpt-02-"]
+    loaded = keras.models.load_model(tmp_path / "deep" / found[-1])
+    np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
+
+
+def test_saves_weights_only_to_a_weights_file(tmp_path: Path) -> None:
+    model = tiny_model()
+    fit(model, ModelCheckpoint(str(tmp_path / "w.weights.h5"), save_weights_only=True))
+    other = tiny_model()
+    other.load_weights(tmp_path / "w.weights.h5")
+    np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
+
+
+def test_saves_to_a_url_that_neither_keras_nor_tensorflow_can_write(tmp_path: Path) -> None:
+    url = memory_url()
+    fit(tiny_model(), ModelCheckpoint(f"{url}/ckpt-{{epoch}}.keras"), epochs=2)
+    assert [f.name for f in Storage.open(url).files()] == [
+        "ckpt-1.keras",
+        "ckpt-1.keras.json",
+        "ckpt-2.keras",
+        "ckpt-2.keras.json",
+    ]
+    assert latest_checkpoint(url) == f"{url}/ckpt-2.keras"
+
+
+def test_sidecar_says_where_training_was(tmp_path: Path) -> None:
+    url = memory_url()
+    checkpoint = ModelCheckpoint(f"{url}/ckpt-{{epoch}}-{{batch}}.keras", monitor="loss", save_freq=2)
+    history = fit(tiny_model(), checkpoint, epochs=2)
+    newest, *_, oldest = artifacts.find(Storage.open(url)).artifacts
+    assert (oldest.name, oldest.epoch, oldest.step) == ("ckpt-1-2.keras", 0, 2)
+    assert (newest.name, newest.epoch, newest.step) == ("ckpt-2-3.keras", 1, 6)
+    assert newest.value == pytest.approx(history.history["loss"][1])
+    assert newest.monitor == "loss"
+
+
+def test_epochs_in_the_sidecar_are_the_finished_ones(tmp_path: Path) -> None:
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "ckpt.keras"), epochs=2)
+    (found,) = artifacts.find(Storage.open(tmp_path)).artifacts
+    assert (found.epoch, found.step, found.kind) == (2, 6, "model")
+
+
+def test_save_best_only_writes_improvements_only(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True)
+    fit(tiny_model(), SetLoss(3.0, 5.0, 2.0, 2.0), checkpoint, epochs=4)
+    assert names(tmp_path) == ["1.keras", "3.keras"]
+    assert checkpoint.best == 2.0
+
+
+def test_initial_value_threshold_has_to_be_beaten(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint(
+        tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True, initial_value_threshold=2.5
+    )
+    fit(tiny_model(), SetLoss(3.0, 2.0), checkpoint, epochs=2)
+    assert names(tmp_path) == ["2.keras"]
+
+
+def test_save_best_only_works_on_batches_too(tmp_path: Path) -> None:
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "{batch}.keras", monitor="loss", save_best_only=True, save_freq=1))
+    assert "1.keras" in names(tmp_path)
+
+
+def test_max_to_keep_deletes_the_oldest_with_their_sidecars(tmp_path: Path) -> None:
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=2), epochs=4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3.keras", "3.keras.json", "4.keras", "4.keras.json"]
+
+
+def test_max_to_keep_counts_what_earlier_runs_left_and_leaves_other_series_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.keras").write_bytes(b"not ours")
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "best-{epoch}.keras"), epochs=3)
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "a-{epoch}.keras"), epochs=3)
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "a-{epoch}.keras", max_to_keep=2), epochs=1)
+    assert names(tmp_path) == ["a-1.keras", "a-3.keras", "best-1.keras", "best-2.keras", "best-3.keras", "mine.keras"]
+
+
+def test_generation_counts_runs_and_sequence_counts_within_one_across_callbacks(tmp_path: Path) -> None:
+    for _ in range(2):
+        fit(
+            tiny_model(),
+            ModelCheckpoint(tmp_path / "a-{epoch}.keras"),
+            ModelCheckpoint(tmp_path / "b.weights.h5", save_weights_only=True),
+            epochs=2,
+        )
+    found = artifacts.find(Storage.open(tmp_path)).artifacts
+    assert [(a.name, a.generation) for a in found] == [("b.weights.h5", 2), ("a-2.keras", 2), ("a-1.keras", 2)]
+    assert found[0].sequence > found[1].sequence > found[2].sequence
+
+
+def test_all_workers_but_the_chief_write_nothing_and_decide_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(directory: Path) -> dict[str, Any]:
+        checkpoint = ModelCheckpoint(directory / "{epoch}.keras", monitor="loss", save_best_only=True, verbose=1)
+        fit(tiny_model(), SetLoss(3.0, 5.0, 2.0), checkpoint, epochs=3)
+        return checkpoint.get_state()
+
+    chief = run(tmp_path / "chief")
+    assert "did not improve" in capsys.readouterr().out
+    be_worker_1(monkeypatch)
+    worker = run(tmp_path / "worker")
+    assert (worker["best"], worker["counters"]) == (chief["best"], chief["counters"])
+    assert not (tmp_path / "worker").exists()
+    assert capsys.readouterr().out == ""
+
+
+def test_best_and_counters_come_back_from_a_state_of_json(tmp_path: Path) -> None:
+    first = ModelCheckpoint(tmp_path / "{epoch}-{batch}.keras", monitor="loss", save_best_only=True, save_freq=4)
+    fit(tiny_model(), first)
+    first.best = 1.5
+    state = json.loads(json.dumps(first.get_state()))
+    second = ModelCheckpoint(tmp_path / "{epoch}-{batch}.keras", monitor="loss", save_best_only=True, save_freq=4)
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            second.set_state(state)
+
+    fit(tiny_model(), second, Restore())
+    assert names(tmp_path) == []
+    assert second.best == 1.5
+    assert second.get_state()["counters"][0] == 2  # 3 + 3 batches, a save was due after 4
+
+
+def test_a_better_file_published_after_the_backup_is_not_replaced_by_a_worse_one(tmp_path: Path) -> None:
+    first = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    states = []
+
+    class Backup(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            states.append(first.get_state())
+
+    fit(tiny_model(), SetLoss(3.0, 1.0), first, Backup(), epochs=2)
+    second = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            second.set_state(states[0])
+
+    fit(tiny_model(), SetLoss(0.0, 2.0), second, Restore(), initial_epoch=1, epochs=2)
+    assert second.best == 1.0
+    (found,) = artifacts.find(Storage.open(tmp_path)).artifacts
+    assert found.value == 1.0
+
+
+def test_a_run_without_backup_but_from_a_checkpoint_goes_on_with_its_best(tmp_path: Path) -> None:
+    fit(tiny_model(), SetLoss(1.0), ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True))
+    model = tiny_model()
+    model._kdc_restored_from = RestoredFrom(str(tmp_path / "best.keras"), 1, 3)
+    checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    fit(model, SetLoss(2.0), checkpoint)
+    assert checkpoint.best == 1.0
+
+
+def test_a_fresh_run_in_an_old_directory_starts_with_no_best(tmp_path: Path) -> None:
+    for loss in (1.0, 2.0):
+        checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+        fit(tiny_model(), SetLoss(loss), checkpoint)
+    assert checkpoint.best == 2.0
+
+
+def test_a_damaged_best_file_is_nobodys_best(tmp_path: Path) -> None:
+    fit(tiny_model(), SetLoss(1.0), ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True))
+    (tmp_path / "best.keras").write_bytes(b"damaged")
+    model = tiny_model()
+    model._kdc_restored_from = RestoredFrom(str(tmp_path / "other.keras"), 1, 3)
+    checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    fit(model, SetLoss(2.0), checkpoint)
+    assert checkpoint.best == 2.0
+    assert latest_checkpoint(tmp_path) is not None
+
+
+def test_the_previous_file_stays_whole_while_the_next_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "ckpt.keras"))
+    before = (tmp_path / "ckpt.keras").read_bytes()
+
+    def fail(self: Any, target: Path) -> None:
+        target.write_bytes(b"half a fi")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(ModelCheckpoint, "_serialise", fail)
+    with pytest.raises(OSError, match="disk full"):
+        fit(tiny_model(), ModelCheckpoint(tmp_path / "ckpt.keras"))
+    assert (tmp_path / "ckpt.keras").read_bytes() == before
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt.keras")
+
+
+def test_a_failed_write_surfaces_in_fit_and_leaves_no_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    (tmp_path / "out" / "1.keras").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"1\.keras") as caught:
+        fit(tiny_model(), ModelCheckpoint(tmp_path / "out" / "{epoch}.keras"), epochs=3)
+    assert any("in the background" in note for note in caught.value.__notes__)
+    shared_writer().wait()
+    assert list(temporary.iterdir()) == []
+
+
+def test_at_most_one_file_waits_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    waiting: list[int] = []
+    original = Storage.replace
+
+    def replace(self: Storage, name: str, source: Path) -> None:
+        waiting.append(len(list(temporary.glob("kdc-artifact-*"))))
+        threading.Event().wait(0.02)
+        original(self, name, source)
+
+    monkeypatch.setattr(Storage, "replace", replace)
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "out" / "{batch}.keras", save_freq=1), epochs=2)
+    assert max(waiting) == 1
+
+
+def test_a_zombie_is_told_that_a_newer_run_writes_here(tmp_path: Path) -> None:
+    zombie = ModelCheckpoint(tmp_path / "best.keras")
+
+    class NewerRun(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            fit(tiny_model(), ModelCheckpoint(tmp_path / "best.keras"))
+            fit(tiny_model(), ModelCheckpoint(tmp_path / "best.keras"))
+
+    with pytest.raises(FencedError, match="newer run"):
+        fit(tiny_model(), zombie, NewerRun())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"filepath": "dir/"}, "names a directory"),
+        ({"filepath": ""}, "names a directory"),
+        ({"filepath": "model.h5"}, "must end in .keras"),
+        ({"filepath": "model.weights.h5"}, "save_weights_only=True"),
+        ({"filepath": "model.keras", "save_weights_only": True}, "must end in .weights.h5"),
+        ({"filepath": "{epoch}/model.keras"}, "in its directory"),
+        ({"filepath": "model-{}.keras"}, "need names"),
+        ({"filepath": "model-{epoch.keras"}, "no valid template"),
+        ({"filepath": "m.keras", "save_freq": 0}, "save_freq"),
+        ({"filepath": "m.keras", "save_freq": -1}, "save_freq"),
+        ({"filepath": "m.keras", "save_freq": True}, "save_freq"),
+        ({"filepath": "m.keras", "save_freq": 2.0}, "save_freq"),
+        ({"filepath": "m.keras", "save_freq": "batch"}, "save_freq"),
+        ({"filepath": "m.keras", "max_to_keep": 0}, "max_to_keep"),
+        ({"filepath": "m.keras", "max_to_keep": True}, "max_to_keep"),
+        ({"filepath": "gss://bucket/m.keras"}, "unknown protocol 'gss'"),
+    ],
+)
+def test_wrong_arguments_are_clear_errors_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelCheckpoint(**arguments)
+
+
+def test_an_unusable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    model = tiny_model()
+    with pytest.raises(StorageError, match="file is in the way"):
+        fit(model, ModelCheckpoint(tmp_path / "file" / "ckpt.keras"))
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_credentials_in_a_url_are_not_kept_in_the_open(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint("memory://user:secret@host/ckpt.keras")
+    assert "secret" not in checkpoint.filepath
+    assert "secret" not in repr(checkpoint._storage.url)
+
+
+def test_it_is_a_keras_model_checkpoint_with_keras_attributes(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint(tmp_path / "m.keras", "acc", 1, True, False, "max", 5, 0.5)
+    assert isinstance(checkpoint, keras.callbacks.ModelCheckpoint)
+    assert (checkpoint.monitor, checkpoint.verbose, checkpoint.best) == ("acc", 1, 0.5)
+    assert checkpoint.save_freq == 5
+
+
+def test_a_directory_given_with_braces_is_taken_literally(tmp_path: Path) -> None:
+    fit(tiny_model(), ModelCheckpoint(str(tmp_path / "{{x}}" / "m.keras")))
+    assert names(tmp_path / "{x}") == ["m.keras"]
+
+
+def test_relative_paths_lie_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tiny_model()
+    model.fit(X, Y, verbose=0, callbacks=[ModelCheckpoint("m.keras")])
+    assert names(tmp_path) == ["m.keras"]
+    assert latest_checkpoint(".") == "m.keras"
+
+
+def test_it_works_under_a_mirrored_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = tiny_model(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)))
+    fit(model, ModelCheckpoint(tmp_path / "{epoch}.keras"), PrintLR())
+    assert artifacts.find(Storage.open(tmp_path)).artifacts[0].step == 3
+    assert "learning rate 0.8 to 0.2" in capsys.readouterr().out

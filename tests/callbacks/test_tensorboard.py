@@ -1,0 +1,224 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from keras_dist_callbacks import TensorBoard
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support.callback_helpers import (
+    X,
+    Y,
+    be_worker_1,
+    fit,
+    ignore_keras_warnings,
+    memory_url,
+    scalars,
+    tiny_model,
+)
+
+pytestmark = ignore_keras_warnings
+
+
+def mirror(url: str, target: Path) -> Path:
+    """A local copy of what a store holds under the runs' directories."""
+    storage = Storage.open(url)
+    for run in ("train", "validation"):
+        (target / run).mkdir(parents=True, exist_ok=True)
+        for file in storage.files(run):
+            storage.download(f"{run}/{file.name}", target / run / file.name)
+    return target
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(path))
+    return path
+
+
+def test_the_chief_writes_what_keras_writes_where_keras_does(tmp_path: Path) -> None:
+    history = fit(tiny_model(), TensorBoard(tmp_path), epochs=2, validation_data=(X, Y))
+    train, validation = scalars(tmp_path / "train"), scalars(tmp_path / "validation")
+    assert [v for _, v in train["epoch_loss"]] == pytest.approx(history.history["loss"])
+    assert [v for _, v in validation["epoch_loss"]] == pytest.approx(history.history["val_loss"])
+    assert "epoch_learning_rate" in train
+
+
+def test_another_worker_writes_to_a_temporary_directory_that_is_gone_afterwards(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_worker_1(monkeypatch)
+    seen: list[list[Path]] = []
+    spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(list(temporary.rglob("events*"))))
+    fit(tiny_model(), TensorBoard(tmp_path / "logs"), spy)
+    assert seen[0] != []
+    assert list(temporary.iterdir()) == []
+    assert not (tmp_path / "logs").exists()
+
+
+def test_another_worker_writes_below_the_worker_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    be_worker_1(monkeypatch)
+    fit(tiny_model(), TensorBoard(tmp_path / "logs", worker_log_dir=tmp_path / "workers"))
+    assert "epoch_loss" in scalars(tmp_path / "workers" / "worker-1" / "train")
+    assert not (tmp_path / "logs").exists()
+
+
+def test_batch_steps_go_on_after_a_restart(tmp_path: Path) -> None:
+    first = TensorBoard(tmp_path / "a", update_freq=1)
+    fit(tiny_model(), first, validation_data=(X, Y))
+    state = json.loads(json.dumps(first.get_state()))
+    second = TensorBoard(tmp_path / "b", update_freq=1)
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            second.set_state(state)
+
+    fit(tiny_model(), second, Restore(), initial_epoch=1, epochs=2, validation_data=(X, Y))
+    uninterrupted = TensorBoard(tmp_path / "c", update_freq=1)
+    fit(tiny_model(), uninterrupted, epochs=2, validation_data=(X, Y))
+
+    def steps(run: str, tag: str) -> list[int]:
+        return [step for step, _ in scalars(tmp_path / run / "train")[tag]]
+
+    assert steps("a", "batch_loss") + steps("b", "batch_loss") == steps("c", "batch_loss") == [1, 2, 3, 4, 5, 6]
+    assert steps("a", "epoch_loss") + steps("b", "epoch_loss") == steps("c", "epoch_loss")
+    assert second.counters == uninterrupted.counters
+
+
+def test_what_a_backup_covers_is_in_the_event_file(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, update_freq=1)
+    written: list[int] = []
+
+    class Backup(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            board.get_state()
+            written.append(len(scalars(tmp_path / "train")["batch_loss"]))
+
+    fit(tiny_model(), board, Backup())
+    assert written == [1, 2, 3]
+
+
+def test_a_store_that_tensorflow_cannot_write_gets_complete_copies(tmp_path: Path, temporary: Path) -> None:
+    url = memory_url()
+    history = fit(tiny_model(), TensorBoard(url), epochs=2, validation_data=(X, Y))
+    copy = mirror(url, tmp_path / "copy")
+    assert [v for _, v in scalars(copy / "train")["epoch_loss"]] == pytest.approx(history.history["loss"])
+    assert len(scalars(copy / "validation")["epoch_loss"]) == 2
+    assert list(temporary.iterdir()) == []
+
+
+def test_copies_grow_while_training_goes_on(tmp_path: Path) -> None:
+    url = memory_url()
+    board = TensorBoard(url, sync_seconds=1e-9)
+    seen: list[int] = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            shared_writer().wait()
+            seen.append(len(scalars(mirror(url, tmp_path / str(epoch)) / "train")["epoch_loss"]))
+
+    fit(tiny_model(), board, Look(), epochs=3)
+    assert seen == [1, 2, 3]
+
+
+def test_copying_is_throttled_and_skips_what_did_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    puts: list[str] = []
+    original = Storage.replace
+    monkeypatch.setattr(
+        Storage, "replace", lambda self, name, source: puts.append(name) or original(self, name, source)
+    )
+    board = TensorBoard(memory_url(), sync_seconds=3600)
+    fit(tiny_model(), board, epochs=5)
+    assert len(puts) == 1  # the end
+
+
+def test_a_worker_directory_in_a_store_is_copied_to_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    be_worker_1(monkeypatch)
+    url = memory_url()
+    fit(tiny_model(), TensorBoard(tmp_path / "logs", worker_log_dir=url))
+    assert "epoch_loss" in scalars(mirror(f"{url}/worker-1", tmp_path / "copy") / "train")
+
+
+def test_a_store_that_fails_costs_a_warning_and_the_files_stay(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Storage, name: str, source: Path) -> None:
+        raise StorageError("the store is down")
+
+    monkeypatch.setattr(Storage, "replace", fail)
+    with pytest.warns(UserWarning, match=r"stay in .*the store is down"):
+        fit(tiny_model(), TensorBoard(memory_url()))
+    assert list(temporary.rglob("events.out.*")) != []
+
+
+def test_an_unusable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    model = tiny_model()
+    with pytest.raises(StorageError, match="file is in the way"):
+        fit(model, TensorBoard(tmp_path / "file" / "logs"))
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"log_dir": "gss://bucket/logs"}, "unknown protocol 'gss'"),
+        ({"worker_log_dir": "gss://bucket/logs"}, "unknown protocol 'gss'"),
+        ({"sync_seconds": 0}, "sync_seconds"),
+    ],
+)
+def test_wrong_arguments_are_clear_errors_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TensorBoard(**arguments)
+
+
+def test_two_fits_with_one_callback_write_two_complete_runs(tmp_path: Path) -> None:
+    url = memory_url()
+    board = TensorBoard(url)
+    model = tiny_model()
+    for _ in range(2):
+        fit(model, board, epochs=2)
+    files = Storage.open(url).files("train")
+    assert len(files) == 2
+    assert len(scalars(mirror(url, tmp_path / "copy") / "train")["epoch_loss"]) == 4
+
+
+def test_evaluate_alone_is_logged_and_copied(tmp_path: Path) -> None:
+    url = memory_url()
+    model = tiny_model()
+    model.evaluate(X, Y, verbose=0, callbacks=[TensorBoard(url)])
+    shared_writer().wait()
+    assert "evaluation_loss_vs_iterations" in scalars(mirror(url, tmp_path / "copy") / "validation")
+
+
+def test_an_evaluator_needs_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: evaluator))
+    tiny_model().evaluate(X, Y, verbose=0, callbacks=[TensorBoard(tmp_path, worker_log_dir=tmp_path / "w")])
+    assert (tmp_path / "w" / "evaluator" / "validation").is_dir()
+
+
+def test_it_is_a_keras_tensorboard_that_shows_the_users_directory(tmp_path: Path) -> None:
+    board = TensorBoard("memory://user:secret@host/logs", 1, False, update_freq="batch")
+    assert isinstance(board, keras.callbacks.TensorBoard)
+    assert board.log_dir == "memory://host/logs"
+    assert (board.histogram_freq, board.write_graph, board.update_freq) == (1, False, 1)
+
+
+def test_histograms_and_embeddings_are_copied_too(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(5, 2), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(1))
+    model.compile("sgd", "mse")
+    url = memory_url()
+    board = TensorBoard(url, histogram_freq=1, embeddings_freq=1)
+    model.fit(abs(X).astype("int32"), Y, verbose=0, callbacks=[board])
+    names = [f.name for f in [*Storage.open(url).files(), *Storage.open(url).files("train")]]
+    assert "projector_config.pbtxt" in names
+    assert "keras_embedding.ckpt-0.weights.h5" in names

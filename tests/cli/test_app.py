@@ -1,0 +1,143 @@
+"""What all commands of `kdc` share: errors, exit codes, secrets, a quick start; and a real backup."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.cli import details, human, output
+from tests.support import cli_backups
+from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json
+
+url = cli_backups.url
+
+
+def test_a_directory_with_nothing_of_ours_is_an_error(url: str) -> None:
+    for command in (["ls", url], ["show", url], ["verify", url], ["prune", url, "--keep", "1"]):
+        result = kdc(*command)
+        assert (result.exit_code, result.stdout) == (2, ""), command
+        assert "kdc: " in result.stderr
+        assert "no backup" in result.stderr
+
+
+def test_a_real_interrupted_fit_is_shown(tmp_path: Path) -> None:
+    from keras_dist_callbacks.training.callback_state import TOPIC
+    from tests.support import tiny
+
+    assert details.CALLBACK == TOPIC
+    tiny.interrupt(tmp_path, 1, 3)
+    newest, before = kdc_json("ls", tmp_path)["commits"]
+    assert (newest["position"], newest["step"], newest["exact"]) == ("epoch 2, batch 3", 8, True)
+    assert before["position"] == "epoch 2, batch 2"
+    found = kdc_json("show", tmp_path)
+    assert found["callbacks"] == ["History()"]
+    assert found["random_states"][:3] == ["python", "numpy", "tensorflow"]
+    assert "keras seed generators: 1" in found["random_states"]
+    shapes = {row["name"]: row["shape"] for row in found["tensors"]}
+    assert shapes["sequential/dense/kernel"] == [6, 7]
+    assert set(found["versions"]) == {"python", "keras", "tensorflow"}
+    assert kdc_json("verify", tmp_path)["all_whole"] is True
+    flip(tmp_path, found["blobs"][-1]["path"])
+    assert kdc_json("verify", tmp_path, code=1)["all_whole"] is False
+
+
+def test_it_starts_without_tensorflow_and_keras(tmp_path: Path) -> None:
+    commit(begin(tmp_path), 1)
+    script = (
+        "import sys\n"
+        "from keras_dist_callbacks.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print(sorted({'keras', 'tensorflow'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    for command in (["ls"], ["show"], ["verify"], ["doctor"], ["prune", "--keep", "1", "--dry-run"]):
+        line = [sys.executable, "-c", script, *command, str(tmp_path), "--json"]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert (result.returncode, result.stderr) == (0, "[]\n"), command
+        assert json.loads(result.stdout)["url"] == str(tmp_path)
+
+
+def test_the_module_runs_as_the_console_script_does(tmp_path: Path) -> None:
+    commit(begin(tmp_path), 1)
+    script = Path(sys.executable).with_name("kdc")
+    for start in ([str(script)], [sys.executable, "-m", "keras_dist_callbacks.cli"]):
+        result = subprocess.run([*start, "ls", str(tmp_path)], capture_output=True, text=True, timeout=60)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "1-1" in result.stdout
+    missing = subprocess.run([str(script), "ls", str(tmp_path / "no")], capture_output=True, text=True, timeout=60)
+    assert (missing.returncode, missing.stdout, len(missing.stderr.splitlines())) == (2, "", 1)
+
+
+def test_exit_codes_are_in_every_help() -> None:
+    for command in ([], ["ls"], ["show"], ["verify"], ["prune"], ["doctor"]):
+        result = kdc(*command, "--help")
+        assert result.exit_code == 0
+        assert "Exit codes: 0 all is well" in " ".join(result.stdout.split())
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert kdc("ls").exit_code == 2
+    assert kdc("prune", "x", "--keep", "0").exit_code == 2
+    result = kdc("ls", "nope://x")
+    assert result.exit_code == 2
+    assert "unknown protocol 'nope'" in result.stderr
+
+
+@pytest.mark.parametrize("options", ["{secret-1234", '["secret-1234"]', '"secret-1234"'])
+def test_options_that_are_no_json_object_are_refused_and_not_repeated(options: str) -> None:
+    result = kdc("ls", "memory://x", "--storage-options", options)
+    assert result.exit_code == 2
+    assert "no JSON object" in result.stderr
+    assert "secret-1234" not in result.output
+
+
+def test_secrets_in_urls_and_options_are_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str, options: dict[str, Any], **_: Any) -> None:
+        raise RuntimeError(f"no access to {url} with {options}")
+
+    monkeypatch.setattr(output.Storage, "open", refuse)
+    monkeypatch.setenv("KDC_STORAGE_OPTIONS", json.dumps({"key": "AKIA-1", "client": {"secret": ["wJalr-2"]}}))
+    result = kdc("doctor", "ftp://john-3:hunter-4@host/dir?sig=abcd-5")
+    assert result.exit_code == 2
+    assert "no access to ftp://" in result.stderr
+    for secret in ("AKIA-1", "wJalr-2", "john-3", "hunter-4", "abcd-5"):
+        assert secret not in result.output
+
+
+def test_options_come_from_the_command_line_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = output.Storage.open
+
+    def note(url: str, options: dict[str, Any], **others: Any) -> Any:
+        seen.append(options)
+        return real(url, **others)
+
+    monkeypatch.setattr(output.Storage, "open", note)
+    monkeypatch.setenv("KDC_STORAGE_OPTIONS", '{"anon": true}')
+    kdc("ls", "memory://x")
+    kdc("ls", "memory://x", "--storage-options", '{"anon": false}')
+    assert seen == [{"anon": True}, {"anon": False}]
+
+
+def test_names_are_never_taken_for_markup(tmp_path: Path) -> None:
+    commit(begin(tmp_path / "[red]x[/red]"), 1, {"variable/[bold]w@0": np.zeros(1)})
+    text = kdc("show", tmp_path / "[red]x[/red]").stdout
+    assert "[red]x[/red]" in text
+    assert "[bold]w" in text
+
+
+def test_sizes_ages_and_positions_read_well() -> None:
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1048575: "1.0 MiB", 5 * 2**30: "5.0 GiB", 2**52: "4096.0 TiB"}
+    assert {count: human.size(count) for count in sizes} == sizes
+    ages = {-5: "0 s", 59.4: "59 s", 60: "1 min", 3599: "1.0 h", 5400: "1.5 h", 40000: "11 h", 86400: "1.0 d"}
+    assert {seconds: human.age(seconds) for seconds in ages} == ages
+    assert human.age(30 * DAY) == "30 d"
+    assert (human.size(None), human.age(None), human.moment(None)) == ("-", "-", "-")
+    assert human.position(Position("between", 0, 0, 0)) == "before epoch 1"
+    assert human.moment(0) == "1970-01-01 00:00:00 UTC"

@@ -1,0 +1,240 @@
+"""`kdc doctor`: what a store must do is tried out, leftovers are found, and nothing of it stays."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from keras_dist_callbacks.cli import doctor, leftovers
+from keras_dist_callbacks.cli.inventory import Inventory
+from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support import cli_backups
+from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, rewrite
+
+url = cli_backups.url
+STORE_CHECKS = ["access", "latency", "exclusive create", "racing creates", "replace", "listings"]
+
+
+@pytest.fixture(autouse=True)
+def threads_switch_only_where_they_wait() -> Iterator[None]:
+    """`memory://` looks whether a name is taken and writes it in two steps; Python may switch in between."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def checks(url: str | Path, code: int = 0) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in kdc_json("doctor", url, code=code)["checks"]}
+
+
+def test_a_good_store_passes_every_check_and_nothing_is_left_in_it(url: str) -> None:
+    found = kdc_json("doctor", url)
+    assert found["usable"] is True
+    assert [check["name"] for check in found["checks"]][:6] == STORE_CHECKS
+    assert {check["status"] for check in found["checks"]} == {"ok"}
+    assert everything(url) == {}
+    result = kdc("doctor", url)
+    assert "backups work here" in result.stdout
+    assert "8 at once, one winner" in result.stdout
+
+
+def test_directories_that_it_had_to_make_are_gone_afterwards_and_others_stay(tmp_path: Path) -> None:
+    kdc_json("doctor", tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    kdc_json("doctor", tmp_path / "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_backup_directory_is_as_it_was(url: str) -> None:
+    commit(begin(url), 1)
+    before = everything(url)
+    assert checks(url)["backups"]["detail"] == "1 manifest, readable"
+    assert everything(url) == before
+
+
+def test_without_access_the_reason_is_told_and_the_rest_skipped(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    found = checks(tmp_path / "file" / "d", code=1)
+    assert found["access"]["status"] == "fail"
+    assert "cannot" in found["access"]["detail"]
+    assert {found[name]["status"] for name in STORE_CHECKS[1:]} == {"skipped"}
+    assert "backups" not in found
+    text = kdc("doctor", tmp_path / "file" / "d").stdout
+    assert "the other 5 checks were skipped" in text
+    assert text.splitlines()[-1] == "1 check failed"
+
+
+def test_secrets_in_a_clients_message_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Storage) -> None:
+        raise StorageError("the key AKIA-secret-1 is not known")
+
+    monkeypatch.setattr(Storage, "probe", refuse)
+    result = kdc("doctor", "memory://x", "--storage-options", '{"key": "AKIA-secret-1"}')
+    assert "the key *** is not known" in result.stdout
+    assert "AKIA-secret-1" not in result.output
+
+
+def test_a_store_whose_create_overwrites_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwrite(self: Storage, name: str, parts: Sequence[Any]) -> None:
+        Path(self.root, name).write_bytes(b"".join(parts))
+
+    monkeypatch.setattr(Storage, "create", overwrite)
+    with doctor.bench(Storage.open(tmp_path)) as tools:
+        taken, race = doctor.check_create(tools), doctor.check_race(tools)
+    assert (taken.status, race.status) == ("fail", "fail")
+    assert race.detail == "8 at once, 8 believe that they have won"
+    assert "only one job" in taken.advice
+    assert everything(tmp_path) == {}
+
+
+def test_a_store_that_refuses_to_delete_can_be_used_with_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Storage.probe
+
+    def remark(self: Storage) -> None:
+        warnings.warn("old files will stay: forbidden", RuntimeWarning, stacklevel=2)
+        real(self)
+
+    monkeypatch.setattr(Storage, "probe", remark)
+    access = checks(tmp_path)["access"]
+    assert (access["status"], access["detail"]) == ("warn", "old files will stay: forbidden")
+
+
+def test_a_listing_that_lags_is_a_remark_and_one_that_never_shows_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_LISTING_SECONDS", 1.0)
+    real, stale = Storage.files, [1]
+
+    def lag(self: Storage, directory: str = "") -> list[Any]:
+        stale[0] -= 1
+        return [] if stale[0] >= 0 else real(self, directory)
+
+    monkeypatch.setattr(Storage, "files", lag)
+    with doctor.bench(Storage.open(tmp_path / "x")) as tools:
+        assert doctor.check_listing(tools).status == "warn"
+        stale[0] = 1000
+        found = doctor.check_listing(tools)
+    assert (found.status, found.detail) == ("fail", "a new object is not listed after 1 s")
+
+
+def test_a_store_that_reads_stale_content_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Storage, "read", lambda *_: b"before")
+    with doctor.bench(Storage.open(tmp_path)) as tools:
+        assert doctor.check_replace(tools).status == "fail"
+
+
+def test_a_slow_store_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_SLOW_SECONDS", 0.01)
+    real = Storage.read
+
+    def slow(self: Storage, *arguments: Any) -> bytes:
+        time.sleep(0.02)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Storage, "read", slow)
+    with doctor.bench(Storage.open(tmp_path)) as tools:
+        assert doctor.check_latency(tools).status == "warn"
+
+
+def test_a_store_that_fails_halfway_fails_that_check_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Storage, *_: Any) -> None:
+        raise StorageError("no overwriting here")
+
+    monkeypatch.setattr(Storage, "replace", refuse)
+    found = checks(tmp_path, code=1)
+    assert found["replace"]["detail"] == "no overwriting here"
+    assert found["listings"]["status"] == "ok"
+    assert everything(tmp_path) == {}
+
+
+def test_leftovers_are_found_and_prune_takes_them_away(url: str) -> None:
+    crashed = begin(url)
+    lost = commit(crashed, 1)
+    crashed.storage.delete(lost.id.name)
+    begin(url)
+    store = begin(url)
+    commit(store, 1)
+    store.storage.create("commits/000003-00000002-x.json.tmp-1", [b"half"])
+    found = checks(url)
+    warned = {name: check["detail"] for name, check in found.items() if check["status"] == "warn"}
+    assert warned == {
+        "unfinished files": "1, 4 B",
+        "dangling blobs": f"1, {lost.blobs[0].size / 1024:.1f} KiB",
+        "idle owner records": "1 earlier run without any backup left",
+    }
+    assert "kdc prune" in found["dangling blobs"]["advice"]
+    assert "3 remarks" in kdc("doctor", url).stdout
+    kdc_json("prune", url, "--keep", 1, "--yes")
+    assert {check["status"] for check in checks(url).values()} == {"ok"}
+
+
+def test_what_a_running_fit_is_writing_is_no_leftover(tmp_path: Path) -> None:
+    running = begin(tmp_path, age=30)
+    staged = commit(running, 1)
+    commit(running, 2, age=10)
+    running.storage.delete(staged.id.name)
+    running.storage.create("commits/000001-00000003-x.json.tmp-1", [b"half"])
+    found = checks(tmp_path)
+    assert {check["status"] for check in found.values()} == {"ok"}
+    assert "generation 1 seems to be writing" in found["run"]["detail"]
+
+
+def test_damaged_lost_and_set_aside_manifests_are_remarks(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    bad, good = commit(store, 1), commit(store, 2)
+    flip(tmp_path, bad.id.name)
+    assert checks(tmp_path)["backups"]["detail"] == "1 of 2 manifests cannot be read"
+    store.quarantine(bad.id)
+    assert "set aside by a run" in checks(tmp_path)["backups"]["detail"]
+    for name in everything(tmp_path):
+        if name.startswith("damaged/") or name == good.id.name:
+            rewrite(tmp_path, name, None)
+    assert "no manifest is left" in checks(tmp_path)["backups"]["detail"]
+
+
+def test_too_little_space_for_the_next_backups_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(begin(tmp_path), 1)
+    assert checks(tmp_path)["disk space"]["status"] == "ok"
+    monkeypatch.setattr(leftovers.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5000}))
+    found = checks(tmp_path)["disk space"]
+    assert (found["status"], found["detail"]) == ("warn", "4.9 KiB free")
+
+
+def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None:
+    class Uploads:
+        is_local = False
+
+        def __init__(self, *ages: float, error: Exception | None = None) -> None:
+            self.ages, self.error = ages, error
+
+        def unfinished_uploads(self) -> list[Any]:
+            if self.error is not None:
+                raise self.error
+            return [SimpleNamespace(name="x", age=age) for age in self.ages]
+
+    def found(store: Uploads) -> tuple[str, str]:
+        check = leftovers.check_uploads(store)  # type: ignore[arg-type]
+        assert check is not None
+        return check.status, check.detail.partition(";")[0]
+
+    assert found(Uploads()) == ("ok", "none")
+    assert found(Uploads(60.0)) == ("ok", "1 recent one, may go on")
+    assert found(Uploads(60.0, 7200.0, 3 * cli_backups.DAY)) == ("warn", "2, the oldest begun 3.0 d ago")
+    assert found(Uploads(error=StorageError("forbidden"))) == ("warn", "they cannot be listed: forbidden")
+
+
+def test_an_empty_directory_has_no_leftovers() -> None:
+    life = leftovers.Liveness(False, 0, "")
+    assert {check.status for check in leftovers.check_leftovers(Inventory(), life)} == {"ok"}

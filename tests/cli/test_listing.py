@@ -1,0 +1,219 @@
+"""`kdc ls` and `kdc show`: everything that manifests and sidecars tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_dist_callbacks.backups import manifest as manifest_format
+from keras_dist_callbacks.backups.snapshot import Position
+from tests.support import cli_backups
+from tests.support.cli_backups import DAY, begin, commit, kdc, kdc_json, publish, rewrite
+
+url = cli_backups.url
+
+
+# --- ls
+
+
+def test_backups_are_listed_newest_first_with_place_age_and_size(url: str) -> None:
+    store = begin(url)
+    frozen = {"variable/frozen@0": np.arange(1000.0)}
+    first = commit(
+        store, 1, {**frozen, "variable/w@0": np.zeros(9)}, age=2 * DAY, position=Position("between", 2, 0, 20)
+    )
+    second = commit(
+        store, 2, {**frozen, "variable/w@0": np.ones(9)}, known=first, position=Position("within", 2, 3, 23)
+    )
+    found = kdc_json("ls", url)
+    newest, oldest = found["commits"]
+    assert [newest["commit"], oldest["commit"]] == ["1-2", "1-1"]
+    assert (newest["name"], newest["generation"], newest["state"]) == (second.id.name, 1, "ok")
+    assert (newest["position"], oldest["position"]) == ("epoch 3, batch 3", "after epoch 2")
+    assert [newest[key] for key in ("kind", "epoch", "batch", "step", "done")] == ["within", 2, 3, 23, False]
+    assert newest["age_seconds"] == pytest.approx(DAY, abs=60)
+    assert oldest["age_seconds"] == pytest.approx(2 * DAY, abs=60)
+    assert oldest["bytes"] == oldest["new_bytes"] > 8000
+    shared = {blob.path for blob in first.blobs} & {blob.path for blob in second.blobs}
+    expected = sum(blob.size for blob in second.blobs if blob.path not in shared)
+    assert newest["new_bytes"] == expected
+    assert (newest["exact"], newest["inexact_reasons"]) == (True, [])
+    assert found["bytes"] == sum(blob.size for blob in {*first.blobs, *second.blobs})
+
+
+def test_what_did_not_change_is_not_counted_as_new(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    same = {"variable/w@0": np.arange(50)}
+    commit(store, 2, same, known=commit(store, 1, same))
+    newest, oldest = kdc_json("ls", tmp_path)["commits"]
+    assert newest["new_bytes"] == 0 < oldest["new_bytes"] == newest["bytes"]
+
+
+def test_the_table_is_made_for_people(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    commit(store, 1, age=3 * 3600)
+    commit(store, 2, age=90 * 60, position=Position("end", 3, 0, 1234))
+    result = kdc("ls", tmp_path)
+    heading, _, newest, oldest = result.stdout.rstrip().splitlines()
+    assert heading.startswith(f"{tmp_path}: 2 backups, ")
+    assert " ".join(newest.split()).startswith("1-2 end, after epoch 3 1,234 1.5 h ")
+    assert newest.split()[-2:] == ["exact", "done"]
+    assert " ".join(oldest.split()).startswith("1-1 epoch 1, batch 1 1 3.0 h ")
+    assert newest.index("1.5 h") + len("1.5 h") == oldest.index("3.0 h") + len("3.0 h")
+
+
+def test_damaged_manifests_are_shown_as_damaged_beside_whole_ones(url: str) -> None:
+    store = begin(url)
+    bad, lost, _good = (commit(store, sequence) for sequence in (1, 2, 3))
+    rewrite(url, bad.id.name, b'{"digest":')
+    rewrite(url, lost.blobs[0].path, None)
+    rows = kdc_json("ls", url, code=1)["commits"]
+    assert [row["state"] for row in rows] == ["ok", "damaged", "damaged"]
+    assert lost.blobs[0].path in rows[1]["problem"]
+    assert rows[1]["position"] == "epoch 1, batch 2"
+    assert bad.id.name in rows[2]["problem"]
+    result = kdc("ls", url)
+    assert result.exit_code == 1
+    assert [line.split()[-1] for line in result.stdout.splitlines()[2:5]] == ["exact", "damaged", "damaged"]
+
+
+def test_a_backup_of_a_newer_version_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = begin(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest_format, "FORMAT_VERSION", 99)
+        commit(store, 1)
+    (row,) = kdc_json("ls", tmp_path)["commits"]
+    assert row["state"] == "too new"
+    assert "upgrade" in row["problem"]
+    result = kdc("show", tmp_path)
+    assert "upgrade" in result.stderr
+
+
+def test_what_makes_a_resume_inexact_is_told(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    two = [{"variable/w@0": np.zeros(3)}, {"variable/w@0": np.ones(3)}]
+    commit(store, 1, two, states=({"not_saved": ["mine/x"]}, {"local_state_dropped": True}))
+    commit(store, 2, seed=None)
+    unseeded, dropped = kdc_json("ls", tmp_path)["commits"]
+    assert (unseeded["exact"], dropped["exact"]) == (False, False)
+    assert any("no seed was set" in reason for reason in unseeded["inexact_reasons"])
+    assert any("mine/x" in reason for reason in dropped["inexact_reasons"])
+    assert any("worker 1's local state was too large" in reason for reason in dropped["inexact_reasons"])
+    text = kdc("ls", tmp_path).stdout
+    assert "not exact" in text
+    assert "  1-2: no seed was set" in text
+
+
+def test_checkpoints_are_listed_with_what_their_sidecars_say(url: str, tmp_path: Path) -> None:
+    publish(url, "a-01.keras", 1, tmp_path, monitor="loss", value=0.5)
+    publish(url, "b-02.weights.h5", 2, tmp_path, monitor="auc", value=0.75, best_only=True)
+    rewrite(url, "foreign.keras", b"from elsewhere")
+    found = kdc_json("ls", url)
+    assert [(row["name"], row["kind"], row["epoch"], row["step"]) for row in found["checkpoints"]] == [
+        ("b-02.weights.h5", "weights", 2, 20),
+        ("a-01.keras", "model", 1, 10),
+    ]
+    assert [(row["monitor"], row["value"], row["best_only"]) for row in found["checkpoints"]] == [
+        ("auc", 0.75, True),
+        ("loss", 0.5, False),
+    ]
+    assert found["checkpoints"][0]["bytes"] == len(b"model of epoch 2")
+    assert found["without_sidecar"] == ["foreign.keras"]
+    text = kdc("ls", url).stdout
+    assert "auc 0.75 (best)" in text
+    assert "foreign.keras: no sidecar" in text
+
+
+def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path) -> None:
+    commit(begin(tmp_path / "d"), 1)
+    publish(tmp_path / "d", "a.keras", 1, tmp_path)
+    rewrite(tmp_path / "d", "a.keras.json", b"{")
+    found = kdc_json("ls", tmp_path / "d", code=1)
+    assert len(found["commits"]) == 1
+    assert "a.keras.json is not valid JSON" in found["checkpoint_problems"][0]
+
+
+def test_a_run_without_a_backup_yet_is_said(tmp_path: Path) -> None:
+    begin(tmp_path)
+    result = kdc("ls", tmp_path)
+    assert result.exit_code == 0
+    assert "a run began here, but there is no backup" in result.stdout
+
+
+# --- show
+
+
+def test_everything_a_manifest_tells_is_shown(url: str) -> None:
+    store = begin(url)
+    chief = {
+        "variable/dense/kernel@0": np.zeros((2, 3), "float32"),
+        "variable/dense/kernel@1": np.ones((2, 3), "float32"),
+        "variable/half@0": np.zeros(4, ml_dtypes.bfloat16),
+        "callbacks/Swap/0": np.zeros(5),
+    }
+    state = {
+        "rng": {"python": [], "numpy": [], "tensorflow": {"seed": 7, "generator": [1]}},
+        "callback:EarlyStopping(monitor=loss)": {"wait": 1},
+        "stop_training": False,
+    }
+    workers = [chief, {"variable/half@0": np.ones(4, ml_dtypes.bfloat16)}]
+    commit(store, 1, workers, states=(state, {}), strategy="_MultiWorker")
+    found = kdc_json("show", url)
+    assert found["commit"]["commit"] == "1-1"
+    assert found["versions"] == {"python": "3.11", "keras": "3.15", "tensorflow": "2.21"}
+    assert found["run"]["strategy"] == "_MultiWorker"
+    assert found["callbacks"] == ["EarlyStopping(monitor=loss)"]
+    assert found["random_states"] == ["python", "numpy", "tensorflow", "tf.random global generator"]
+    assert found["topics"] == ["stop_training"]
+    rows = [(r["name"], r["kind"], r["replica"], r["dtype"], r["shape"], r["bytes"]) for r in found["tensors"]]
+    assert rows == [
+        ("dense/kernel", "variable", 0, "float32", [2, 3], 24),
+        ("dense/kernel", "variable", 1, "float32", [2, 3], 24),
+        ("half", "variable", 0, "bfloat16", [4], 8),
+        ("callbacks/Swap/0", "callbacks", None, "float64", [5], 40),
+    ]
+    assert [row["workers"] for row in found["tensors"]] == [[0], [0], [0, 1], [0]]
+    assert found["tensor_bytes"] == 24 + 24 + 2 * 8 + 40
+    assert all(blob["stored"] == blob["bytes"] for blob in found["blobs"])
+    text = " ".join(kdc("show", url).stdout.split())
+    assert "dense/kernel float32 2 x 3 24 B 2 replicas" in text
+    assert "half bfloat16 4 8 B workers 0, 1" in text
+
+
+def test_a_backup_is_chosen_by_its_short_or_full_name(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    first, second = commit(store, 1), commit(store, 2)
+    names = {"latest": second, "1-1": first, first.id.name: first, first.id.name[8:-5]: first, "1-2": second}
+    for name, wanted in names.items():
+        assert kdc_json("show", tmp_path, "--commit", name)["commit"]["name"] == wanted.id.name
+    assert kdc_json("show", tmp_path)["commit"]["name"] == second.id.name
+    result = kdc("show", tmp_path, "--commit", "9-9")
+    assert result.exit_code == 2
+    assert "'9-9'; the newest: 1-2, 1-1" in result.stderr
+
+
+def test_a_damaged_backup_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    manifest = commit(begin(tmp_path), 1)
+    rewrite(tmp_path, manifest.id.name, b"not json")
+    result = kdc("show", tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert manifest.id.name in result.stderr
+
+
+def test_a_missing_blob_shows(tmp_path: Path) -> None:
+    manifest = commit(begin(tmp_path), 1)
+    rewrite(tmp_path, manifest.blobs[0].path, None)
+    assert kdc_json("show", tmp_path, code=1)["blobs"][0]["stored"] is None
+    assert "is missing" in kdc("show", tmp_path).stdout
+
+
+def test_thousands_of_tensors_are_cut_unless_all_are_wanted(tmp_path: Path) -> None:
+    commit(begin(tmp_path), 1, {f"variable/v{i}@0": np.array(i) for i in range(1042)})
+    text = kdc("show", tmp_path).stdout
+    assert "and 1,002 more: add --all" in text
+    assert " v1041 " not in text
+    assert " v1041 " in kdc("show", tmp_path, "--all").stdout

@@ -1,0 +1,291 @@
+"""`kdc prune`: what may go goes, in a safe order; a good backup and a running fit are never touched."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cli import inventory, liveness, pruning
+from keras_dist_callbacks.errors import FencedError
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support import cli_backups
+from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, rewrite
+
+url = cli_backups.url
+END = Position("end", 3, 0, 30)
+
+
+def verify_all(url: str | Path) -> list[str]:
+    """The short names of the backups that are left; each of them is whole."""
+    assert kdc_json("verify", url)["all_whole"] is True
+    return [row["commit"] for row in kdc_json("ls", url)["commits"]]
+
+
+def test_all_but_the_newest_go_with_what_only_they_needed(url: str) -> None:
+    store = begin(url)
+    same = {"variable/same@0": range(500)}
+    first = commit(store, 1, {**same, "variable/w@0": [1.0]})
+    for sequence in (2, 3, 4):
+        newest = commit(store, sequence, {**same, "variable/w@0": [float(sequence)]}, known=first)
+    shared = {blob.path for blob in first.blobs} & {blob.path for blob in newest.blobs}
+    assert shared
+    found = kdc_json("prune", url, "--keep", 2, "--yes")
+    assert found["deleted"] is True
+    assert [name[:22] for name in found["commits"]] == ["commits/000001-0000000", "commits/000001-0000000"]
+    assert verify_all(url) == ["1-4", "1-3"]
+    left = everything(url)
+    assert not found["blobs"].keys() & left.keys()
+    assert not set(found["commits"]) & left.keys()
+    assert shared <= left.keys()
+    assert found["bytes"] == sum(found["blobs"].values())
+
+
+def test_a_dry_run_deletes_nothing_and_tells_the_same(url: str) -> None:
+    store = begin(url)
+    for sequence in (1, 2, 3):
+        commit(store, sequence)
+    before = everything(url)
+    told = kdc_json("prune", url, "--keep", 1, "--dry-run")
+    assert told["deleted"] is False
+    assert everything(url) == before
+    done = kdc_json("prune", url, "--keep", 1, "--yes")
+    assert {**told, "deleted": True} == done
+    assert set(before) - set(everything(url)) == {*told["commits"], *told["blobs"]}
+    assert len(told["commits"]) == len(told["blobs"]) == 2
+
+
+def test_it_asks_first_and_a_no_or_no_answer_deletes_nothing(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    commit(store, 1)
+    commit(store, 2)
+    before = everything(tmp_path)
+    for answer in ("n\n", ""):
+        result = kdc("prune", tmp_path, "--keep", 1, input=answer)
+        assert result.exit_code == 1
+        assert "nothing is deleted" in result.stderr
+        assert everything(tmp_path) == before
+    assert kdc("prune", tmp_path, "--keep", 1, "--json").exit_code == 2
+    assert everything(tmp_path) == before
+    result = kdc("prune", tmp_path, "--keep", 1, input="y\n")
+    assert result.exit_code == 0
+    assert "freed" in result.stdout
+    assert verify_all(tmp_path) == ["1-2"]
+
+
+def test_the_newest_whole_backup_stays_if_none_of_those_to_keep_is(url: str) -> None:
+    store = begin(url)
+    manifests = [commit(store, sequence) for sequence in (1, 2, 3, 4)]
+    flip(url, manifests[3].blobs[0].path)
+    flip(url, manifests[2].id.name)
+    found = kdc_json("prune", url, "--keep", 2, "--yes")
+    assert found["kept"] == [m.id.name for m in reversed(manifests[1:])]
+    assert kdc_json("verify", url, "--commit", "1-2")["all_whole"] is True
+    assert manifests[0].id.name not in everything(url)
+
+
+def test_where_no_backup_is_whole_nothing_is_deleted(url: str) -> None:
+    store = begin(url)
+    for sequence in (1, 2):
+        flip(url, commit(store, sequence).blobs[0].path)
+    before = everything(url)
+    result = kdc("prune", url, "--keep", 1, "--yes")
+    assert result.exit_code == 1
+    assert "none of the 2 backups is whole" in result.stderr
+    assert everything(url) == before
+
+
+def test_blobs_that_an_unreadable_manifest_may_name_stay_with_it(tmp_path: Path) -> None:
+    commit(begin(tmp_path), 1)
+    store = begin(tmp_path)
+    dangling, unreadable, _ = (commit(store, sequence) for sequence in (1, 2, 3))
+    rewrite(tmp_path, dangling.id.name, None)
+    rewrite(tmp_path, unreadable.id.name, b"{}")
+    found = kdc_json("prune", tmp_path, "--keep", 2, "--yes")
+    assert [path[:12] for path in found["blobs"]] == ["blobs/000001"]
+    assert {unreadable.blobs[0].path, dangling.blobs[0].path} <= everything(tmp_path).keys()
+    found = kdc_json("prune", tmp_path, "--keep", 1, "--yes")
+    assert found["blobs"].keys() == {unreadable.blobs[0].path, dangling.blobs[0].path}
+    assert verify_all(tmp_path) == ["2-3"]
+
+
+def test_a_backup_that_a_run_has_set_aside_keeps_its_blobs(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    aside = commit(store, 1)
+    commit(store, 2)
+    store.quarantine(aside.id)
+    assert kdc_json("prune", tmp_path, "--keep", 1, "--yes")["blobs"] == {}
+    assert aside.blobs[0].path in everything(tmp_path)
+
+
+def test_what_interrupted_runs_left_goes_too(url: str) -> None:
+    for _ in range(2):
+        crashed = begin(url)
+        lost = commit(crashed, 1)
+        crashed.storage.delete(lost.id.name)
+    store = begin(url)
+    commit(store, 1)
+    for name in ("commits/000001-00000002-x.json.tmp-1", "blobs/000003/x.safetensors.tmp-2"):
+        store.storage.create(name, [b"half"])
+    found = kdc_json("prune", url, "--keep", 5, "--yes")
+    assert found["owners"] == [1, 2]
+    assert len(found["blobs"]) == 2
+    assert len(found["temporaries"]) == 2
+    left = everything(url)
+    assert {name for name in left if name.startswith("owners/")} == {
+        "owners/000003.json",
+        "owners/000003.committed",
+    }
+    assert not any(".tmp-" in name for name in left)
+    assert verify_all(url) == ["3-1"]
+    assert kdc_json("prune", url, "--keep", 5, "--yes")["deleted"] is False
+
+
+def test_an_owner_of_another_generation_is_still_fenced_afterwards(tmp_path: Path) -> None:
+    older = begin(tmp_path)
+    commit(older, 1)
+    commit(begin(tmp_path), 1)
+    begin(tmp_path)  # the newest owner has no backup yet
+    kdc_json("prune", tmp_path, "--keep", 1, "--yes")
+    assert [name for name in everything(tmp_path) if name.endswith(".json") and "owners" in name] == [
+        "owners/000002.json",
+        "owners/000003.json",
+    ]
+    with pytest.raises(FencedError, match="generation 3, this run is 1"):
+        older.check_ownership()
+
+
+@pytest.mark.parametrize(
+    ("claimed", "ages", "position", "running"),
+    [
+        (60, [], None, True),  # a run began
+        (cli_backups.DAY, [], None, False),
+        (cli_backups.DAY, [60], None, True),  # it has saved
+        (cli_backups.DAY, [60], END, False),  # it has ended
+        (17 * 60, [16 * 60], None, False),
+        (cli_backups.DAY, [16 * 60], None, True),  # its first backup took a day
+        (cli_backups.DAY, [3 * 3600, 2 * 3600], None, True),  # it saves once an hour
+        (cli_backups.DAY, [6 * 3600, 5 * 3600], None, False),
+    ],
+)
+def test_a_run_seems_to_write_while_it_gives_signs_of_life(
+    tmp_path: Path, claimed: float, ages: list[float], position: Position | None, running: bool
+) -> None:
+    commit(begin(tmp_path), 1, age=5)  # of an earlier run; says nothing about the newest
+    store = begin(tmp_path, claimed)
+    for sequence, age in enumerate(ages, start=1):
+        commit(store, sequence, age=age, position=position)
+    found = liveness.liveness(inventory.take_inventory(BackupStore(Storage.open(tmp_path))), time.time())
+    assert (found.running, found.generation) == (running, 2)
+
+
+def test_beside_a_running_fit_it_refuses_and_with_force_leaves_that_run_alone(url: str) -> None:
+    earlier = begin(url)
+    commit(earlier, 1)
+    commit(earlier, 2)
+    running = begin(url, age=30)
+    for sequence in (1, 2):
+        commit(running, sequence, age=20 - sequence)
+    staged = commit(running, 3)
+    running.storage.delete(staged.id.name)  # its blobs are written, its manifest is not
+    running.storage.create("commits/000002-00000003-x.json.tmp-1", [b"half"])
+    before = everything(url)
+    for extra in (["--yes"], ["--yes", "--json"]):
+        result = kdc("prune", url, "--keep", 1, *extra)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "a run seems to be writing (generation 2: the last backup was written 1" in result.stderr
+    told = kdc_json("prune", url, "--keep", 1, "--dry-run")
+    assert everything(url) == before
+    found = kdc_json("prune", url, "--keep", 1, "--yes", "--force")
+    assert {**told, "deleted": True} == found
+    assert found["spared_generation"] == 2
+    gone = before.keys() - everything(url).keys()
+    assert gone == {name for name in before if "/000001" in name}
+    running.check_ownership()
+    commit(running, 4)
+    assert verify_all(url) == ["2-4", "2-2", "2-1"]
+
+
+def test_a_backup_that_appears_meanwhile_ends_it_before_any_blob_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = begin(tmp_path)
+    old, _ = commit(store, 1), commit(store, 2)
+    real = Storage.delete
+
+    def while_a_run_commits(self: Storage, name: str) -> None:
+        real(self, name)
+        monkeypatch.setattr(Storage, "delete", real)
+        commit(store, 3)
+
+    monkeypatch.setattr(Storage, "delete", while_a_run_commits)
+    result = kdc("prune", tmp_path, "--keep", 1, "--yes")
+    assert result.exit_code == 1
+    assert "a run has written meanwhile" in result.stderr
+    assert old.blobs[0].path in everything(tmp_path)
+    assert verify_all(tmp_path) == ["1-3", "1-2"]
+
+
+def test_a_run_that_begins_meanwhile_ends_it_before_anything_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = begin(tmp_path)
+    commit(store, 1)
+    commit(store, 2)
+    real = pruning.plan_prune
+
+    def while_a_run_begins(*arguments: Any) -> Any:
+        plan = real(*arguments)
+        begin(tmp_path)
+        return plan
+
+    monkeypatch.setattr(pruning, "plan_prune", while_a_run_begins)
+    result = kdc("prune", tmp_path, "--keep", 1, "--yes")
+    assert result.exit_code == 1
+    assert verify_all(tmp_path) == ["1-2", "1-1"]
+
+
+def test_interrupted_at_any_deletion_what_is_left_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deletions = 1
+    while True:
+        directory = tmp_path / str(deletions)
+        commit(begin(directory), 1)
+        store = begin(directory)
+        for sequence in (1, 2, 3):
+            commit(store, sequence)
+        real, left = Storage.delete, [deletions]
+
+        def until_it_dies(self: Storage, name: str, real: Any = real, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError("killed")
+            real(self, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "delete", until_it_dies)
+            result = kdc("prune", directory, "--keep", 1, "--yes")
+        newest = verify_all(directory)[0]
+        assert newest == "2-3"
+        if result.exit_code == 0:
+            break
+        deletions += 1
+    assert deletions > 6
+
+
+def test_a_backup_of_a_newer_version_is_never_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from keras_dist_callbacks.backups import manifest
+
+    store = begin(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "FORMAT_VERSION", 99)
+        commit(store, 1)
+    commit(store, 2)
+    before = everything(tmp_path)
+    result = kdc("prune", tmp_path, "--keep", 1, "--yes")
+    assert result.exit_code == 2
+    assert "upgrade" in result.stderr
+    assert everything(tmp_path) == before

@@ -1,0 +1,162 @@
+"""Interrupts a fit() again and again, and shows everything that its callbacks decided and wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from tests.support import tiny
+from tests.support.callback_helpers import scalars
+
+Make = Callable[[Path], Sequence[Any]]
+
+
+class StopInValidation(keras.callbacks.Callback):
+    """Ends training with an exception within the validation behind an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self.where = epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.epoch == self.where:
+            raise tiny.Stop
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """Where a run ends and how often it has saved until there: at `batch`, or in validation if that is None."""
+
+    epoch: int
+    batch: int | None
+    save_freq: int | str = 1
+
+    def callback(self) -> keras.callbacks.Callback:
+        return StopInValidation(self.epoch) if self.batch is None else tiny.StopAt(self.epoch, self.batch)
+
+
+def in_order(callbacks: Sequence[Any], order: int) -> list[Any]:
+    """One of three orders of a list: as it is, backwards, every other one first."""
+    return [list(callbacks), list(callbacks)[::-1], [*callbacks[1::2], *callbacks[::2]]][order % 3]
+
+
+def orders(chain: int) -> Iterator[int]:
+    """The orders of successive attempts: each is kept once and changed once; chain 1 changes where chain 0 keeps."""
+    attempt = chain
+    while True:
+        yield attempt // 2 + chain
+        attempt += 1
+
+
+def run_interrupted(
+    directory: Path, make: Make, points: Sequence[Interruption], order: Iterator[int], **arguments: Any
+) -> tuple[keras.Model, keras.callbacks.History, list[Any]]:
+    """Interrupts at each point, resumes each time with new objects, and lets the last run end."""
+    for point in points:
+        callbacks = in_order(make(directory), next(order))
+        with pytest.raises(tiny.Stop):
+            tiny.fit(
+                arguments["model"](),
+                directory / "backup",
+                [*callbacks, point.callback()],
+                **{**_without_model(arguments), "save_freq": point.save_freq},
+            )
+        close_files(callbacks)
+    callbacks = in_order(make(directory), next(order))
+    model = arguments["model"]()
+    history = tiny.fit(model, directory / "backup", callbacks, save_freq=1, **_without_model(arguments))
+    return model, history, callbacks
+
+
+def close_files(callbacks: Sequence[Any]) -> None:
+    """What the end of a killed process does to the files that Keras leaves open."""
+    for callback in callbacks:
+        file = getattr(getattr(callback, "callback", callback), "csv_file", None)
+        if file is not None:
+            file.close()
+
+
+def run_undisturbed(
+    directory: Path, make: Make, order: int = 0, **arguments: Any
+) -> tuple[keras.Model, keras.callbacks.History, list[Any]]:
+    model, callbacks = arguments["model"](), in_order(make(directory), order)
+    return model, tiny.fit(model, None, callbacks, **_without_model(arguments)), callbacks
+
+
+def _without_model(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "model"}
+
+
+def saved_models(directory: Path) -> dict[str, str]:
+    """Each checkpoint's name, and a digest of the values in it."""
+    found = {}
+    for path in sorted([*directory.rglob("*.weights.h5"), *directory.rglob("*.keras")]):
+        if path.suffix == ".keras":
+            with zipfile.ZipFile(path) as archive, archive.open("model.weights.h5") as file:
+                config = re.sub(r'"shared_object_id": \d+', "", archive.read("config.json").decode())
+                digest = _digest(file) + config
+        else:
+            with path.open("rb") as file:
+                digest = _digest(file)
+        found[str(path.relative_to(directory))] = digest
+    return found
+
+
+def _digest(file: Any) -> str:
+    values: dict[str, str] = {}
+
+    def add(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            values[name] = hashlib.sha256(np.asarray(item).tobytes()).hexdigest()
+
+    with h5py.File(file, "r") as content:
+        content.visititems(add)
+    return json.dumps(values, sort_keys=True)
+
+
+def sidecars(directory: Path) -> dict[str, Any]:
+    """What the sidecars of our checkpoints say about training; not in which attempt they were written."""
+    kept = ("epoch", "step", "monitor", "value", "best_only", "series")
+    found = {}
+    for path in sorted(directory.rglob("*.json")):
+        if path.name.endswith((".keras.json", ".weights.h5.json")):
+            content = json.loads(path.read_text())
+            found[str(path.relative_to(directory))] = [content.get(name) for name in kept]
+    return found
+
+
+def events(directory: Path) -> dict[tuple[str, str], dict[int, float]]:
+    """Value by step of each scalar in TensorBoard's files; one that was logged twice must be the same twice."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for run in sorted({path.parent for path in directory.rglob("events.out.*")}):
+        for tag, values in scalars(run).items():
+            series = found.setdefault((str(run.relative_to(directory)), tag), {})
+            for step, value in values:
+                assert series.setdefault(step, value) == value, f"{run} {tag}: step {step} has two values"
+    return {name: dict(sorted(series.items())) for name, series in found.items()}
+
+
+def rows(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*.csv"))}
+
+
+def assert_same_files(directory: Path, reference: Path) -> None:
+    """Checkpoints, sidecars, CSV files and TensorBoard events."""
+    assert rows(directory) == rows(reference)
+    assert saved_models(directory) == saved_models(reference)
+    assert sidecars(directory) == sidecars(reference)
+    assert events(directory) == events(reference)

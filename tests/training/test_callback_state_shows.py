@@ -1,0 +1,106 @@
+"""What a resumed run shows and sends: the progress bar, a monitoring server, summaries of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from tests.support import tiny
+from tests.support.callback_helpers import scalars
+from tests.support.resume_helpers import Interruption, orders, run_interrupted
+
+X, Y = tiny.data()
+VALIDATION = (X[:16], Y[:16])
+
+
+def shown_steps(output: str) -> dict[str, list[str]]:
+    """The steps that the progress bar has shown, by epoch."""
+    epochs = re.split(r"Epoch (\d+)/\d+", re.sub(r"\x1b\[[0-9;]*m", "", output))[1:]
+    return {
+        epoch: re.findall(r"(\d+/(?:\d+|Unknown)) ", text)
+        for epoch, text in zip(epochs[::2], epochs[1::2], strict=True)
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("length_is_known", [True, False])
+@pytest.mark.parametrize(("batch", "first"), [(3, "4/5"), (None, "5/5")])
+def test_the_progress_bar_goes_on_at_the_right_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], length_is_known: bool, batch: int | None, first: str
+) -> None:
+    rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(tiny.BATCH)
+    if not length_is_known:
+        rows = rows.filter(lambda x, y: True)
+
+    def fit(*callbacks: Any) -> None:
+        backup = kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait", verbose=0)
+        every = [*callbacks, backup]
+        tiny.model().fit(rows, epochs=3, validation_data=VALIDATION, shuffle=False, callbacks=every, verbose=1)
+
+    with pytest.raises(tiny.Stop):
+        fit(Interruption(1, batch).callback())
+    capsys.readouterr()
+    fit()
+    shown = shown_steps(capsys.readouterr().out)
+    assert list(shown) == ["2", "3"]
+    assert shown["2"][0] == first
+    assert shown["2"][-1] == shown["3"][-1] == "5/5"
+    assert shown["3"][0] == "1/5"
+
+
+def test_the_progress_bar_may_come_and_go(tmp_path: Path) -> None:
+    for verbose, stop in ((0, [tiny.StopAt(0, 2)]), (2, [tiny.StopAt(0, 3)]), (0, [])):
+        every = [*stop, kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait")]
+        with pytest.raises(tiny.Stop) if stop else contextlib.nullcontext():
+            tiny.model().fit(tiny.shuffled(), shuffle=False, verbose=verbose, callbacks=every)
+
+
+def test_each_epoch_is_sent_to_a_server_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    remote = importlib.import_module("keras.src.callbacks.remote_monitor")
+    monkeypatch.setattr(
+        remote,
+        "requests",
+        SimpleNamespace(post=lambda url, data, headers: sent.append(json.loads(data["data"])["epoch"])),
+    )
+
+    def monitored(directory: Path) -> list[Any]:
+        return [keras.callbacks.RemoteMonitor("http://localhost:9")]
+
+    points = (Interruption(0, 2), Interruption(1, 0, "epoch"), Interruption(2, 4))
+    run_interrupted(tmp_path, monitored, points, orders(0), model=tiny.model, epochs=3)
+    assert sent == [0, 1, 2]
+
+
+@pytest.mark.parametrize("board", [keras.callbacks.TensorBoard, kdc.TensorBoard])
+def test_summaries_of_the_users_own_get_the_right_step_and_speeds_are_those_of_this_process(
+    tmp_path: Path, board: Any
+) -> None:
+    def logging(directory: Path) -> list[Any]:
+        return [
+            board(directory / "board", update_freq=1, write_steps_per_second=True),
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: tf.summary.scalar("epoch_begins", float(epoch))
+            ),
+        ]
+
+    def steady() -> keras.Model:
+        model = tiny.model()
+        model.optimizer.iterations.assign(10**6)  # which a speed that counts from 0 would show
+        return model
+
+    run_interrupted(tmp_path, logging, [Interruption(1, 0, "epoch"), Interruption(2, 2)], orders(0), model=steady)
+    run = tmp_path / "board" / "train"
+    begins = sorted(set(scalars(run)["epoch_begins"]))
+    assert begins == [(0, 0.0), (5, 1.0), (10, 2.0), (12, 2.0)]  # fit begins the interrupted epoch once more
+    assert all(0 < speed < 10**4 for _, speed in scalars(run)["epoch_steps_per_second"])

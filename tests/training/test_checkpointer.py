@@ -1,0 +1,138 @@
+"""Checkpointer: custom training loops go on exactly where they were."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
+from keras_dist_callbacks.testing.local_cluster import LocalCluster, run_until_done
+from tests.support import SUPPORT, tiny
+
+SCRIPT = str(SUPPORT / "custom_loop.py")
+
+
+def loop(
+    backup: Path | str, stop: tuple[int, int] | None = None, *, epochs: int = 3, units: int = 7, **options: Any
+) -> tuple[keras.Model, dict[str, Any], list[tuple[int, int]]]:
+    model = tiny.model(units)
+    optimizer, metric = keras.optimizers.Adam(0.01), keras.metrics.Mean()
+    optimizer.build(model.trainable_variables)
+    state: dict[str, Any] = {"history": [], "noise": np.zeros(2, "float32")}
+    trained, dataset = [], tiny.shuffled()
+    arguments = {"save_freq": 1, "when_busy": "wait", **options}
+    with kdc.Checkpointer(
+        backup, model=model, optimizer=optimizer, metrics=[metric], state=state, **arguments
+    ) as checkpointer:
+        checkpointer.restore()
+        for epoch in checkpointer.epochs(epochs):
+            for x, y in checkpointer.batches(dataset):
+                if (epoch, checkpointer.batch) == stop:
+                    raise tiny.Stop
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+                optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+                metric.update_state(loss)
+                state["noise"] = state["noise"] + np.random.normal(size=2).astype("float32")
+                trained.append((epoch, checkpointer.batch))
+                checkpointer.step()
+            state["history"].append(float(metric.result()))
+            metric.reset_state()
+    return model, state, trained
+
+
+@pytest.mark.parametrize("save_freq", [1, 2, "epoch"])
+@pytest.mark.parametrize("stop", [(0, 3), (1, 2), (2, 0)], ids=str)
+def test_a_custom_loop_ends_as_if_never_interrupted(tmp_path: Path, stop: tuple[int, int], save_freq: Any) -> None:
+    reference, expected, _ = loop(tmp_path / "reference")
+    with pytest.raises(tiny.Stop):
+        loop(tmp_path / "backup", stop, save_freq=save_freq)
+    model, state, trained = loop(tmp_path / "backup", save_freq=save_freq)
+    tiny.assert_same(model, reference)
+    assert state["history"] == expected["history"]
+    np.testing.assert_array_equal(state["noise"], expected["noise"])
+    if save_freq == 1:
+        assert trained[0] == stop
+    assert not (tmp_path / "backup").exists()
+
+
+def test_a_kept_backup_of_a_finished_loop_trains_nothing(tmp_path: Path) -> None:
+    reference, expected, _ = loop(tmp_path, delete_checkpoint=False)
+    model, state, trained = loop(tmp_path, delete_checkpoint=False)
+    assert trained == []
+    assert state["history"] == expected["history"]
+    tiny.assert_same(model, reference)
+
+
+def test_a_dataset_made_for_each_epoch_needs_to_be_told(tmp_path: Path) -> None:
+    checkpointer = kdc.Checkpointer(tmp_path, model=tiny.model())
+    checkpointer.restore()
+    first = [next(checkpointer.batches(tiny.shuffled(), made_for_epoch=True))[0].numpy() for _ in range(2)]
+    np.testing.assert_array_equal(first[0], first[1])
+    next(checkpointer.batches(tiny.shuffled()))
+    with pytest.raises(ConfigError, match="another dataset than in the last epoch"):
+        next(checkpointer.batches(tiny.shuffled()))
+
+
+def test_save_commits_at_once_and_at_any_step(tmp_path: Path) -> None:
+    model = tiny.model()
+    checkpointer = kdc.Checkpointer(tmp_path, model=model, save_freq="epoch", state={"n": 1})
+    checkpointer.restore()
+    checkpointer.step()
+    checkpointer.save()
+    checkpointer.close()
+    fresh: dict[str, Any] = {}
+    again = kdc.Checkpointer(tmp_path, model=tiny.model(), state=fresh)
+    assert not again.restore(), "close() deletes the backup"
+
+
+@pytest.mark.parametrize(
+    ("misuse", "error", "match"),
+    [
+        (lambda c: c.step(), BackupError, r"call restore\(\) before training"),
+        (lambda c: (c.restore(), c.restore()), BackupError, "called already"),
+        (lambda c: next(c.batches([])), BackupError, r"call restore\(\)"),
+    ],
+)
+def test_misuse_is_refused(tmp_path: Path, misuse: Any, error: type[Exception], match: str) -> None:
+    checkpointer = kdc.Checkpointer(tmp_path, model=tiny.model())
+    with pytest.raises(error, match=match):
+        misuse(checkpointer)
+
+
+def test_an_optimizer_without_variables_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.build"):
+        kdc.Checkpointer(tmp_path, model=tiny.model(), optimizer=keras.optimizers.Adam())
+
+
+def test_a_backup_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tiny.Stop):
+        loop(tmp_path, (1, 1))
+    with pytest.raises(BackupMismatchError, match="of another model"):
+        loop(tmp_path, units=9)
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_example_is_killed_twice_and_ends_bit_identical(tmp_path: Path, workers: int) -> None:
+    def run(name: str, kills: list[str]) -> None:
+        command = [sys.executable, SCRIPT, str(tmp_path / name), str(tmp_path / name)]
+        with LocalCluster(command, workers, tmp_path / f"logs-{name}", grace=3.0) as cluster:
+            attempts = run_until_done(cluster, len(kills), 200.0, extra_args=[*([k] for k in kills), ["never"]])
+            assert attempts[-1].succeeded, cluster.tails()
+            assert len(attempts) == len(kills) + 1
+
+    run("reference", [])
+    run("killed", ["1:4", "1:7"])
+    killed = workers - 1
+    assert (tmp_path / f"killed-steps{killed}").read_text() == (tmp_path / f"reference-steps{killed}").read_text()
+    for worker in range(workers):
+        assert (tmp_path / f"killed-end{worker}").read_text() == (tmp_path / f"reference-end{worker}").read_text()
