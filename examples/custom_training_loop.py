@@ -28,18 +28,20 @@ def load_data() -> tf.data.Dataset:
     return rows.shuffle(ROWS, seed=1).batch(BATCH_SIZE, drop_remainder=True).with_options(options)
 
 
-def train(directory: str, epochs: int = 3, save_freq: int = 1, on_step: Any = None) -> tuple[Any, list[float]]:
-    """Trains; returns the model and each epoch's loss. `on_step(epoch, batch)` is called before each step."""
-    strategy = kdc.make_strategy()
-    keras.utils.set_random_seed(42)
-    with strategy.scope():
-        layers = [keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dropout(0.3)]
-        model = keras.Sequential([*layers, keras.layers.Dense(10)])
-        optimizer = keras.optimizers.Adam(0.01)
-        optimizer.build(model.trainable_variables)
-        accuracy = keras.metrics.SparseCategoricalAccuracy()
-        accuracy.update_state([0], [[0.0] * 10])  # creates its variables
-        accuracy.reset_state()
+def build() -> tuple[Any, Any, Any]:
+    """The model, its optimizer and a metric, with all their variables."""
+    layers = [keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dropout(0.3)]
+    model = keras.Sequential([*layers, keras.layers.Dense(10)])
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    accuracy.update_state([0], [[0.0] * 10])  # creates its variables
+    accuracy.reset_state()
+    return model, optimizer, accuracy
+
+
+def make_train_step(strategy: Any, model: Any, optimizer: Any, accuracy: Any) -> Any:
+    """A function of one global batch that returns its loss."""
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
 
     def replica_step(images: Any, labels: Any) -> Any:
@@ -57,6 +59,16 @@ def train(directory: str, epochs: int = 3, save_freq: int = 1, on_step: Any = No
         losses = strategy.run(replica_step, args=batch)
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
+    return train_step
+
+
+def train(directory: str, epochs: int = 3, save_freq: int = 1, on_step: Any = None) -> tuple[Any, list[float]]:
+    """Trains; returns the model and each epoch's loss. `on_step(epoch, batch)` is called before each step."""
+    strategy = kdc.make_strategy()
+    keras.utils.set_random_seed(42)
+    with strategy.scope():
+        model, optimizer, accuracy = build()
+    train_step = make_train_step(strategy, model, optimizer, accuracy)
     dataset = strategy.experimental_distribute_dataset(load_data())
     state: dict[str, Any] = {"losses": [], "running": 0.0}
     checkpointer = kdc.Checkpointer(

@@ -1,1 +1,4 @@
-"""Callbacks: they only translate Keras events into calls of the layers below."""
+"""What users put into `fit()`: callbacks that translate Keras' events into calls of the rooms below, one a file.
+
+No capture, no files and no decisions here.
+"""

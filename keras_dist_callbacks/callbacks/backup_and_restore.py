@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import warnings
 from collections.abc import Mapping
@@ -12,10 +13,8 @@ import keras
 
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import multi_worker
-from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine, EngineOptions
-from keras_dist_callbacks.engine.exchange import Exchange
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
@@ -24,7 +23,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.session import FitSession, Restored
 
-_fits = 0
+_fits = itertools.count(1)
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -95,12 +94,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         strict: bool = False,
     ) -> None:
         super().__init__()
-        if not backup_dir or not os.fspath(backup_dir):
-            raise ConfigError("Empty `backup_dir` argument passed: name a directory for this run's backups")
-        if when_busy not in {"skip", "wait"}:
-            raise ConfigError(f"when_busy must be 'skip' or 'wait', got {when_busy!r}")
-        if max_failed_saves is not None and max_failed_saves < 1:
-            raise ConfigError(f"max_failed_saves must be 1 or more, or None, got {max_failed_saves!r}")
+        _check_arguments(backup_dir, when_busy, max_failed_saves)
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
@@ -108,8 +102,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.verbose = verbose
         self.restored: Restored | None = None
         self._policy = parse_save_freq(save_freq, max_overhead)
-        self._options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0)
-        self._max_local_state = max_local_state
+        self._options = EngineOptions(
+            double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0, max_local_state
+        )
         self._strict = strict
         self._storage = Storage.open(
             backup_dir, storage_options, fsync=fsync, retry=retry, max_bytes_per_second=max_bytes_per_second
@@ -164,21 +159,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._session = None
 
     def _open(self, fit: seam.RunningFit, callbacks: list[Any]) -> None:
-        global _fits
         if self._session is not None:
             self._session.close()  # a fit that ended with an exception outside of the training loop
             self._session = None
         self._end_preparation()
         _end_earlier_writes()
         self.restored = None
-        _fits += 1
         cluster = Cluster.detect()
         self._check(fit.model, callbacks, cluster)
         cluster.on_chief(self._storage.probe, f"opening the backup directory {self._storage.display()}")
-        exchange = Exchange(cluster, f"backup{_fits}", self._max_local_state, self._options.timeout)
-        engine = BackupEngine(
-            BackupStore(self._storage, recycle=True), cluster, exchange, shared_writer(), self._options
-        )
+        engine = BackupEngine.open(self._storage, cluster, f"backup{next(_fits)}", self._options)
         session = FitSession(fit, engine, cluster, self._policy, self, self._announce, strict=self._strict)
         saved = session.pick()
         self._session = session
@@ -237,6 +227,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._session is None:
             raise ConfigError("BackupAndRestore was not told of its fit(): pass it in the callbacks of model.fit()")
         return self._session
+
+
+def _check_arguments(backup_dir: str | os.PathLike[str], when_busy: str, max_failed_saves: int | None) -> None:
+    if not backup_dir or not os.fspath(backup_dir):
+        raise ConfigError("Empty `backup_dir` argument passed: name a directory for this run's backups")
+    if when_busy not in {"skip", "wait"}:
+        raise ConfigError(f"when_busy must be 'skip' or 'wait', got {when_busy!r}")
+    if max_failed_saves is not None and max_failed_saves < 1:
+        raise ConfigError(f"max_failed_saves must be 1 or more, or None, got {max_failed_saves!r}")
 
 
 def _end_earlier_writes() -> None:

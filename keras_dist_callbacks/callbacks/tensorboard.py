@@ -92,9 +92,13 @@ class TensorBoard(OpenTensorBoard):
         self._sync: EventSync | None = None
         self._local: Path | None = None
         self._training = False
+        self._check_protocols()
+
+    def _check_protocols(self) -> None:
+        """A wrong protocol is an error when the callback is made, not in fit()."""
         for directory in (self._chief_dir, self._worker_dir):
             if directory is not None and not self._is_native(directory):
-                Storage.open(directory, storage_options)  # a wrong protocol is an error here, not in fit()
+                Storage.open(directory, self._storage_options)
 
     def set_model(self, model: Any) -> None:
         """Chooses this worker's directory and opens the event files.

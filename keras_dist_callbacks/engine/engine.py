@@ -10,6 +10,7 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from keras_dist_callbacks.backups.codec import Fingerprint, Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.reading import Allocate
@@ -28,9 +29,10 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.collector import collector_paused
 from keras_dist_callbacks.engine.exchange import Exchange, LocalState
 from keras_dist_callbacks.engine.picking import load, newest_good
-from keras_dist_callbacks.engine.writer import Writer
+from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, StorageError
 from keras_dist_callbacks.progress import uploads
+from keras_dist_callbacks.storage.storage import Storage
 
 _KEPT_COMMITS = 2
 
@@ -45,6 +47,7 @@ class EngineOptions:
         max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
         timeout: Seconds to wait for other workers.
         progress: Show long uploads on a terminal.
+        max_local_state: Bytes of worker-local tensors above which a worker's are left out of a backup.
     """
 
     double_checkpoint: bool = False
@@ -52,6 +55,7 @@ class EngineOptions:
     max_failed_saves: int | None = 10
     timeout: float = 600.0
     progress: bool = False
+    max_local_state: int = 64 * 2**20
 
 
 class BackupEngine:
@@ -86,6 +90,19 @@ class BackupEngine:
     def writing(self) -> bool:
         """Whether a backup is being written."""
         return self._writing
+
+    @classmethod
+    def open(cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions) -> Self:
+        """An engine for one run, which writes through the queue that all runs of this process share.
+
+        Args:
+            storage: The backup directory.
+            cluster: Who takes part.
+            name: What tells this run's messages from another's; the same on every worker.
+            options: How backups are written.
+        """
+        exchange = Exchange(cluster, name, options.max_local_state, options.timeout)
+        return cls(BackupStore(storage, recycle=True), cluster, exchange, shared_writer(), options)
 
     # --- at the start
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import time
 import warnings
@@ -15,20 +16,17 @@ from keras_dist_callbacks._compat import pipeline, replay, rng, variables
 from keras_dist_callbacks.backups.exactness import inexact_reasons
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
-from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine, EngineOptions
-from keras_dist_callbacks.engine.exchange import Exchange
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.schedule import Schedule
-from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
 
-_opened = 0
+_opened = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,30 +106,20 @@ class Checkpointer:
         strict: bool = False,
         timeout: float = 600.0,
     ) -> None:
-        global _opened
-        if not model.built or (optimizer is not None and not optimizer.built):
-            raise ConfigError(
-                "Checkpointer needs all variables: call the model on a batch and "
-                "optimizer.build(model.trainable_variables) first"
-            )
+        _require_variables(model, optimizer)
         self.epoch = self.batch = self.steps = 0
         self.state = {} if state is None else state
         self._trained = _Trained([*model.variables, *variables], optimizer, list(metrics))
         self._strategy = model.distribute_strategy
-        policy = parse_save_freq(save_freq, max_overhead)
-        self._delete = delete_checkpoint
-        self._strict = strict
+        self._delete, self._strict = delete_checkpoint, strict
         self._cluster = Cluster.detect()
         self._cluster.require_connection(self._strategy)
-        self._schedule = Schedule(policy, self._cluster)
-        _opened += 1
-        storage = Storage.open(backup_dir, storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second)
-        exchange = Exchange(self._cluster, f"checkpointer{_opened}", 64 * 2**20, timeout)
-        options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
-        self._engine = BackupEngine(
-            BackupStore(storage, recycle=True), self._cluster, exchange, shared_writer(), options
+        self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
+        self._storage = Storage.open(
+            backup_dir, storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
-        self._storage = storage
+        options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
+        self._engine = BackupEngine.open(self._storage, self._cluster, f"checkpointer{next(_opened)}", options)
         self._resumed: WorkerState | None = None
         self._past = 0
         self._dataset: Any = None
@@ -280,3 +268,11 @@ class Checkpointer:
     def _require_open(self) -> None:
         if not self._open:
             raise BackupError("call restore() before training, and make a new Checkpointer after close()")
+
+
+def _require_variables(model: Any, optimizer: Any) -> None:
+    if not model.built or (optimizer is not None and not optimizer.built):
+        raise ConfigError(
+            "Checkpointer needs all variables: call the model on a batch and "
+            "optimizer.build(model.trainable_variables) first"
+        )

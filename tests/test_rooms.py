@@ -1,0 +1,75 @@
+"""The house: contracts that notice what they forbid, rooms that say what they are for, nothing overgrown."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+PACKAGE = "keras_dist_callbacks"
+ROOMS = sorted(path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py"))
+FORBIDDEN = [
+    ("storage/retry.py", f"import {PACKAGE}.cluster.roles", "Layers import downward only"),
+    ("backups/codec.py", f"import {PACKAGE}.engine.writer", "Layers import downward only"),
+    ("training/capture.py", f"import {PACKAGE}.callbacks.print_lr", "Layers import downward only"),
+    ("engine/engine.py", "import fsspec", "Only the stores import fsspec"),
+    ("backups/store.py", "import tensorflow", "reach neither TensorFlow nor Keras"),
+    ("storage/traffic.py", "def f():\n    import keras", "reach neither TensorFlow nor Keras"),
+    ("cli/human.py", f"import {PACKAGE}._compat.saving", "reach neither TensorFlow nor Keras"),
+]
+
+
+def lint_imports(directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(("module", "line", "contract"), FORBIDDEN)
+def test_a_forbidden_import_breaks_its_contract(tmp_path: Path, module: str, line: str, contract: str) -> None:
+    shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / PACKAGE / module).open("a", encoding="utf-8") as file:
+        file.write(f"\n{line}\n")
+    result = lint_imports(tmp_path)
+    assert result.returncode == 1, result.stdout
+    broken = [name for name in result.stdout.splitlines() if name.endswith("BROKEN")]
+    assert len(broken) == 1, result.stdout
+    assert contract in broken[0]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_says_what_lives_there_and_has_its_tests(room: str) -> None:
+    module = ast.parse((ROOT / PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+    assert len((ast.get_docstring(module) or "").split()) > 12
+    assert list((ROOT / "tests" / room).glob("test_*.py"))
+
+
+def sources() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split()]
+
+
+def test_no_file_is_longer_than_350_lines_and_no_function_than_40() -> None:
+    too_long = []
+    for path in filter(Path.exists, sources()):
+        text = path.read_text(encoding="utf-8")
+        if text.count("\n") > 350:
+            too_long.append(f"{path}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _lines(node) > 40:
+                too_long.append(f"{path}:{node.lineno}: {node.name} has {_lines(node)} lines")
+    assert not too_long
+
+
+def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Without the docstring, which may be as long as its arguments need."""
+    first = function.body[0]
+    has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring
