@@ -12,6 +12,11 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import pytest
 
+from tests.support.campaign_runs import (  # noqa: F401 - hooks
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+)
 from tests.support.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
 from tests.support.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
 

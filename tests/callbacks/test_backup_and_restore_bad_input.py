@@ -15,7 +15,7 @@ from fsspec.registry import _registry
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import manifest
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError, StorageError
-from tests.support import tiny
+from tests.support import files, tiny
 
 
 @pytest.fixture
@@ -24,10 +24,6 @@ def backup(tmp_path: Path) -> Path:
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(1, 1)])
     return tmp_path
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 def assert_refused_and_untouched(backup: Path, model: keras.Model, error: type[Exception], match: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat.variables import components, named_variables
 from tests.support import tiny, workload
-from tests.training.test_data_position import INPUTS
+from tests.support.inputs import INPUTS
 
 WHERE = (2, 1)
 

@@ -17,8 +17,7 @@ from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.training import callback_state
 from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
-from tests.callbacks.test_backup_and_restore_bad_input import files
-from tests.support import tiny
+from tests.support import files, tiny
 from tests.support.blobs import through_a_blob
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from keras_dist_callbacks.testing import LocalCluster
 from tests.support import ROOT
-from tests.training.test_data_position import INPUTS
+from tests.support.inputs import INPUTS
 
 
 @pytest.mark.chaos
