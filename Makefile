@@ -7,16 +7,23 @@ STAMP := .venv/.installed
 AZURITE := 3.35.0
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports"
 
-.PHONY: help venv demo test lint chaos bench clean
+# `make chaos` takes other cases each day; `make chaos SEED=7` takes those of a certain one.
+SEED ?= $(shell date +%j | sed 's/^0*//')
+SHARE ?= 0.15
+PART ?= tests
+
+.PHONY: help venv demo test quick lint chaos chaos-full bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   kill a two-worker training twice and compare its end with that of an undisturbed one"
-	@echo "make test   the gate: linters, types, layers and tests"
-	@echo "make lint   without the tests"
-	@echo "make chaos  the long campaigns: every kill, strategy and data source"
-	@echo "make bench  what backups cost, measured beside Keras', Orbax' and TensorFlow's own"
-	@echo "make clean  remove what these have made, .venv included"
+	@echo "make demo        kill a two-worker training twice and compare its end with that of an undisturbed one"
+	@echo "make test        the gate: linters, types, layers and tests"
+	@echo "make quick       within a minute: style, and tests that need no other process"
+	@echo "make lint        the gate without the tests"
+	@echo "make chaos       of every campaign a share, by seed: SEED=$(SEED) SHARE=$(SHARE)"
+	@echo "make chaos-full  every campaign whole; goes on where an earlier run on this commit ended; PART=$(PART)"
+	@echo "make bench       what backups cost, measured beside Keras', Orbax' and TensorFlow's own"
+	@echo "make clean       remove what these have made, .venv included"
 
 venv: $(STAMP)
 
@@ -34,18 +41,26 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	@.ci/parts $(LINT) "$(BIN)/python -m pytest -n 2"
+	@.ci/parts $(LINT) "$(BIN)/python -m pytest -n 2 --dist worksteal --durations 10 --durations-min 0"
+
+quick: $(STAMP)
+	@.ci/parts "$(BIN)/ruff check --quiet ." "$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'not (chaos or cluster or kill or process or slow)'"
 
 lint: $(STAMP)
 	@.ci/parts $(LINT)
 
 chaos: $(STAMP)
-	$(BIN)/python -m pytest -m chaos
+	@echo "the same cases again: make chaos SEED=$(SEED) SHARE=$(SHARE)"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m chaos --chaos-share $(SHARE) --chaos-seed $(SEED) --durations 10
+
+# pytest's code 5 is that no test was left
+chaos-full: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m chaos --chaos-log .chaos/passed --durations 10 $(PART) || [ $$? -eq 5 ]
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .chaos runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +23,29 @@ from tests.support.counts import count, pytest_terminal_summary  # noqa: F401 - 
 from tests.support.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
 
 
+@pytest.fixture(autouse=True, scope="session")
+def collections_leave_the_imports_alone() -> None:
+    """Millions of objects that TensorFlow's import made and nobody frees; each collection would look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def unmarked_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that `make quick` stays quick; tests of the fixtures of stores are marked where they are collected."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError(
+            "this test starts a process: mark it `process`, or `cluster` or `kill` if that fits better"
+        )
+
+    if not any(request.node.get_closest_marker(name) for name in ("process", "cluster", "kill")):
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
 @pytest.fixture(autouse=True)
@@ -40,5 +62,13 @@ def uninterrupted() -> tuple[Any, dict[str, list[float]]]:
     from tests.support import tiny
 
     model = tiny.model()
-    history = tiny.fit(model, None)
-    return model, history.history
+    return model, tiny.fit(model, None).history
+
+
+@pytest.fixture(scope="session")
+def uninterrupted_rich() -> tuple[Any, dict[str, list[float]]]:
+    """The same for the model with every kind of variable."""
+    from tests.support import tiny
+
+    model = tiny.rich_model()
+    return model, tiny.fit(model, None).history

@@ -12,9 +12,9 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.testing import LocalCluster
 from keras_dist_callbacks.testing.local_cluster import run_until_done
-from tests.support import ROOT, tiny
+from tests.support import tiny
+from tests.support.processes import job
 from tests.support.resume_helpers import Interruption, assert_same_files, close_files, run_interrupted, run_undisturbed
 
 OLD = b"epoch,of an earlier job\r\n0,1\r\n"
@@ -203,9 +203,9 @@ def test_a_job_killed_with_sigkill_leaves_the_files_of_an_undisturbed_one(tmp_pa
     kills = ["epoch=0,batch=3", "phase=epoch_end,epoch=1", "epoch=2,batch=1", "phase=train_end"]
     for directory, extra in ((tmp_path / "killed", kills), (tmp_path / "undisturbed", [])):
         directory.mkdir()
-        with LocalCluster([*script, str(directory)], 1, directory / "logs", {"PYTHONPATH": str(ROOT)}) as job:
+        with job([*script, str(directory)], 1, directory / "logs") as cluster:
             attempts = run_until_done(
-                job, len(extra), 300.0, extra_args=[["--kill", f"{kill},after_commit=false"] for kill in extra]
+                cluster, len(extra), 300.0, extra_args=[["--kill", f"{kill},after_commit=false"] for kill in extra]
             )
-            assert [attempt.returncodes[0] for attempt in attempts] == [-9] * len(extra) + [0], job.tails()
+            assert [attempt.returncodes[0] for attempt in attempts] == [-9] * len(extra) + [0], cluster.tails()
     assert_same_files(tmp_path / "killed", tmp_path / "undisturbed")

@@ -11,14 +11,14 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import CompatError
-from keras_dist_callbacks.testing import LocalCluster
 from tests.support import SUPPORT
+from tests.support.processes import job
 
 PROBE = SUPPORT / "probe_multi_worker.py"
 
 
 def probe(directory: Path, mode: str, workers: int) -> list[dict[str, Any]]:
-    with LocalCluster([sys.executable, str(PROBE), mode], workers, directory) as cluster:
+    with job([sys.executable, str(PROBE), mode], workers, directory) as cluster:
         cluster.start()
         if any(cluster.wait(180)):
             raise RuntimeError(cluster.tails())  # no AssertionError: it must not count as an expected failure

@@ -22,11 +22,11 @@ from tests.support.tiny import interrupt
     [(1, 3, 1), (1, 3, 2), (2, 0, "epoch"), (2, 3, "epoch"), (1, 0, tiny.STEPS), (0, 2, 1)],
 )
 def test_a_resumed_run_ends_bit_identical(
-    tmp_path: Path, uninterrupted: Any, epoch: int, batch: int, save_freq: str | int
+    tmp_path: Path, uninterrupted_rich: Any, epoch: int, batch: int, save_freq: str | int
 ) -> None:
-    reference, reference_history = uninterrupted
-    interrupt(tmp_path, epoch, batch, save_freq)
-    model = tiny.model()
+    reference, reference_history = uninterrupted_rich
+    interrupt(tmp_path, epoch, batch, save_freq, built=tiny.rich_model())
+    model = tiny.rich_model()
     history = tiny.fit(model, tmp_path, save_freq=save_freq)
     tiny.assert_same(model, reference)
     assert history.history == reference_history
@@ -41,13 +41,15 @@ def test_no_step_is_repeated_and_none_left_out(tmp_path: Path) -> None:
     assert first.trained + second.trained == [(e, b) for e in range(3) for b in range(tiny.STEPS)]
 
 
-def test_a_run_interrupted_again_in_the_same_epoch_still_ends_bit_identical(tmp_path: Path, uninterrupted: Any) -> None:
+def test_a_run_interrupted_again_in_the_same_epoch_still_ends_bit_identical(
+    tmp_path: Path, uninterrupted_rich: Any
+) -> None:
     for batch in (1, 2, 4):
-        interrupt(tmp_path, 1, batch)
-    model = tiny.model()
+        interrupt(tmp_path, 1, batch, built=tiny.rich_model())
+    model = tiny.rich_model()
     history = tiny.fit(model, tmp_path)
-    tiny.assert_same(model, uninterrupted[0])
-    assert history.history == uninterrupted[1]
+    tiny.assert_same(model, uninterrupted_rich[0])
+    assert history.history == uninterrupted_rich[1]
 
 
 def test_early_stopping_and_plateau_decide_as_if_never_interrupted(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_bfloat16_and_other_types_survive(tmp_path: Path) -> None:
             return x * self.scale
 
     def model() -> keras.Model:
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(7)
         built = keras.Sequential([keras.Input((6,)), Typed(), keras.layers.Dense(1)])
         built.compile("sgd", "mse")

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.testing import LocalCluster, assert_same_run, count_calls, read_steps
+from keras_dist_callbacks.testing import assert_same_run, count_calls, read_steps
 from keras_dist_callbacks.testing.local_cluster import Attempt, run_until_done
 from tests.support import SUPPORT
+from tests.support.processes import job
 
 WORKLOAD = [sys.executable, str(SUPPORT / "workload.py")]
 STRATEGIES = {
@@ -56,14 +57,21 @@ def baseline(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyp
 
 
 def run(
-    directory: Path, strategy: str, source: str, options: Sequence[str], kills: Iterable[str], save_freq: str = "1"
+    directory: Path,
+    strategy: str,
+    source: str,
+    options: Sequence[str],
+    kills: Iterable[str],
+    save_freq: str = "1",
+    *,
+    preload: bool = True,
 ) -> list[Attempt]:
     kind, workers = STRATEGIES[strategy]
     arguments = ["--strategy", kind, "--source", source, *options, "--save-freq", save_freq]
     arguments += ["--record", f"{directory}/run", "--count", f"{directory}/count", "--step-log", f"{directory}/steps"]
     arguments += ["--backup-dir", f"{directory}/backup", "--audit", f"{directory}/audit"]
     extra = [["--kill", f"{kill},worker={workers - 1}"] for kill in kills]
-    with LocalCluster([*WORKLOAD, *arguments], workers, directory / "logs", grace=3.0) as cluster:
+    with job([*WORKLOAD, *arguments], workers, directory / "logs", grace=3.0, preload=preload) as cluster:
         attempts = run_until_done(cluster, len(extra), 60.0 + 40.0 * len(extra) * workers, extra_args=extra)
         assert attempts[-1].succeeded, cluster.tails()
         assert len(attempts) == len(extra) + 1, "a fault did not strike"
@@ -99,10 +107,10 @@ def assert_only_the_chief_wrote(directory: Path, strategy: str) -> None:
 
 
 def check_cell(
-    tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...], kills: Sequence[str]
+    tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...], kills: Sequence[str], preload: bool
 ) -> None:  # type: ignore[no-untyped-def]
     reference = baseline(strategy, source, options)
-    run(tmp_path, strategy, source, options, kills)
+    run(tmp_path, strategy, source, options, kills, preload=preload)
     assert_same(tmp_path, reference, strategy)
     assert_no_step_repeated(tmp_path, reference, strategy)
     assert_only_the_chief_wrote(tmp_path, strategy)
@@ -123,7 +131,24 @@ def check_cell(
 def test_a_killed_job_ends_as_if_never_interrupted(
     tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...], kills: Sequence[str]
 ) -> None:  # type: ignore[no-untyped-def]
-    check_cell(tmp_path, baseline, strategy, source, options, kills)
+    check_cell(tmp_path, baseline, strategy, source, options, kills, preload=True)
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("strategy", "source", "options", "kill"),
+    [
+        ("default", "infinite", LR, AGAIN),
+        ("mirrored-2", "numpy", EARLY, MID_EPOCH),
+        ("multi-worker-2", "shuffled", EARLY, IN_VALIDATION),
+    ],
+)
+def test_a_job_of_fresh_processes_ends_as_if_never_interrupted(
+    tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...], kill: str
+) -> None:  # type: ignore[no-untyped-def]
+    """Other hash seeds and memory layouts in each process, and others than in the run it is compared with."""
+    check_cell(tmp_path, baseline, strategy, source, options, [kill], preload=False)
 
 
 @pytest.mark.kill
@@ -151,7 +176,7 @@ def test_a_killed_cluster_that_saves_by_measure_goes_on_exactly(tmp_path: Path, 
 def test_every_cell_survives_the_whole_chain(
     tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...]
 ) -> None:  # type: ignore[no-untyped-def]
-    check_cell(tmp_path, baseline, strategy, source, options, CHAIN)
+    check_cell(tmp_path, baseline, strategy, source, options, CHAIN, preload=False)
 
 
 @pytest.mark.kill
@@ -173,7 +198,7 @@ def test_the_killed_chief_of_a_cluster_resumes_at_the_last_epoch(tmp_path: Path,
     kind, workers = STRATEGIES["multi-worker-2"]
     arguments = ["--strategy", kind, "--source", "shuffled", *EARLY, "--record", f"{tmp_path}/run"]
     arguments += ["--backup-dir", f"{tmp_path}/backup", "--save-freq", "epoch", "--count", f"{tmp_path}/count"]
-    with LocalCluster([*WORKLOAD, *arguments], workers, tmp_path / "logs", grace=3.0, chief=True) as cluster:
+    with job([*WORKLOAD, *arguments], workers, tmp_path / "logs", grace=3.0, chief=True) as cluster:
         kill = ["--kill", "phase=train_batch_end,epoch=1,batch=4,worker=0"]
         attempts = run_until_done(cluster, 1, 200.0, extra_args=[kill])
         assert attempts[0].returncodes[0] == -9

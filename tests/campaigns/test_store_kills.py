@@ -6,7 +6,6 @@ import collections
 import json
 import random
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +16,9 @@ import pytest
 
 from keras_dist_callbacks.backups.store import BackupStore
 from tests.support import tiny
+from tests.support.processes import job
 from tests.support.stores.fixtures import REMOTE, Place, Stores
 from tests.support.stores.proxy import FaultProxy
-from tests.support.stores.servers import ROOT
 
 BYTES_PER_SECOND = 400_000  # so that the upload of a save lasts about half a second
 TOTAL_STEPS = 2 * tiny.STEPS
@@ -33,9 +32,10 @@ def command(place: Place | None, weights: Path) -> list[str]:
 
 def run_to_the_end(place: Place | None, weights: Path) -> int:
     """Runs the workload without faults; how many steps it trained."""
-    done = subprocess.run(command(place, weights), cwd=ROOT, capture_output=True, text=True, timeout=RUN_SECONDS)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = re.search(r"TRAINED (\d+)", done.stdout)
+    with job(command(place, weights), 1, weights.with_suffix(".logs")) as cluster:
+        cluster.start()
+        assert cluster.wait(RUN_SECONDS) == [0], cluster.tails()
+        found = re.search(r"TRAINED (\d+)", cluster.log(0))
     assert found is not None
     return int(found[1])
 
@@ -61,30 +61,24 @@ def networks() -> Iterator[Callable[[Place], FaultProxy]]:
         proxy.close()
 
 
-def kill_in_an_upload(place: Place, proxy: FaultProxy, chance: random.Random, log: Path) -> str:
+def kill_in_an_upload(place: Place, proxy: FaultProxy, chance: random.Random, logs: Path) -> str:
     """Starts the workload over a slow link and kills it at a random upload; what was going on then."""
     proxy.bytes_per_second = BYTES_PER_SECOND
     which, moment = chance.randrange(3, 16), chance.uniform(0.0, 0.7)
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command(place.through(proxy), log.with_suffix(".npz")), cwd=ROOT, stdout=output, stderr=output
-        )
-    try:
+    with job(command(place.through(proxy), logs / "state.npz"), 1, logs) as cluster:
+        cluster.start()
         deadline = time.monotonic() + START_SECONDS
         while sum(r.is_upload for r in proxy.requests) < which:
-            assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+            assert cluster.poll() == [None], cluster.tails()
             assert time.monotonic() < deadline, "the uploads did not begin"
             time.sleep(0.002)
         time.sleep(moment)
-        while not proxy.uploading and process.poll() is None:  # between two uploads: the next one will do
+        while not proxy.uploading and cluster.poll() == [None]:  # between two uploads: the next one will do
             assert time.monotonic() < deadline, "no further upload began"
             time.sleep(0.002)
         busy = proxy.uploading > 0
-        process.kill()
-        assert process.wait() == -9
-    finally:
-        process.kill()
-        process.wait()
+        cluster.kill(0)
+        assert cluster.wait(RUN_SECONDS) == [-9]
     proxy.heal()
     return "in an upload" if busy else "between uploads"
 
@@ -93,7 +87,7 @@ def check_trial(
     place: Place, proxy: FaultProxy, seed: int, directory: Path, expected: dict[str, np.ndarray]
 ) -> collections.Counter[str]:
     directory.mkdir(exist_ok=True)
-    struck = kill_in_an_upload(place, proxy, random.Random(f"{place.kind} {seed}"), directory / "log")  # noqa: S311
+    struck = kill_in_an_upload(place, proxy, random.Random(f"{place.kind} {seed}"), directory / "killed")  # noqa: S311
     store = BackupStore(place.open())
     commits = store.commits()
     for commit in commits:

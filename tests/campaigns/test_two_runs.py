@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,45 +10,34 @@ import pytest
 
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage
-from tests.support import ROOT
+from keras_dist_callbacks.testing import LocalCluster
+from tests.support.processes import job
 
 
-def start(backup: Path, pause: float, epochs: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.rival", str(backup), str(pause), str(epochs)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def rival(backup: Path, logs: Path, pause: float, epochs: int) -> LocalCluster:
+    return job([sys.executable, "-m", "tests.support.rival", str(backup), str(pause), str(epochs)], 1, logs)
 
 
 @pytest.mark.kill
 @pytest.mark.timeout(180)
 def test_of_two_runs_on_one_directory_exactly_one_goes_on(tmp_path: Path) -> None:
-    older = start(tmp_path, 0.1, 1000)
-    newer = None
-    try:
-        reader = BackupStore(Storage.open(tmp_path))
+    backup = tmp_path / "backup"
+    reader = BackupStore(Storage.open(backup))
+    older, newer = rival(backup, tmp_path / "older", 0.1, 1000), rival(backup, tmp_path / "newer", 0.0, 20)
+    with older, newer:
+        older.start()
         deadline = time.monotonic() + 90
         while not reader.commits() and time.monotonic() < deadline:
-            assert older.poll() is None, older.communicate()[0]
+            assert older.poll() == [None], older.log(0)
             time.sleep(0.1)
-        newer = start(tmp_path, 0.0, 20)
-        output = newer.communicate(timeout=90)[0]
-        assert newer.returncode == 0, output
-        assert "ENDED WELL" in output
-        complaint = older.communicate(timeout=60)[0]
-        assert older.returncode == 1, complaint
-        assert "FencedError" in complaint
-        assert "was taken over by a newer run (generation 2, this run is 1)" in complaint
-        assert "Give each run a directory of its own" in complaint
-    finally:
-        for process in (older, newer):
-            if process is not None:
-                process.kill()
-                process.wait()
+        newer.start()
+        assert newer.wait(90) == [0], newer.log(0)
+        assert "ENDED WELL" in newer.log(0)
+        assert older.wait(60) == [1], older.log(0)
+        complaint = older.log(0)
+    assert "FencedError" in complaint
+    assert "was taken over by a newer run (generation 2, this run is 1)" in complaint
+    assert "Give each run a directory of its own" in complaint
     newest = reader.commits()[-1]
     assert newest.generation == 2
     manifest = reader.manifest(newest)

@@ -23,7 +23,7 @@ def main() -> None:
     directory = arguments.directory
     x, y = tiny.data()
     tiny.fit(
-        tiny.model(),
+        tiny.rich_model(),
         directory / "backup",
         [
             keras.callbacks.CSVLogger(directory / "rows.csv"),

@@ -20,6 +20,6 @@ class Slowly(keras.callbacks.Callback):
         time.sleep(float(sys.argv[2]))
 
 
-model = tiny.model()
+model = tiny.rich_model()
 tiny.fit(model, sys.argv[1], [Slowly()], epochs=int(sys.argv[3]), options={"delete_checkpoint": False})
 print("ENDED WELL", flush=True)

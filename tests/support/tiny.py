@@ -58,19 +58,32 @@ def shuffled() -> tf.data.Dataset:
 
 
 def model(units: int = 7, optimizer: Any = None, *, clear: bool = True) -> keras.Model:
+    """Quick to trace, for tests of what is around a model: its weights depend on every batch, their order and masks."""
+    _begin(clear)
+    return _compiled([keras.layers.Dense(1, activation="sigmoid")], units, optimizer or _momentum(), ["accuracy"])
+
+
+def rich_model(units: int = 7) -> keras.Model:
+    """With every kind of variable: slots of Adam, moving statistics, seeds, metrics that are not means."""
+    _begin(clear=True)
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1, activation="sigmoid")]
+    return _compiled(layers, units, keras.optimizers.Adam(0.01), ["accuracy", "AUC"])
+
+
+def _begin(clear: bool) -> None:
     if clear:
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)  # a collection takes as long as a short fit
     keras.utils.set_random_seed(7)
-    built = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(units, activation="relu"),
-            keras.layers.Dropout(0.3),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dense(1, activation="sigmoid"),
-        ]
-    )
-    built.compile(optimizer or keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", "AUC"])
+
+
+def _momentum() -> Any:
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def _compiled(last: list[Any], units: int, optimizer: Any, metrics: list[str]) -> keras.Model:
+    first = [keras.Input((6,)), keras.layers.Dense(units, activation="relu"), keras.layers.Dropout(0.3)]
+    built = keras.Sequential([*first, *last])
+    built.compile(optimizer, "binary_crossentropy", metrics=metrics)
     return built
 
 
@@ -115,7 +128,9 @@ def assert_same(first: keras.Model, second: keras.Model) -> None:
         np.testing.assert_array_equal(value, expected, err_msg=name)
 
 
-def interrupt(backup: Path | str, epoch: int, batch: int, save_freq: str | int = 1, **options: Any) -> None:
+def interrupt(
+    backup: Path | str, epoch: int, batch: int, save_freq: str | int = 1, *, built: Any = None, **options: Any
+) -> None:
     """A run that ends with an exception before a batch is trained."""
     with pytest.raises(Stop):
-        fit(model(), backup, [StopAt(epoch, batch)], save_freq=save_freq, **options)
+        fit(built or model(), backup, [StopAt(epoch, batch)], save_freq=save_freq, **options)

@@ -12,15 +12,15 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks._compat import variables
-from keras_dist_callbacks.testing import LocalCluster
 from tests.support import SUPPORT, tiny
 from tests.support.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore
+from tests.support.processes import job
 
 PROBE = SUPPORT / "probe_snapshots.py"
 
 
 def fresh(dtype: str = "float32") -> keras.Model:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     return build(dtype)
 
 
@@ -54,7 +54,7 @@ def test_no_held_value_changes_in_bfloat16() -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize(("kind", "workers"), [("mirrored", 1), ("multi_worker", 2)])
 def test_no_held_value_changes_under_a_strategy(tmp_path: Path, kind: str, workers: int) -> None:
-    with LocalCluster([sys.executable, str(PROBE), kind], workers, tmp_path) as cluster:
+    with job([sys.executable, str(PROBE), kind], workers, tmp_path) as cluster:
         cluster.start()
         assert not any(cluster.wait(180)), cluster.tails()
         lines = [line for i in range(workers) for line in cluster.log(i).splitlines() if line.startswith("RESULTS ")]

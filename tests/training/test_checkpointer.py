@@ -13,8 +13,9 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
-from keras_dist_callbacks.testing.local_cluster import LocalCluster, run_until_done
+from keras_dist_callbacks.testing.local_cluster import run_until_done
 from tests.support import SUPPORT, tiny
+from tests.support.processes import job
 
 SCRIPT = str(SUPPORT / "custom_loop.py")
 
@@ -125,7 +126,7 @@ def test_a_backup_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_the_example_is_killed_twice_and_ends_bit_identical(tmp_path: Path, workers: int) -> None:
     def run(name: str, kills: list[str]) -> None:
         command = [sys.executable, SCRIPT, str(tmp_path / name), str(tmp_path / name)]
-        with LocalCluster(command, workers, tmp_path / f"logs-{name}", grace=3.0) as cluster:
+        with job(command, workers, tmp_path / f"logs-{name}", grace=3.0) as cluster:
             attempts = run_until_done(cluster, len(kills), 200.0, extra_args=[*([k] for k in kills), ["never"]])
             assert attempts[-1].succeeded, cluster.tails()
             assert len(attempts) == len(kills) + 1

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.testing import LocalCluster
-from tests.support import ROOT
 from tests.support.inputs import INPUTS
+from tests.support.processes import job
 
 
 @pytest.mark.chaos
@@ -19,7 +18,7 @@ from tests.support.inputs import INPUTS
 @pytest.mark.parametrize(("strategy", "workers"), [("mirrored", 1), ("multi_worker", 2)])
 def test_each_input_is_exact_or_labelled(tmp_path: Path, strategy: str, workers: int) -> None:
     command = [sys.executable, "-m", "tests.support.probe_inputs", strategy]
-    with LocalCluster(command, workers, tmp_path, env={"PYTHONPATH": str(ROOT)}) as cluster:
+    with job(command, workers, tmp_path) as cluster:
         cluster.start()
         assert not any(cluster.wait(2300)), cluster.tails()
         (line,) = (text for text in cluster.log(0).splitlines() if text.startswith("RESULTS "))

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.testing import LocalCluster
 from keras_dist_callbacks.training.elastic import redistribute
 from tests.campaigns.test_kill_matrix import MID_EPOCH, STRATEGIES, WORKLOAD
+from tests.support.processes import job
 
 
 def values(*numbers: float, dtype: str = "float32") -> list[np.ndarray]:
@@ -45,7 +45,7 @@ def run(directory: Path, strategy: str, name: str, *arguments: str, killed: bool
     kind, workers = STRATEGIES[strategy]
     command = [*WORKLOAD, "--strategy", kind, "--source", "shuffled", "--backup-dir", str(directory / "backup")]
     command += ["--keep-backup", "--save-freq", "1", "--record", str(directory / name), *arguments]
-    with LocalCluster(command, workers, directory / f"logs-{name}", grace=3.0) as cluster:
+    with job(command, workers, directory / f"logs-{name}", grace=3.0) as cluster:
         cluster.start(["--kill", MID_EPOCH] if killed else [])
         codes = cluster.wait(200)
         assert (codes[0] == -9) if killed else not any(codes), cluster.tails()

@@ -90,7 +90,7 @@ class Noisy(keras.Model):
 
 
 def noisy() -> keras.Model:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     model = Noisy()
     model.build((None, 6))
@@ -165,7 +165,7 @@ class WithPlainVariable(keras.layers.Layer):
 
 def test_variables_that_keras_does_not_know_are_named_as_not_saved(tmp_path: Path) -> None:
     def model() -> keras.Model:
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(7)
         built = keras.Sequential([keras.Input((6,)), WithPlainVariable(), keras.layers.Dense(1)])
         built.compile("sgd", "mse")
@@ -198,7 +198,7 @@ class OwnStep(keras.Model):
 
 def test_a_train_step_with_inputs_of_its_own_resumes(tmp_path: Path) -> None:
     def model() -> keras.Model:
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(7)
         built = OwnStep()
         built.compile(keras.optimizers.Adam(0.01), "mse")
@@ -232,7 +232,7 @@ def test_a_train_step_with_inputs_of_its_own_resumes(tmp_path: Path) -> None:
 )
 def test_optimizers_with_a_state_of_their_own_resume_exactly(tmp_path: Path, make: Any) -> None:
     def built() -> keras.Model:
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         return tiny.model(optimizer=make(), clear=False)
 
     reference = built()

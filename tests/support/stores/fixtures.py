@@ -24,6 +24,7 @@ from tests.support.stores.proxy import FaultProxy
 
 REMOTE = ("gs", "s3", "az")
 KINDS = ("file", "memory", *REMOTE)
+_SERVED = [pytest.param(kind, marks=pytest.mark.process) for kind in REMOTE]
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,13 @@ def stores() -> Iterator[Stores]:
         yield Stores(stack)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["file", "memory", *_SERVED])
 def place(request: pytest.FixtureRequest, stores: Stores, tmp_path: Path) -> Place:
     """A fresh directory of every store in turn."""
     return stores.place(request.param, tmp_path)
 
 
-@pytest.fixture(params=REMOTE)
+@pytest.fixture(params=_SERVED)
 def remote(request: pytest.FixtureRequest, stores: Stores, tmp_path: Path) -> Place:
     """A fresh directory of every object store in turn."""
     return stores.place(request.param, tmp_path)

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("options", type=json.loads, help="storage_options")
     parser.add_argument("--weights", type=Path, help="where the final state goes")
     arguments = parser.parse_args()
-    model, steps = tiny.model(UNITS), tiny.CountSteps()
+    model, steps = tiny.rich_model(UNITS), tiny.CountSteps()
     backup = arguments.url if arguments.url != "none" else None
     history = tiny.fit(model, backup, [steps], epochs=2, options={"storage_options": arguments.options})
     np.savez(arguments.weights, history=json.dumps(history.history), **tiny.state(model))

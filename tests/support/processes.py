@@ -1,0 +1,15 @@
+"""Real processes of tests, which all start from one template unless they are to be fresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_dist_callbacks.testing import LocalCluster
+from tests.support import ROOT
+
+
+def job(command: Sequence[str], workers: int, logs: Path, *, preload: bool = True, **options: Any) -> LocalCluster:
+    """A cluster whose programs find `tests`, in the one environment for which there is a template."""
+    return LocalCluster(command, workers, logs, env={"PYTHONPATH": str(ROOT)}, preload=preload, **options)
