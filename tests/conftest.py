@@ -14,6 +14,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import pytest
 
+from tests.support.busy_machine import share_processors
 from tests.support.campaign_runs import (  # noqa: F401 - hooks
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -28,6 +29,11 @@ def collections_leave_the_imports_alone() -> None:
     """Millions of objects that TensorFlow's import made and nobody frees; each collection would look at them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def processors_are_shared() -> None:
+    share_processors()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.estimates import median, number, ratio
 
 
+@pytest.mark.process
 def test_a_table_is_measured_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()

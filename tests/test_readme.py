@@ -19,6 +19,7 @@ def build_model() -> keras.Model:
     return tiny.model()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,7 @@ def test_without_a_checkpoint_the_model_is_built_and_said_to_be_new(
     assert latest_checkpoint(tmp_path / "none") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["local", "memory"])
 def test_the_newest_model_is_restored_with_its_optimizer_and_its_place(
     tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
@@ -58,6 +59,7 @@ def test_the_newest_model_is_restored_with_its_optimizer_and_its_place(
     assert "2 epochs finished, step 6" in out
 
 
+@pytest.mark.slow
 def test_weights_go_into_a_built_model_with_the_optimizer_state(tmp_path: Path) -> None:
     original = trained(tmp_path, "w.weights.h5", save_weights_only=True)
     model = make_or_restore_model(lambda: tiny_model(keras.optimizers.Adam(0.01)), tmp_path)
@@ -66,6 +68,7 @@ def test_weights_go_into_a_built_model_with_the_optimizer_state(tmp_path: Path) 
     assert model._kdc_restored_from.step == 6
 
 
+@pytest.mark.slow
 def test_a_restored_model_goes_on_training(tmp_path: Path) -> None:
     trained(tmp_path)
     model = make_or_restore_model(never_built, tmp_path)
@@ -74,6 +77,7 @@ def test_a_restored_model_goes_on_training(tmp_path: Path) -> None:
     assert (newest.name, newest.generation, newest.epoch, newest.step) == ("ckpt-3.keras", 2, 3, 9)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_restored(tmp_path: Path) -> None:
     trained(tmp_path)
     content = bytearray((tmp_path / "ckpt-2.keras").read_bytes())
@@ -95,6 +99,7 @@ def test_when_every_checkpoint_is_damaged_training_does_not_start_over_silently(
         latest_checkpoint(tmp_path)
 
 
+@pytest.mark.slow
 def test_newest_is_the_last_saved_not_the_one_with_the_latest_time_or_name(tmp_path: Path) -> None:
     trained(tmp_path, "z.keras", epochs=1)
     trained(tmp_path, "a.keras", epochs=1)
@@ -102,6 +107,7 @@ def test_newest_is_the_last_saved_not_the_one_with_the_latest_time_or_name(tmp_p
     assert latest_checkpoint(tmp_path) == str(tmp_path / "a.keras")
 
 
+@pytest.mark.slow
 def test_a_template_stands_for_its_own_files(tmp_path: Path) -> None:
     trained(tmp_path, "ckpt-{epoch}.keras")
     trained(tmp_path, "best.keras", epochs=1)
@@ -120,6 +126,7 @@ def test_files_of_other_tools_are_reported_and_not_taken(tmp_path: Path) -> None
         make_or_restore_model(tiny_model, tmp_path)
 
 
+@pytest.mark.slow
 def test_weights_for_a_model_that_is_not_built_are_a_clear_error(tmp_path: Path) -> None:
     trained(tmp_path, "w.weights.h5", save_weights_only=True)
     with pytest.raises(ConfigError, match="not built"):
@@ -162,6 +169,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         make_or_restore_model(never_built, tmp_path)
 
 
+@pytest.mark.slow
 def test_it_loads_under_the_current_strategy(tmp_path: Path) -> None:
     trained(tmp_path)
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -177,6 +185,7 @@ def test_a_cluster_without_its_strategy_is_refused(tmp_path: Path, monkeypatch: 
         make_or_restore_model(tiny_model, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_evaluator_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path)
     evaluator = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
@@ -184,6 +193,7 @@ def test_the_evaluator_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert make_or_restore_model(never_built, tmp_path)._kdc_restored_from.epoch == 2
 
 
+@pytest.mark.slow
 def test_every_worker_gets_and_verifies_what_the_chief_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path)
     older = artifacts.find(Storage.open(tmp_path)).artifacts[1]

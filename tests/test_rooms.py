@@ -31,6 +31,7 @@ def lint_imports(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("module", "line", "contract"), FORBIDDEN)
+@pytest.mark.process
 def test_a_forbidden_import_breaks_its_contract(tmp_path: Path, module: str, line: str, contract: str) -> None:
     shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -55,6 +56,7 @@ def sources() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split()]
 
 
+@pytest.mark.process
 def test_no_file_is_longer_than_350_lines_and_no_function_than_40() -> None:
     too_long = []
     for path in filter(Path.exists, sources()):

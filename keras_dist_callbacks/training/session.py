@@ -29,6 +29,7 @@ from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables, capture, jsonable_logs
 from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.describing import describe
+from keras_dist_callbacks.training.step_count import StepCount
 
 _EXCEPTION_BUDGET_SECONDS = 120.0
 
@@ -72,10 +73,7 @@ class FitSession:
         self._saved: WorkerState | None = None
         self._commit = ""
         self._first_epoch: int | None = None  # the data had no iterators before it
-        self._epoch = 0
-        self._step = 0
-        self._step_in_epoch = 0
-        self._batches: int | None = None  # of one pass, where the input tells
+        self._count = StepCount()
         self._unknown_variables: list[str] | None = None
         self._validations = 0
         self._rng_at_epoch: JSON = None
@@ -128,12 +126,11 @@ class FitSession:
             )
         if self._first_epoch is None:
             self._first_epoch = epoch
-        self._epoch = epoch
-        self._step_in_epoch = 0
+        self._count.begin_epoch(epoch)
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
-        self._batches = None if self._fit.steps_per_epoch else self._fit.known_length
+        self._count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
         saved, self._saved = self._saved, None
         self._data.note()
         if saved is None:
@@ -144,13 +141,9 @@ class FitSession:
 
     def after_step(self, end_step: int) -> None:
         """Between two steps, after all callbacks: counts, and saves if that is due."""
-        trained_to = end_step + 1
-        if self._batches is not None and trained_to > self._batches:
-            trained_to = self._batches  # the last of several `steps_per_execution` finds fewer than it asks for
-        self._step += trained_to - self._step_in_epoch
-        self._step_in_epoch = trained_to
+        self._count.trained_to(end_step)
         self._engine.poll()
-        if self._schedule.due(self._step, self._engine.writing):
+        if self._schedule.due(self._count.step, self._engine.writing):
             began = time.perf_counter()
             snapshot = self._capture("within")
             self._schedule.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
@@ -162,8 +155,7 @@ class FitSession:
 
     def epoch_end(self, epoch: int) -> None:
         """After every other callback's `on_epoch_end`."""
-        self._epoch = epoch + 1
-        self._step_in_epoch = 0
+        self._count.end_epoch(epoch)
         self._engine.poll()
         if self._schedule.at_epoch_end:
             self._engine.save(self._capture("between"), must=True)
@@ -204,8 +196,8 @@ class FitSession:
                 f"the backup is at {position}, but fit() was asked for {self._fit.epochs} epoch(s) only; ask for more "
                 "(the backup is untouched)"
             )
-        self._epoch, self._step = position.epoch, position.step
-        self._schedule.begin(self._step)
+        self._count.resume(position)
+        self._schedule.begin(position.step)
         self._first_epoch = int(saved.state["first_epoch"])
         self._unknown_variables = saved.state["not_saved"] or None
         self._validations = int(saved.state["validations"])
@@ -228,7 +220,7 @@ class FitSession:
         notes = self._apply(saved)
         rng.restore(saved.state["rng"])
         seam.current_logs(self._fit.model).update(saved.state["logs"])
-        self._step_in_epoch = saved.position.batch
+        self._count.skip_to(saved.position.batch)
         return notes
 
     def _apply(self, saved: WorkerState) -> list[str]:
@@ -274,7 +266,6 @@ class FitSession:
 
     def _capture_all(self, kind: Any) -> Snapshot:
         within = kind == "within"
-        position = Position(kind, self._epoch, self._step_in_epoch if within else 0, self._step)
         topics: dict[str, JSON] = {
             "rng": rng.capture(),
             "num_batches": self._fit.num_batches,
@@ -290,7 +281,7 @@ class FitSession:
         else:
             self._data.note()
         topics.update(self._data.state)
-        return capture(self._fit.model, self._callbacks, position, topics, self._data.tensors)
+        return capture(self._fit.model, self._callbacks, self._count.position(kind), topics, self._data.tensors)
 
     def _finalizes(self) -> bool:
         """Whether the weights at the end of fit are not those of its last step."""

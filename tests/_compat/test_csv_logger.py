@@ -17,6 +17,8 @@ from tests.support import tiny
 from tests.support.processes import job
 from tests.support.resume_helpers import Interruption, assert_same_files, close_files, run_interrupted, run_undisturbed
 
+pytestmark = pytest.mark.slow  # whole fits
+
 OLD = b"epoch,of an earlier job\r\n0,1\r\n"
 
 

@@ -75,6 +75,7 @@ def test_enabling_is_idempotent_and_can_be_undone() -> None:
     assert trainer.reduce_per_replica is reduce
 
 
+@pytest.mark.slow
 def test_training_in_one_process_is_the_same_when_enabled() -> None:
     from tests.support import tiny
 
@@ -102,6 +103,7 @@ def test_an_unknown_signature_is_refused_and_nothing_is_changed(monkeypatch: pyt
     assert trainer.TensorFlowTrainer._maybe_symbolic_build is build
 
 
+@pytest.mark.process
 def test_importing_the_package_imports_neither_tensorflow_nor_keras() -> None:
     import subprocess
 

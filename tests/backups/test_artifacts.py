@@ -109,6 +109,7 @@ def test_a_missing_newest_file_is_reported_and_the_one_before_it_taken(storage: 
         assert artifacts.newest_verified(storage) == older
 
 
+@pytest.mark.slow
 def test_a_sidecar_with_any_byte_changed_is_never_believed(tmp_path: Path) -> None:
     storage = Storage.open(tmp_path / "store")
     published = publish(storage, tmp_path, "1.keras", b"content")

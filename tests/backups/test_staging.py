@@ -105,6 +105,7 @@ def _full() -> int:
     raise OSError(28, os.strerror(28))
 
 
+@pytest.mark.slow
 def test_no_spare_file_is_left_when_fit_ends_with_an_error_or_well(tmp_path: Path) -> None:
     tiny.interrupt(tmp_path, 1, 3)
     reader = BackupStore(Storage.open(tmp_path))

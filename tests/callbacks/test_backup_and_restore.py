@@ -16,6 +16,8 @@ import keras_dist_callbacks as kdc
 from tests.support import tiny
 from tests.support.tiny import interrupt
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 @pytest.mark.parametrize(
     ("epoch", "batch", "save_freq"),

@@ -17,6 +17,8 @@ from keras_dist_callbacks.backups import manifest
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError, StorageError
 from tests.support import files, tiny
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 @pytest.fixture
 def backup(tmp_path: Path) -> Path:

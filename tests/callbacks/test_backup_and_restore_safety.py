@@ -16,6 +16,8 @@ from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedE
 from tests.support import tiny
 from tests.support.tiny import interrupt
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 def _newest_blob(backup: Path) -> Path:
     return max(backup.glob("blobs/*/*.safetensors"), key=lambda p: p.stat().st_mtime_ns)

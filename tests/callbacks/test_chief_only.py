@@ -50,6 +50,7 @@ def run(callback: keras.callbacks.Callback) -> None:
     model.predict(X, verbose=0, callbacks=[callback])
 
 
+@pytest.mark.slow
 def test_on_the_chief_a_callback_is_told_the_same_as_without_the_wrapper() -> None:
     plain, wrapped = Recorder(), Recorder()
     run(plain)
@@ -60,6 +61,7 @@ def test_on_the_chief_a_callback_is_told_the_same_as_without_the_wrapper() -> No
     assert wrapped.params is not None
 
 
+@pytest.mark.slow
 def test_elsewhere_a_callback_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     be_worker_1(monkeypatch)
     wrapped = Recorder()

@@ -15,6 +15,8 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import tiny
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 def by_epoch(epoch: int) -> tf.data.Dataset:
     rows = tf.data.Dataset.from_tensor_slices(tiny.data())

@@ -17,7 +17,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import ignore_keras_warnings
 
 # What Keras warns about there is Keras' own business.
-pytestmark = [ignore_keras_warnings, pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [ignore_keras_warnings, pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.slow]
 
 
 def keras_tests(module: str, request: pytest.FixtureRequest) -> Any:

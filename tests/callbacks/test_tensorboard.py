@@ -43,6 +43,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_chief_writes_what_keras_writes_where_keras_does(tmp_path: Path) -> None:
     history = fit(tiny_model(), TensorBoard(tmp_path), epochs=2, validation_data=(X, Y))
     train, validation = scalars(tmp_path / "train"), scalars(tmp_path / "validation")
@@ -70,6 +71,7 @@ def test_another_worker_writes_below_the_worker_directory(tmp_path: Path, monkey
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.slow
 def test_batch_steps_go_on_after_a_restart(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path / "a", update_freq=1)
     fit(tiny_model(), first, validation_data=(X, Y))
@@ -105,6 +107,7 @@ def test_what_a_backup_covers_is_in_the_event_file(tmp_path: Path) -> None:
     assert written == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_store_that_tensorflow_cannot_write_gets_complete_copies(tmp_path: Path, temporary: Path) -> None:
     url = memory_url()
     history = fit(tiny_model(), TensorBoard(url), epochs=2, validation_data=(X, Y))
@@ -114,6 +117,7 @@ def test_a_store_that_tensorflow_cannot_write_gets_complete_copies(tmp_path: Pat
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_copies_grow_while_training_goes_on(tmp_path: Path) -> None:
     url = memory_url()
     board = TensorBoard(url, sync_seconds=1e-9)
@@ -128,6 +132,7 @@ def test_copies_grow_while_training_goes_on(tmp_path: Path) -> None:
     assert seen == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_copying_is_throttled_and_skips_what_did_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     puts: list[str] = []
     original = Storage.replace

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import codec
+from keras_dist_callbacks.backups import codec, reading
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.engine.engine import EngineOptions
@@ -24,12 +24,16 @@ from tests.support.recording import ROOT, Files, Operation, RecordingStore, Run,
 Scenario = Callable[[RecordingStore], None]
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*set aside:RuntimeWarning")  # torn manifests are named
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*set aside:RuntimeWarning"),  # torn manifests are named
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(autouse=True)
 def several_blobs_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "BLOB_BYTES", 150)
+    monkeypatch.setattr(reading, "_REMOTE_READERS", 1)  # thousands of restores: threads for each took most of the time
 
 
 def ten_saves(store: RecordingStore) -> None:

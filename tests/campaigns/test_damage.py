@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import codec
+from keras_dist_callbacks.backups import codec, reading
 from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest, tensor_bytes
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.engine.engine import EngineOptions
@@ -28,6 +28,7 @@ KINDS = ("flip", "truncate", "empty", "delete", "swap", "zero", "insert", "appen
 @pytest.fixture(autouse=True)
 def several_blobs_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "BLOB_BYTES", 150)
+    monkeypatch.setattr(reading, "_REMOTE_READERS", 1)  # thousands of restores: threads for each took most of the time
 
 
 def backup(*, double: bool, workers: int = 2) -> Files:
@@ -112,6 +113,7 @@ def restore(files: Files, expected: Manifest | None, where: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True], ids=["shared", "double_checkpoint"])
 def test_no_damage_of_any_file_yields_a_wrong_state(double: bool, count: Callable[[str], None]) -> None:
     original = backup(double=double)
@@ -139,6 +141,7 @@ def test_no_damage_of_any_file_yields_a_wrong_state(double: bool, count: Callabl
     count(f"{tried} damages: {outcomes[commits[-1].id]} took the newest, {older} an older one, {errors} were errors")
 
 
+@pytest.mark.slow
 def test_damage_of_several_files_at_once_yields_no_wrong_state(count: Callable[[str], None]) -> None:
     rng = random.Random("several")  # noqa: S311 - reproducible damage
     tried = errors = 0

@@ -24,6 +24,7 @@ Run = tuple[keras.Model, dict[str, list[float]]]
 PATIENT = RetryPolicy(total_seconds=20, initial_wait=0.05, max_wait=0.3, request_seconds=1.5)
 IMPATIENT = RetryPolicy(total_seconds=0.4, initial_wait=0.05, max_wait=0.1, request_seconds=0.3)
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 FAULTS: dict[str, Callable[[FaultProxy], Any]] = {
     "server error": lambda proxy: proxy.arm("status", uploads, status=503, times=3, after=1),
     "internal error of every kind of request": lambda proxy: proxy.arm("status", anything, status=500, times=5),

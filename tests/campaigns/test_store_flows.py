@@ -13,6 +13,8 @@ import keras_dist_callbacks as kdc
 from tests.support import tiny
 from tests.support.stores.fixtures import Place, Stores
 
+pytestmark = pytest.mark.slow  # whole fits
+
 Run = tuple[keras.Model, dict[str, list[float]]]
 
 

@@ -28,6 +28,7 @@ def test_a_directory_with_nothing_of_ours_is_an_error(url: str) -> None:
         assert "no backup" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_real_interrupted_fit_is_shown(tmp_path: Path) -> None:
     from keras_dist_callbacks.training.callback_state import TOPIC
     from tests.support import tiny
@@ -58,6 +59,7 @@ _COMMANDS = {
 }
 
 
+@pytest.mark.process
 def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_path: Path) -> None:
     assert {command.name or command.callback.__name__ for command in app.registered_commands} == set(_COMMANDS)
     store = begin(tmp_path)
@@ -76,6 +78,7 @@ def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_pa
         assert json.loads(result.stdout)["url"] == str(tmp_path)
 
 
+@pytest.mark.process
 def test_the_module_runs_as_the_console_script_does(tmp_path: Path) -> None:
     commit(begin(tmp_path), 1)
     script = Path(sys.executable).with_name("kdc")

@@ -111,6 +111,7 @@ def test_a_store_that_refuses_to_delete_can_be_used_with_a_remark(
     assert (access["status"], access["detail"]) == ("warn", "old files will stay: forbidden")
 
 
+@pytest.mark.slow
 def test_a_listing_that_lags_is_a_remark_and_one_that_never_shows_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_lone_chief_names_who_is_missing_in_bounded_time() -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_a_lone_worker_names_the_chief_in_bounded_time() -> None:
     addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
     with pytest.raises(ClusterTimeoutError, match=f"worker 1: the chief {addresses[0]} .* within 1 s"):
@@ -163,6 +164,7 @@ def test_an_occupied_port_is_an_error_that_names_it(index: int) -> None:
             wait_for_everyone(addresses, index, 1.0, "t")
 
 
+@pytest.mark.slow
 def test_strangers_on_the_chiefs_port_do_not_count() -> None:
     port = free_port()
     import threading
@@ -179,6 +181,7 @@ def test_strangers_on_the_chiefs_port_do_not_count() -> None:
     timer.join()
 
 
+@pytest.mark.process
 def test_a_waiting_chief_obeys_sigterm() -> None:
     port = free_port()
     environ = {**os.environ, "TF_CONFIG": json.dumps(config({"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}))}

@@ -150,6 +150,7 @@ def test_an_overhead_that_is_no_share_is_refused(share: float) -> None:
         kdc.BackupAndRestore("somewhere", save_freq="auto", max_overhead=share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_freq", "first"), [("auto", 20), (datetime.timedelta(microseconds=1), 1)])
 def test_a_run_that_saves_by_measure_goes_on_exactly(tmp_path: Path, save_freq: Any, first: int) -> None:
     reference = tiny.model()

@@ -11,10 +11,16 @@ import pytest
 from keras_dist_callbacks.engine import writer as writer_module
 from keras_dist_callbacks.engine.priority import CpuTimes, Priority, cpu_times
 from keras_dist_callbacks.engine.writer import Writer
+from tests.support.busy_machine import REAL_TAKE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux alone")
 
 _STARVED = CpuTimes(ran=0.1, waited=5.0)
+
+
+@pytest.fixture(autouse=True)
+def the_real_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Priority, "take", REAL_TAKE)
 
 
 def _own() -> tuple[int, int]:

@@ -41,6 +41,7 @@ def test_what_is_written_can_be_read_listed_measured_and_deleted(storage: Storag
         storage.read("a/b.bin")
 
 
+@pytest.mark.slow
 def test_any_range_can_be_read(storage: Storage) -> None:
     storage.create("x", [b"0123456789"])
     for start, end in itertools.combinations_with_replacement(range(13), 2):
@@ -127,6 +128,7 @@ def test_an_object_too_large_for_memory_goes_through_a_file_just_as_exclusively(
     assert list(spool.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gs", "s3", "az"])
 def test_an_object_of_several_parts_is_created_exclusively(stores: Stores, tmp_path: Path, kind: str) -> None:
     """Above 100 MiB every client sends parts, and the condition must hold for the last of its requests."""
@@ -235,6 +237,7 @@ def test_a_cap_holds_back_writes_here_and_in_children(place: Place, tmp_path: Pa
     assert sum(sent) == 400_000
 
 
+@pytest.mark.process
 def test_parts_of_an_interrupted_upload_are_found(stores: Stores, tmp_path: Path) -> None:
     storage = stores.place("s3", tmp_path).open()
     bucket, _, key = storage.root.partition("/")

@@ -59,6 +59,7 @@ def test_refused_credentials_are_an_error_before_the_first_step(remote: Place, p
     assert len(fault.struck) <= 2  # one of the clients asks twice
 
 
+@pytest.mark.process
 def test_a_wrong_azure_key_is_refused_by_the_server(stores: Stores, tmp_path: Path) -> None:
     place = stores.place("az", tmp_path)
     wrong = place.options["connection_string"].replace(servers.ACCOUNT_KEY, "d3JvbmcgYWNjb3VudCBrZXk=")
@@ -67,6 +68,7 @@ def test_a_wrong_azure_key_is_refused_by_the_server(stores: Stores, tmp_path: Pa
     assert "d3JvbmcgYWNjb3VudCBrZXk" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.process
 def test_a_client_without_credentials_is_told_where_to_put_them(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +147,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_lost_answer_is_not_taken_for_a_foreign_writer(remote: Place, proxy: FaultProxy) -> None:
     storage = remote.through(proxy).open(QUICK)
     fault = proxy.arm("lose")
@@ -156,6 +159,7 @@ def test_a_lost_answer_is_not_taken_for_a_foreign_writer(remote: Place, proxy: F
         storage.create("x", [b"other"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_number", [*(pytest.param(n, marks=pytest.mark.chaos) for n in range(3)), 3, 4])
 def test_any_lost_answer_of_an_upload_in_parts_is_survived(
     remote: Place, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, request_number: int
@@ -179,6 +183,7 @@ def test_any_lost_answer_of_an_upload_in_parts_is_survived(
     assert len(fault.struck) == (sent > request_number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "of"), CELLS)
 def test_a_passing_fault_is_invisible(remote: Place, proxy: FaultProxy, kind: str, of: str) -> None:
     policy = RetryPolicy(20, 0.05, 0.2, request_seconds=1 if kind == "hang" else 5)
@@ -204,6 +209,7 @@ def test_a_passing_fault_is_invisible(remote: Place, proxy: FaultProxy, kind: st
     assert len(fault.struck) == 1
 
 
+@pytest.mark.slow
 def test_throttling_is_waited_out(remote: Place, proxy: FaultProxy) -> None:
     """One of the clients gives up at the first 429."""
     storage = remote.through(proxy).open(QUICK)
@@ -212,6 +218,7 @@ def test_throttling_is_waited_out(remote: Place, proxy: FaultProxy) -> None:
     assert len(fault.struck) == 3
 
 
+@pytest.mark.slow
 def test_a_store_that_stays_away_is_an_error_within_the_time_given(remote: Place, proxy: FaultProxy) -> None:
     storage = remote.through(proxy).open(RetryPolicy(2, 0.1, 0.5, request_seconds=1))
     proxy.take_down()
@@ -223,6 +230,7 @@ def test_a_store_that_stays_away_is_an_error_within_the_time_given(remote: Place
     storage.create("x", [b"content"])
 
 
+@pytest.mark.slow
 def test_a_slow_link_gets_the_time_that_its_size_needs(remote: Place, proxy: FaultProxy) -> None:
     proxy.bytes_per_second = 1_000_000
     storage = remote.through(proxy).open(RetryPolicy(3, 0.1, 0.1, request_seconds=0.8, min_bytes_per_second=250_000))
@@ -232,6 +240,7 @@ def test_a_slow_link_gets_the_time_that_its_size_needs(remote: Place, proxy: Fau
     assert sum(r.is_upload for r in proxy.requests) <= 2  # not begun again and again
 
 
+@pytest.mark.process
 def test_a_name_that_is_taken_is_known_from_the_status_alone(stores: Stores, tmp_path: Path) -> None:
     """Some servers of S3 leave out the field by which s3fs tells this error from others."""
     place = stores.place("s3", tmp_path)

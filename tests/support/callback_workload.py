@@ -12,7 +12,10 @@ import keras
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.testing import KillAt
-from tests.support import tiny
+from tests.support import (
+    busy_machine,  # noqa: F401 - it changes this process if it is told to
+    tiny,
+)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import keras_dist_callbacks as kdc
+import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
 from keras_dist_callbacks._compat.variables import components
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

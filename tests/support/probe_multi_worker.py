@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
 
 
 def main(enabled: bool) -> None:

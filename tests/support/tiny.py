@@ -59,32 +59,27 @@ def shuffled() -> tf.data.Dataset:
 
 def model(units: int = 7, optimizer: Any = None, *, clear: bool = True) -> keras.Model:
     """Quick to trace, for tests of what is around a model: its weights depend on every batch, their order and masks."""
-    _begin(clear)
-    return _compiled([keras.layers.Dense(1, activation="sigmoid")], units, optimizer or _momentum(), ["accuracy"])
+    first = _first_layers(units, clear=clear)
+    built = keras.Sequential([*first, keras.layers.Dense(1, activation="sigmoid")])
+    momentum = keras.optimizers.SGD(0.1, momentum=0.9, name="momentum")  # not one that a test gives its own
+    built.compile(optimizer or momentum, "binary_crossentropy", metrics=["accuracy"])
+    return built
 
 
 def rich_model(units: int = 7) -> keras.Model:
     """With every kind of variable: slots of Adam, moving statistics, seeds, metrics that are not means."""
-    _begin(clear=True)
-    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1, activation="sigmoid")]
-    return _compiled(layers, units, keras.optimizers.Adam(0.01), ["accuracy", "AUC"])
+    first = _first_layers(units, clear=True)
+    last = [keras.layers.BatchNormalization(), keras.layers.Dense(1, activation="sigmoid")]
+    built = keras.Sequential([*first, *last])
+    built.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", "AUC"])
+    return built
 
 
-def _begin(clear: bool) -> None:
+def _first_layers(units: int, *, clear: bool) -> list[Any]:
     if clear:
         keras.utils.clear_session(free_memory=False)  # a collection takes as long as a short fit
     keras.utils.set_random_seed(7)
-
-
-def _momentum() -> Any:
-    return keras.optimizers.SGD(0.1, momentum=0.9)
-
-
-def _compiled(last: list[Any], units: int, optimizer: Any, metrics: list[str]) -> keras.Model:
-    first = [keras.Input((6,)), keras.layers.Dense(units, activation="relu"), keras.layers.Dropout(0.3)]
-    built = keras.Sequential([*first, *last])
-    built.compile(optimizer, "binary_crossentropy", metrics=metrics)
-    return built
+    return [keras.Input((6,)), keras.layers.Dense(units, activation="relu"), keras.layers.Dropout(0.3)]
 
 
 def fit(

@@ -46,6 +46,7 @@ def wait_for(condition: Any, seconds: float = 20.0) -> None:
 # --- LocalCluster
 
 
+@pytest.mark.process
 def test_workers_know_each_other_and_have_a_log_each(tmp_path: Path) -> None:
     code = "import sys; print(os.environ['TF_CONFIG']); print('to stderr', file=sys.stderr)"
     with LocalCluster(python(code), 3, tmp_path / "logs") as cluster:
@@ -58,6 +59,7 @@ def test_workers_know_each_other_and_have_a_log_each(tmp_path: Path) -> None:
             assert "to stderr" in (tmp_path / "logs" / f"worker-{index}-run-0.log").read_text()
 
 
+@pytest.mark.process
 def test_the_first_worker_can_be_called_chief(tmp_path: Path) -> None:
     with LocalCluster(python("print(os.environ['TF_CONFIG'])"), 3, tmp_path, chief=True) as cluster:
         cluster.start()
@@ -70,6 +72,7 @@ def test_the_first_worker_can_be_called_chief(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.process
 def test_one_worker_gets_no_tf_config_not_even_an_inherited_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +190,7 @@ def test_restarting_keeps_the_addresses_and_the_old_logs(tmp_path: Path) -> None
         assert "['--more']" in cluster.log(1)
 
 
+@pytest.mark.process
 def test_an_occupied_address_is_replaced(tmp_path: Path) -> None:
     import socket
 
@@ -215,6 +219,7 @@ def test_wrong_arguments_of_a_cluster(tmp_path: Path, command: Any, workers: int
         LocalCluster(command, workers, tmp_path)
 
 
+@pytest.mark.process
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
     with LocalCluster(["no-such-program"], 1, tmp_path) as cluster:
         with pytest.raises(ConfigError, match="no-such-program"):
@@ -245,6 +250,7 @@ def test_run_until_done_gives_up(tmp_path: Path) -> None:
 # --- the pytest plugin
 
 
+@pytest.mark.process
 def test_the_plugin_cleans_up_and_does_not_import_tensorflow(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         """

@@ -68,6 +68,7 @@ def test_the_same_run_is_the_same(runs: tuple[Path, Path]) -> None:
     assert recorded["history"]["loss"] == [(0.5).hex(), (0.1 + 0.2).hex()]
 
 
+@pytest.mark.slow
 def test_the_same_training_twice_is_the_same_run(tmp_path: Path, model: Any) -> None:
     record_run(tmp_path / "a", model, HISTORY)
     record_run(tmp_path / "b", small_model(), HISTORY)
@@ -115,6 +116,7 @@ def test_variables_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert compare_runs(tmp_path / "c", tmp_path / "a") == ["variable v#1@0: only in the second"]
 
 
+@pytest.mark.slow
 def test_a_model_loaded_from_a_file_is_the_same_though_its_names_differ(tmp_path: Path) -> None:
     model = small_model()
     model.save(tmp_path / "m.keras")
@@ -177,6 +179,7 @@ def test_recording_again_replaces_and_leaves_nothing_else(runs: tuple[Path, Path
     assert sorted(path.name for path in runs[0].parent.iterdir()) == ["a.json", "a.npz", "b.json", "b.npz"]
 
 
+@pytest.mark.slow
 def test_a_counted_model_can_be_saved_and_loaded(tmp_path: Path) -> None:
     counted = keras.Sequential([keras.Input((3,)), CountCalls(tmp_path / "count-{worker}"), keras.layers.Dense(2)])
     counted.compile("adam", "mse")

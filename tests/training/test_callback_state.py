@@ -151,6 +151,7 @@ def test_a_get_state_that_raises_is_named_before_the_first_step(tmp_path: Path) 
     assert steps.trained == []
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stored_any_more_ends_training_and_earlier_backups_stay(tmp_path: Path) -> None:
     class Grows(Mine):
         bad_at = 3
@@ -175,6 +176,7 @@ class Refuses(Mine):
         super().set_state(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
 def test_a_set_state_that_raises_is_named_and_the_backup_is_untouched(
     tmp_path: Path, uninterrupted: Any, save_freq: int | str
@@ -247,6 +249,7 @@ def test_callbacks_are_told_apart_by_what_identifies_them_then_by_more_then_by_n
     assert names(Mine(), Mine(), Mine()) == ["Mine()", "Mine()#1", "Mine()#2"]
 
 
+@pytest.mark.slow
 def test_keras_callbacks_and_ours_of_the_same_name_are_not_mixed_up(tmp_path: Path) -> None:
     checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras", "loss")
     with pytest.raises(tiny.Stop):
@@ -255,6 +258,7 @@ def test_keras_callbacks_and_ours_of_the_same_name_are_not_mixed_up(tmp_path: Pa
         tiny.fit(tiny.model(), tmp_path / "backup", [kdc.ModelCheckpoint(tmp_path / "m.keras", "loss")])
 
 
+@pytest.mark.slow
 def test_keras_callbacks_without_state_are_named_too_when_they_come_or_go(tmp_path: Path) -> None:
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     with pytest.raises(tiny.Stop):

@@ -23,7 +23,7 @@ from tests.support.resume_helpers import (
     run_undisturbed,
 )
 
-pytestmark = ignore_keras_warnings
+pytestmark = [ignore_keras_warnings, pytest.mark.slow]
 
 X, Y = tiny.data()
 VALIDATION = (X[:16], Y[:16])

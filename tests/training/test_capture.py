@@ -16,6 +16,8 @@ from tests.support import SUPPORT, tiny
 from tests.support.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore
 from tests.support.processes import job
 
+pytestmark = pytest.mark.slow  # whole fits
+
 PROBE = SUPPORT / "probe_snapshots.py"
 
 

@@ -49,6 +49,7 @@ def loop(
     return model, state, trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_freq", [1, 2, "epoch"])
 @pytest.mark.parametrize("stop", [(0, 3), (1, 2), (2, 0)], ids=str)
 def test_a_custom_loop_ends_as_if_never_interrupted(tmp_path: Path, stop: tuple[int, int], save_freq: Any) -> None:
@@ -64,6 +65,7 @@ def test_a_custom_loop_ends_as_if_never_interrupted(tmp_path: Path, stop: tuple[
     assert not (tmp_path / "backup").exists()
 
 
+@pytest.mark.slow
 def test_a_kept_backup_of_a_finished_loop_trains_nothing(tmp_path: Path) -> None:
     reference, expected, _ = loop(tmp_path, delete_checkpoint=False)
     model, state, trained = loop(tmp_path, delete_checkpoint=False)
@@ -113,6 +115,7 @@ def test_an_optimizer_without_variables_is_refused(tmp_path: Path) -> None:
         kdc.Checkpointer(tmp_path, model=tiny.model(), optimizer=keras.optimizers.Adam())
 
 
+@pytest.mark.slow
 def test_a_backup_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         loop(tmp_path, (1, 1))

@@ -9,6 +9,8 @@ import pytest
 from tests.support import tiny
 from tests.support.inputs import INPUTS
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 @pytest.mark.filterwarnings("ignore:.*input ran out of data.*:UserWarning")
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import tiny
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 def rows(batch: int = 4) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(tiny.data()).batch(batch)

@@ -14,7 +14,10 @@ os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
 
 import numpy as np
 
-from tests.support import tiny
+from tests.support import (
+    busy_machine,  # noqa: F401 - it changes this process if it is told to
+    tiny,
+)
 
 UNITS = 1500  # some 200 kB a save
 
