@@ -13,8 +13,8 @@ VARIABLE = "KDC_TESTS_SHARE_PROCESSORS"
 def share_processors() -> None:
     """Lets background threads and inputs of this process be as quick as the tests beside it.
 
-    Writers have the lowest priority, so that a neighbour which never waits would starve them. tf.data's tuning thread
-    makes the deletion of an iterator wait for as long as that iterator has lived (measured: up to 140 s).
+    Writers have the lowest priority, so that a neighbour which never waits would starve them. And on busy processors
+    the deletion of an iterator sometimes waits for its tuning thread, with the GIL held: a test of 4 s took 140 s.
     """
     import tensorflow as tf
     from tensorflow.python.data.ops import iterator_ops
