@@ -1,0 +1,76 @@
+"""TF_CONFIG and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError
+from tests.support.tf_config import WITH_CHIEF, WORKERS, config, detect
+
+
+def test_without_tf_config_the_process_is_the_chief_of_one_worker() -> None:
+    for environ in ({}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}):
+        cluster = Cluster.detect(environ)
+        assert (cluster.num_workers, cluster.is_chief, cluster.is_evaluator) == (1, True, False)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task_type", "index", "worker_index", "is_chief"),
+    [
+        (WORKERS, "worker", 0, 0, True),
+        (WORKERS, "worker", 2, 2, False),
+        (WORKERS, "worker", "1", 1, False),
+        (WITH_CHIEF, "chief", 0, 0, True),
+        (WITH_CHIEF, "worker", 0, 1, False),
+        (WITH_CHIEF, "worker", 1, 2, False),
+        ({**WITH_CHIEF, "ps": ["p:1"], "evaluator": ["e:1"]}, "worker", 1, 2, False),
+        ({"master": ["a:1"], "worker": ["b:2", "c:3"]}, "master", 0, 0, True),
+        ({"master": ["a:1"], "worker": ["b:2", "c:3"]}, "worker", 1, 2, False),
+    ],
+)
+def test_roles_and_ranks(
+    cluster: dict[str, list[str]], task_type: str, index: Any, worker_index: int, is_chief: bool
+) -> None:
+    found = detect(config(cluster, task_type, index))
+    assert found.addresses == ("a:1", "b:2", "c:3")
+    assert (found.num_workers, found.worker_index, found.is_chief) == (3, worker_index, is_chief)
+
+
+@pytest.mark.parametrize("cluster", [WORKERS, {**WORKERS, "evaluator": ["e:1"]}])
+def test_an_evaluator_is_neither_chief_nor_worker(cluster: dict[str, list[str]]) -> None:
+    found = detect(config(cluster, "evaluator"))
+    assert (found.is_evaluator, found.is_chief, found.worker_index) == (True, False, -1)
+
+
+def test_a_cluster_of_one_worker_is_a_chief() -> None:
+    found = detect(config({"worker": ["a:1"]}))
+    assert (found.num_workers, found.is_chief) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("{not json", "not valid JSON"),
+        ("[]", "must be a JSON object"),
+        ({"cluster": [], "task": {}}, r"TF_CONFIG\['cluster'\] must be an object"),
+        ({"cluster": WORKERS}, r"TF_CONFIG\['task'\] must be an object"),
+        ({"cluster": WORKERS, "task": {"index": 0}}, r"TF_CONFIG\['task'\]\['type'\] must be a string"),
+        (config(WORKERS, index=-1), r"\['task'\]\['index'\] must be an integer of 0 or more, got -1"),
+        (config(WORKERS, index="one"), r"\['task'\]\['index'\] must be an integer"),
+        (config(WORKERS, index=3), r"\['index'\] is 3, but TF_CONFIG\['cluster'\]\['worker'\] names 3"),
+        (config(WORKERS, "chief"), r"\['cluster'\]\['chief'\] names 0"),
+        (config(WORKERS, "boss"), r"\['type'\] is 'boss'"),
+        (config({"worker": "a:1"}), r"\['worker'\] must be a list"),  # type: ignore[dict-item]
+        (config({"worker": ["a"]}), "'a' is no address of the form host:port"),
+        (config({"worker": ["a:99999"]}), "no address"),
+        (config({"chief": ["a:1", "b:1"]}, "chief"), "there can be one chief"),
+        (config({"workers": ["a:1"]}), "unknown job 'workers'"),
+        (config({**WORKERS, "ps": ["p:1"]}, "ps"), "parameter servers do not work"),
+    ],
+)
+def test_a_malformed_tf_config_names_the_field(text: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        detect(text)
