@@ -22,7 +22,7 @@ from tests.support.stores.proxy import FaultProxy, anything, uploads
 
 Run = tuple[keras.Model, dict[str, list[float]]]
 PATIENT = RetryPolicy(total_seconds=20, initial_wait=0.05, max_wait=0.3, request_seconds=1.5)
-IMPATIENT = RetryPolicy(total_seconds=0.4, initial_wait=0.05, max_wait=0.1, request_seconds=0.3)
+IMPATIENT = RetryPolicy(total_seconds=0.4, initial_wait=0.05, max_wait=0.1, request_seconds=1.5)
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 FAULTS: dict[str, Callable[[FaultProxy], Any]] = {
@@ -132,6 +132,7 @@ def test_a_store_that_is_long_away_costs_backups_and_no_training(
         interrupt(place, 2, 2, breaks, options)
     shared_writer().wait()
     assert time.monotonic() - began < 40
+    monkeypatch.setattr(storage_module, "DEFAULT_RETRY", PATIENT)
     assert every_commit_is_whole(place) >= 1
     resumed, steps = tiny.model(), tiny.CountSteps()
     tiny.fit(resumed, place.url, [steps], options={"storage_options": place.options})
@@ -153,6 +154,7 @@ def test_too_many_failed_saves_end_training_with_their_reason(
     shared_writer().wait()
     with contextlib.suppress(BackupError):  # a save that was handed over before the second failure was known
         shared_writer().raise_failure()
+    monkeypatch.setattr(storage_module, "DEFAULT_RETRY", PATIENT)
     resumed, steps = tiny.model(), tiny.CountSteps()
     tiny.fit(resumed, place.url, [steps], options={"storage_options": place.options})
     assert steps.trained[0] == (1, 1)
