@@ -22,6 +22,7 @@ FORBIDDEN = [
     ("backups/store.py", "import tensorflow", "reach neither TensorFlow nor Keras"),
     ("storage/traffic.py", "def f():\n    import keras", "reach neither TensorFlow nor Keras"),
     ("cli/human.py", f"import {PACKAGE}._compat.saving", "reach neither TensorFlow nor Keras"),
+    ("launch/processes.py", "import tensorflow", "starts and watches processes imports neither"),
 ]
 
 
