@@ -14,6 +14,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import tiny
+from tests.support.inputs import Batches
 
 pytestmark = pytest.mark.slow  # whole fits
 
@@ -76,7 +77,7 @@ def test_a_function_that_returns_something_else_is_refused(fn: Any, match: str) 
         tiny.fit(tiny.model(), None, [kdc.EpochDataset(fn)])
 
 
-class Positioned(keras.utils.PyDataset):
+class Positioned(Batches):
     """Draws its order from its own generator, which no replay could know."""
 
     def __init__(self, methods: str) -> None:
@@ -87,14 +88,6 @@ class Positioned(keras.utils.PyDataset):
             self.state_dict, self.load_state_dict = self.position, self.go_to
         else:
             self.get_state, self.set_state = self.position, self.go_to
-
-    def __len__(self) -> int:
-        return tiny.STEPS
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        x, y = tiny.data()
-        start = int(self.order[index]) * tiny.BATCH
-        return x[start : start + tiny.BATCH], y[start : start + tiny.BATCH]
 
     def on_epoch_end(self) -> None:
         self.order = self.generator.permutation(tiny.STEPS)
