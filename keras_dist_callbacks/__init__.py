@@ -26,6 +26,7 @@ _HOME = {
     "make_or_restore_model": "keras_dist_callbacks.recovery",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "register_callback_state": "keras_dist_callbacks.training.callback_state",
+    "stateless_input": "keras_dist_callbacks.training.stateless",
 }
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
     from keras_dist_callbacks.training.callback_state import register_callback_state as register_callback_state
     from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer
+    from keras_dist_callbacks.training.stateless import stateless_input as stateless_input
 
 __all__ = [*_HOME, "__version__"]
 

@@ -1,11 +1,11 @@
-"""Progress of long uploads on a terminal."""
+"""Progress of what takes long, on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _SHOW_AFTER = 3.0
 
@@ -90,3 +90,26 @@ def uploads(description: str, total_bytes: int) -> Iterator[UploadBar]:
     finally:
         timer.cancel()
         bar._close()
+
+
+@contextlib.contextmanager
+def reading(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr for batches that are read; nothing if stderr is no terminal.
+
+    Args:
+        description: What is being read.
+        total: How many batches; None if that is not known.
+
+    Yields:
+        A function to be called with each number of batches read.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda count: bar.advance(task, count)

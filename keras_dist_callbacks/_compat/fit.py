@@ -21,6 +21,10 @@ _WATCHED_HOOKS = ("on_epoch_begin", "on_epoch_end")
 class StepControl(Protocol):
     """What wants to be told about fit's progress."""
 
+    def before_epoch(self) -> None:
+        """Before any callback's `on_epoch_begin`."""
+        ...
+
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
         """Before an epoch's first batch is asked for; may take steps away from the front."""
         ...
@@ -86,8 +90,7 @@ class RunningFit:
     @property
     def input(self) -> Any:
         """What the user passed as `x`."""
-        frame = _fit_frame(self.model)
-        return None if frame is None else frame.f_locals.get("x")
+        return self.argument("x")
 
     def set_dataset(self, dataset: Any) -> None:
         """Makes the next epoch iterate over another dataset; between epochs.
@@ -121,6 +124,22 @@ class RunningFit:
             return False
         return bool(self.model._should_eval(epoch, frame.f_locals["validation_freq"]))
 
+    @property
+    def validation_source(self) -> Any:
+        """What validation reads, as the user passed it; None if there is none."""
+        return self.argument("val_x")
+
+    def argument(self, name: str) -> Any:
+        """An argument or variable of the running fit(); None if it has none of that name."""
+        frame = _fit_frame(self.model)
+        return None if frame is None else frame.f_locals.get(name)
+
+    @property
+    def begins_iterator(self) -> bool:
+        """Whether the epoch that is about to be read takes an iterator of which nothing was read."""
+        iterator = self.epoch_iterator
+        return not iterator.steps_per_epoch or iterator._current_iterator is None or iterator._steps_seen == 0
+
     def validation_iterator(self) -> Any:
         """The iterator over validation data, created as fit would at its first validation.
 
@@ -151,6 +170,12 @@ class RunningFit:
         """Whether the input is a plain Python generator."""
         return type(self.epoch_iterator.data_adapter).__name__ == "GeneratorDataAdapter"
 
+    @property
+    def shuffles_py_dataset(self) -> bool:
+        """Whether Keras shuffles the order of a PyDataset's batches, with Python's random state."""
+        adapter = self.epoch_iterator.data_adapter
+        return type(adapter).__name__ == "PyDatasetAdapter" and bool(adapter.shuffle)
+
     def start_at(self, epoch: int) -> None:
         """Makes fit begin at `epoch`; only before its epoch loop starts."""
         self.model._initial_epoch = epoch
@@ -179,40 +204,6 @@ def current_logs(model: Any) -> dict[str, Any]:
     if not isinstance(logs, dict):
         raise _incompatible("fit() keeps no dict `logs`")
     return logs
-
-
-def build_from_spec(fit: RunningFit) -> None:
-    """Creates optimizer and metric variables, which the default strategy leaves to the first step.
-
-    Only shapes and dtypes are used: no batch is read.
-    """
-    import tensorflow as tf
-
-    model = fit.model
-    strategy = model.distribute_strategy
-    spec = fit.data.element_spec
-    local = tf.nest.map_structure(
-        lambda s: s._value_specs[0] if hasattr(s, "_value_specs") else s, spec, expand_composites=False
-    )
-    with strategy.scope():
-        try:
-            model._symbolic_build(data_batch=local)
-        except (ValueError, TypeError, RuntimeError, AttributeError):
-            # A train_step of the user's may take what the model itself does not. Then metrics are made by the first
-            # step, and a restore says that they start afresh.
-            if model.optimizer is not None and not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
-
-
-def compile_metrics_pending(model: Any) -> bool:
-    """Whether metric or optimizer variables do not exist yet."""
-    metrics = model._compile_metrics
-    losses = model._compile_loss
-    return (
-        (metrics is not None and not metrics.built)
-        or (losses is not None and not losses.built)
-        or (model.optimizer is not None and not model.optimizer.built)
-    )
 
 
 def move_last(callback: Any) -> None:
@@ -271,7 +262,8 @@ def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
     iterator.catch_stop_iteration = lambda: _Watched(catch(), controller)
     hooks = _fit_callbacks(fit.model)
     for name in _WATCHED_HOOKS:
-        setattr(hooks, name, _watched_hook(fit, getattr(hooks, name), controller))
+        before = controller.before_epoch if name == "on_epoch_begin" else _nothing
+        setattr(hooks, name, _watched_hook(fit, getattr(hooks, name), controller, before))
 
     def undo() -> None:
         for owner, names in ((iterator, ("_enumerate_iterator", "catch_stop_iteration")), (hooks, _WATCHED_HOOKS)):
@@ -289,10 +281,17 @@ def _fit_callbacks(model: Any) -> Any:
     return callbacks
 
 
-def _watched_hook(fit: RunningFit, hook: Callable[..., None], controller: StepControl) -> Callable[..., None]:
+def _nothing() -> None:
+    """Nothing to do."""
+
+
+def _watched_hook(
+    fit: RunningFit, hook: Callable[..., None], controller: StepControl, before: Callable[[], None]
+) -> Callable[..., None]:
     def watched(*arguments: Any, **named: Any) -> None:
         fit.forget_start()  # fit has read it, and a callback that raises must not leave it to a later fit
         try:
+            before()
             hook(*arguments, **named)
         except BaseException as error:
             controller.on_exception(error)

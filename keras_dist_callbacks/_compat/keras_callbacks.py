@@ -5,6 +5,7 @@ Some of it is private (`_ema_weights_in_model`, TensorBoard's counters), which i
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -129,6 +130,19 @@ def describe(callback: Any, names: tuple[str, ...]) -> str:
     if isinstance(delta, int | float):
         values["min_delta"] = abs(delta)  # Keras flips its sign while it trains
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+def is_of_functions(callback: Any) -> bool:
+    """Whether it is a `LambdaCallback`, whose functions may hold on to anything."""
+    import keras
+
+    return isinstance(callback, keras.callbacks.LambdaCallback)
+
+
+def names_used_by_keras(cls: type) -> frozenset[str]:
+    """Names of attributes that the Keras classes which a user's callback extends work with."""
+    functions = (f for base in cls.__mro__ if base.__module__.startswith("keras.") for f in vars(base).values())
+    return frozenset(name for f in functions if isinstance(f, types.FunctionType) for name in f.__code__.co_names)
 
 
 def never_changes_arrays(callback: Any) -> bool:

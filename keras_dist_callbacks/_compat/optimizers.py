@@ -15,6 +15,12 @@ def current_rates(optimizer: Any) -> dict[str, float]:
     return {name: _number(inner.learning_rate) for name, inner in _inner(optimizer)}
 
 
+def fixed_rates(optimizer: Any) -> dict[str, float]:
+    """The rates that are numbers, not functions of the step; the keys are those of `current_rates`."""
+    scheduled = last_rates(optimizer)
+    return {name: rate for name, rate in current_rates(optimizer).items() if name not in scheduled}
+
+
 def last_rates(optimizer: Any) -> dict[str, float]:
     """The rate of the step just taken, of those optimizers whose rate is a function of the step."""
     import keras
@@ -39,6 +45,4 @@ def _inner(optimizer: Any) -> list[tuple[str, Any]]:
 
 
 def _number(value: Any) -> float:
-    import keras
-
-    return float(keras.ops.convert_to_numpy(value))
+    return float(value.numpy() if hasattr(value, "numpy") else value)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
+
+from keras_dist_callbacks._compat import graphs
 
 
 def original(dataset: Any) -> Any:
@@ -19,16 +22,18 @@ def local_copies(dataset: Any) -> list[Any]:
 def shuffles(dataset: Any) -> int:
     """How many shuffles it contains, those inside of its functions included."""
     return sum(
-        _is_shuffle(stage) + sum(op.startswith("Shuffle") for op in _function_ops(stage))
+        _is_shuffle(stage) + sum(found.shuffles for found in function_operations(stage))
         for stage in stages(original(dataset))
     )
 
 
-def caches_a_shuffle(dataset: Any) -> bool:
-    """Whether a shuffled order is cached: its first pass decides all others."""
+def caches_randomness(dataset: Any) -> bool:
+    """Whether a shuffled order, or what a hidden random state made, is cached: its first pass decides all others."""
     return any(
-        "Cache" in type(stage).__name__ and any(shuffles(source) for source in stage._inputs())
+        "Cache" in type(stage).__name__
+        and any(shuffles(source) or any(map(writes, stages(source))) for source in stage._inputs())
         for stage in stages(original(dataset))
+        if hasattr(stage, "_inputs")
     )
 
 
@@ -39,11 +44,6 @@ def reshuffling_stages(dataset: Any) -> list[Any]:
         for stage in stages(original(dataset))
         if _is_shuffle(stage) and getattr(stage, "_reshuffle_each_iteration", True)
     ]
-
-
-def uses_random_generator(dataset: Any) -> bool:
-    """Whether its functions draw from a `tf.random.Generator`, whose state runs ahead of training."""
-    return any(op.startswith("RngReadAndSkip") for stage in stages(original(dataset)) for op in _function_ops(stage))
 
 
 def stages(dataset: Any) -> Iterator[Any]:
@@ -57,8 +57,36 @@ def _is_shuffle(stage: Any) -> bool:
     return "Shuffle" in type(stage).__name__
 
 
-def _function_ops(stage: Any) -> Iterator[str]:
-    for function in getattr(stage, "_functions", list)():
-        graph = function.function.graph.as_graph_def()
-        yield from (node.op for node in graph.node)
-        yield from (node.op for inner in graph.library.function for node in inner.node_def)
+def writes(stage: Any) -> bool:
+    """Whether a function of the stage changes variables."""
+    return any(found.writes for found in function_operations(stage))
+
+
+def captured(stage: Any) -> list[graphs.Resource]:
+    """The variables that functions of the stage hold on to."""
+    return [resource for function in _functions(stage) for resource in graphs.resources(function.function)]
+
+
+def function_stages(stage: Any) -> list[str]:
+    """The kinds of datasets that functions of the stage make."""
+    ops = (op.type for function in _functions(stage) for op in function.function.graph.get_operations())
+    return [op for op in ops if "Dataset" in op]
+
+
+def function_operations(stage: Any) -> list[graphs.Operations]:
+    """What each function of the stage does."""
+    return [_looked_through(function.function) for function in _functions(stage)]
+
+
+def _functions(stage: Any) -> list[Any]:
+    return [f for f in getattr(stage, "_functions", list)() if hasattr(getattr(f, "function", None), "graph")]
+
+
+def _looked_through(function: Any) -> graphs.Operations:
+    found = _operations.get(function)
+    if found is None:
+        found = _operations[function] = graphs.operations(function.graph)
+    return found
+
+
+_operations: weakref.WeakKeyDictionary[Any, graphs.Operations] = weakref.WeakKeyDictionary()

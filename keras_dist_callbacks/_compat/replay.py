@@ -10,7 +10,7 @@ for real, and what was consumed of it is pulled and dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_dist_callbacks._compat import pipeline
@@ -36,7 +36,15 @@ class _StandIn:
         raise AssertionError("a past epoch's data is counted, not read")
 
 
-def replay_epochs(fit: RunningFit, first: int, epoch: int, validations: int, *, training: bool = True) -> None:
+def replay_epochs(
+    fit: RunningFit,
+    first: int,
+    epoch: int,
+    validations: int,
+    *,
+    training: bool = True,
+    before_reading: Callable[[], None] = lambda: None,
+) -> None:
     """Puts the iterators into the state before `epoch`.
 
     Args:
@@ -45,6 +53,7 @@ def replay_epochs(fit: RunningFit, first: int, epoch: int, validations: int, *, 
         epoch: The epoch to go on with.
         validations: How many validations were complete.
         training: Whether the training data need it.
+        before_reading: Called before an iterator of the training data that lives across epochs is read.
     """
     if epoch <= first:
         return
@@ -60,7 +69,47 @@ def replay_epochs(fit: RunningFit, first: int, epoch: int, validations: int, *, 
                 validations -= 1
     cached: set[int] = set()
     for stand_in in created:
-        _recreate(stand_in, cached)
+        _recreate(stand_in, cached, before_reading if stand_in.owner is iterator else lambda: None)
+
+
+def read_epochs(
+    fit: RunningFit, first: int, epoch: int, validations: int, advance: Callable[[int], None] = lambda count: None
+) -> None:
+    """Reads past epochs again, for an input whose own Python state moves by being read.
+
+    Args:
+        fit: The running fit, before its epoch loop.
+        first: The epoch with which the interrupted run had begun.
+        epoch: The epoch to go on with.
+        validations: How many validations were complete.
+        advance: Called with each number of batches of the training data that were read.
+    """
+    validation = fit.validation_iterator() if validations else None
+    for past in range(first, epoch):
+        _read_epoch(fit.epoch_iterator, advance)
+        if validation is not None and validations and fit.validates(past):
+            if fit.builds_before_evaluating:
+                *_, data = next(_own_steps(validation))
+                _pull(data, 1)
+            validation.reset()
+            _read_epoch(validation, lambda count: None)
+            validations -= 1
+
+
+def _read_epoch(iterator: Any, advance: Callable[[int], None]) -> None:
+    for *_, data in _own_steps(iterator):
+        count = _pull(data, iterator.steps_per_execution)
+        advance(count)
+        if count < iterator.steps_per_execution:  # what Keras does when an input ends
+            iterator._current_iterator = None
+            iterator.data_adapter.on_epoch_end()
+            return
+
+
+def _own_steps(iterator: Any) -> Iterator[tuple[Any, ...]]:
+    """Keras' own enumeration, without what is wrapped around it."""
+    steps: Iterator[tuple[Any, ...]] = type(iterator)._enumerate_iterator.__get__(iterator)()
+    return steps
 
 
 def drop(data: Iterator[Any], count: int, total: int, *, at_least: int | None = None) -> None:
@@ -88,7 +137,7 @@ def replay_iterators(dataset: Any, past: int) -> None:
         return
     wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
     for number in range(past):
-        whole = number == 0 and pipeline.caches_a_shuffle(dataset)
+        whole = number == 0 and pipeline.caches_randomness(dataset)
         for local in pipeline.local_copies(dataset):
             _pull(iter(local), _ALL if whole else wanted)
 
@@ -114,7 +163,7 @@ class _StandIns:
 
 
 def _count_epoch(iterator: Any) -> None:
-    steps = type(iterator)._enumerate_iterator.__get__(iterator)()
+    steps = _own_steps(iterator)
     if not (iterator.steps_per_epoch or iterator._num_batches):
         *_, data = next(steps)  # of unknown length: one iterator, read to its end
         data.pulled = _ALL
@@ -126,15 +175,17 @@ def _count_epoch(iterator: Any) -> None:
 
 def _count_validation(fit: RunningFit, iterator: Any) -> None:
     if fit.builds_before_evaluating:
-        *_, data = next(type(iterator)._enumerate_iterator.__get__(iterator)())
+        *_, data = next(_own_steps(iterator))
         data.pulled = 1
     iterator.reset()
     _count_epoch(iterator)
 
 
-def _recreate(stand_in: _StandIn, cached: set[int]) -> None:
+def _recreate(stand_in: _StandIn, cached: set[int], before_reading: Callable[[], None]) -> None:
     iterator = stand_in.owner
     if stand_in is iterator._current_iterator and iterator.steps_per_epoch:
+        if stand_in.pulled:
+            before_reading()
         live = iter(iterator._get_iterator())
         drop(live, stand_in.pulled, stand_in.pulled)
         iterator._current_iterator = live
@@ -143,7 +194,7 @@ def _recreate(stand_in: _StandIn, cached: set[int]) -> None:
         return
     dataset = iterator._distributed_dataset
     wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
-    if pipeline.caches_a_shuffle(dataset) and stand_in.pulled and id(iterator) not in cached:
+    if pipeline.caches_randomness(dataset) and stand_in.pulled and id(iterator) not in cached:
         cached.add(id(iterator))
         wanted = _ALL
     for local in pipeline.local_copies(dataset):

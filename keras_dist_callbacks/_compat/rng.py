@@ -1,4 +1,4 @@
-"""The global random states of Python, numpy and TensorFlow, as JSON.
+"""The global random states of Python, numpy, torch and TensorFlow, as JSON.
 
 Keras' own randomness lives in seed-generator variables and is captured with the variables.
 """
@@ -6,6 +6,8 @@ Keras' own randomness lives in seed-generator variables and is captured with the
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -14,26 +16,61 @@ from keras_dist_callbacks.errors import CompatError
 
 
 def capture() -> dict[str, Any]:
-    """The states as of now."""
-    return {
+    """The states as of now; torch's too where the process has imported it."""
+    state = {
         "python": _python_state(random.getstate()),
         "numpy": _numpy_state(),
         "tensorflow": _tensorflow_state(),
     }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        state["torch"] = torch.get_rng_state().numpy().tobytes().hex()
+    return state
 
 
-def restore(state: dict[str, Any]) -> None:
-    """Puts the states back."""
-    random.setstate(_python_tuple(state["python"]))
-    name, key, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(key, np.uint32), position, has_gauss, cached))
+def restore(state: dict[str, Any], *, leave: Collection[str] = ()) -> None:
+    """Puts the states back.
+
+    Args:
+        state: What `capture` returned.
+        leave: Those of `"python"`, `"numpy"` and `"torch"` that stay as they are.
+    """
+    if "python" not in leave:
+        random.setstate(_python_tuple(state["python"]))
+    if "numpy" not in leave:
+        name, key, position, has_gauss, cached = state["numpy"]
+        np.random.set_state((name, np.array(key, np.uint32), position, has_gauss, cached))
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in state and "torch" not in leave:
+        torch.set_rng_state(torch.from_numpy(np.frombuffer(bytes.fromhex(state["torch"]), np.uint8).copy()))
     _restore_tensorflow(state["tensorflow"])
+
+
+def moved(since: dict[str, Any]) -> set[str]:
+    """Which of Python's, numpy's and torch's states are others than they were."""
+    now = capture()
+    return {name for name in ("python", "numpy", "torch") if name in since and now.get(name) != since[name]}
+
+
+def is_shuffle_of(count: int, since: dict[str, Any]) -> bool:
+    """Whether Python's state is the one that shuffling a list of `count` items once leaves behind."""
+    generator = random.Random()  # noqa: S311 - nothing to do with security
+    generator.setstate(_python_tuple(since["python"]))
+    generator.shuffle(list(range(count)))
+    return _python_state(generator.getstate()) == _python_state(random.getstate())
 
 
 def global_seed() -> int | None:
     """TensorFlow's global seed, as `keras.utils.set_random_seed` sets it."""
     seed = _context()._seed
     return None if seed is None else int(seed)
+
+
+def is_deterministic() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism()` was called."""
+    from tensorflow.python.framework import config
+
+    return bool(config.is_op_determinism_enabled())
 
 
 def _python_state(state: tuple[Any, ...]) -> list[Any]:

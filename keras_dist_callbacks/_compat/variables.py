@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,19 +73,34 @@ class VariableSet:
     labels: tuple[str, ...]
     _reads: tuple[tuple[Any, Any, bool], ...]  # of each component: handle, type, whether it is on the host
 
+    @functools.cached_property
+    def keys(self) -> frozenset[int]:
+        """The `key` of every component."""
+        return frozenset(id(handle) for handle, _, _ in self._reads)
+
     def hold(self) -> list[HeldRead]:
         """Reads every component, in the order of `labels`; the results do not change when variables are assigned."""
-        import tensorflow as tf
+        return [_hold(handle, dtype, on_host) for handle, dtype, on_host in self._reads]
 
-        read = tf.raw_ops.ReadVariableOp  # runs where the resource is
-        held = []
-        for handle, dtype, on_host in self._reads:
-            tensor = read(resource=handle, dtype=dtype)
-            if not on_host:
-                with tf.device("CPU:0"):  # training on that device must not overwrite what is not copied yet
-                    tensor = tf.identity(tensor)
-            held.append(HeldRead(tensor))
-        return held
+
+def key(component: Any) -> int:
+    """What tells one component from another, for as long as it lives."""
+    return id(component.handle)
+
+
+def hold_resource(handle: Any, dtype: Any) -> HeldRead:
+    """Reads one component; the result does not change when it is assigned."""
+    return _hold(handle, dtype, _on_host(handle.device))
+
+
+def _hold(handle: Any, dtype: Any, on_host: bool) -> HeldRead:
+    import tensorflow as tf
+
+    tensor = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)  # runs where the resource is
+    if not on_host:
+        with tf.device("CPU:0"):  # training on that device must not overwrite what is not copied yet
+            tensor = tf.identity(tensor)
+    return HeldRead(tensor)
 
 
 def assign(component: Any, value: np.ndarray[Any, Any]) -> None:
@@ -199,24 +214,25 @@ def _all_variables(model: Any) -> Iterable[Any]:
         yield generator.state
 
 
-def untracked_variables(model: Any) -> list[str]:
-    """Names of TensorFlow variables that belong to the model's objects, but not to what a backup holds."""
+def untracked_variables(model: Any, held: Collection[int] = ()) -> list[str]:
+    """Names of TensorFlow variables that belong to the model's objects, but not to what a backup holds.
+
+    Args:
+        model: The model.
+        held: Keys of variables that are saved in another way.
+    """
     import keras
     import tensorflow as tf
 
-    held = {id(c) for variable in named_variables(model).values() for c in _raw_and_components(variable)}
+    known = variable_set(model).keys | set(held)
     found = []
     for item in tf.train.TrackableView(model).descendants():
         own: list[Any] = list(item.variables) if isinstance(item, keras.optimizers.Optimizer) else [item]
         for variable in own:
             raw = getattr(variable, "_value", variable)
-            if isinstance(raw, tf.Variable) and not held & {id(c) for c in _raw_and_components(variable)}:
+            if isinstance(raw, tf.Variable) and not known & {key(c) for c in components(variable)}:
                 found.append(str(getattr(variable, "path", None) or raw.name))
     return sorted(set(found))
-
-
-def _raw_and_components(variable: Any) -> tuple[Any, ...]:
-    return (variable, getattr(variable, "_value", variable), *components(variable))
 
 
 def create_global_seed_generator() -> None:
@@ -224,6 +240,12 @@ def create_global_seed_generator() -> None:
     from keras.src.random import seed_generator
 
     seed_generator.global_seed_generator()
+
+
+def global_seed_keys() -> set[int]:
+    """The keys of Keras' global seed state; none if nobody has used it yet."""
+    generator = _global_seed_generator()
+    return set() if generator is None else {key(component) for component in components(generator.state)}
 
 
 def _global_seed_generator() -> Any:

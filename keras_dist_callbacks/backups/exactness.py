@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
 
+INPUT = "hidden_input"
+"""The topic with what was found in the input: `python` code, and why it is `unordered`."""
+
+RANDOM_OPERATIONS = "random_operations"
+"""The topic with operations of the train and test step that keep a random state in their kernel."""
+
+NOT_SAVED = "not_saved"
+"""The topic with the names of variables that a backup does not hold."""
+
+UNSEEN = "unseen"
+"""The topic with conditions under which a continuation is exact."""
+
+_OLDER = "nothing hides state (the backup was written by an older version, which did not look for it)"
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
     ("replicas", "the number of replicas", "resume with as many replicas as before"),
@@ -26,10 +39,6 @@ _FINALIZED = (
     "the finished run had replaced its weights at the end (averages of the optimizer, or the best weights of "
     "EarlyStopping); give fit() all epochs from the start"
 )
-_DRAWS_AHEAD = (
-    "the input draws from a tf.random.Generator, which has run ahead of training; use stateless random "
-    "functions, or a seed of the operation's own"
-)
 _UNORDERED_GENERATOR = (
     "a Python generator under a strategy is read in no fixed order; use tf.data or keras.utils.PyDataset"
 )
@@ -41,7 +50,6 @@ def inexact_reasons(
     *,
     rewindable: bool = True,
     generator: bool = False,
-    draws_ahead: bool = False,
     goes_on_after_end: bool = False,
 ) -> list[str]:
     """Why training will not go on bit for bit as it would have, one sentence each with its cure.
@@ -51,7 +59,6 @@ def inexact_reasons(
         now: This run, described as the backup's was.
         rewindable: Whether the input can be put where it was.
         generator: Whether the input is a plain Python generator.
-        draws_ahead: Whether the input draws from a `tf.random.Generator`.
         goes_on_after_end: Whether more epochs follow a finished run.
     """
     reasons = [_changed(saved.info, now, *row) for row in _MUST_NOT_CHANGE]
@@ -59,17 +66,52 @@ def inexact_reasons(
         reasons.append(_UNSEEDED)
     if saved.state.get(LOCAL_STATE_DROPPED):
         reasons.append(_LOCAL_STATE_DROPPED)
-    if saved.state.get("not_saved"):
-        reasons.append(not_saved_reason(saved.state["not_saved"]))
+    if saved.state.get(NOT_SAVED):
+        reasons.append(not_saved_reason(saved.state[NOT_SAVED]))
+    reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
+    reasons += (saved.state.get(INPUT) or {}).get("unordered", ())
     if not rewindable and saved.position.step:
         reasons.append(_NOT_REWINDABLE)
     if goes_on_after_end and saved.state.get("finalized"):
         reasons.append(_FINALIZED)
-    if draws_ahead:
-        reasons.append(_DRAWS_AHEAD)
     if now["replicas"] != 1 and generator:
         reasons.append(_UNORDERED_GENERATOR)
-    return [reason for reason in reasons if reason is not None]
+    return list(dict.fromkeys(reason for reason in reasons if reason is not None))
+
+
+def conditions(saved: WorkerState) -> list[str]:
+    """On what an exact continuation depends that could not be seen, each to be read behind "exact if"."""
+    found = [_hidden_in_input(name) for name in (saved.state.get(INPUT) or {}).get("python", ())]
+    found += saved.state.get(UNSEEN) or ()
+    if INPUT not in saved.state:
+        found.append(_OLDER)
+    return list(dict.fromkeys(found))
+
+
+def verdict(reasons: Collection[str], open_conditions: Collection[str]) -> str:
+    """`"exact"`, `"exact if"` or `"not exact"`."""
+    return "not exact" if reasons else "exact if" if open_conditions else "exact"
+
+
+def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
+    """The verdict as it is printed, with its conditions."""
+    found = verdict(reasons, open_conditions)
+    return f"{found} {'; and if '.join(open_conditions)}" if found == "exact if" else found
+
+
+def random_operation_reason(label: str) -> str:
+    """The sentence about an operation that keeps a random state in its kernel."""
+    return (
+        f"TensorFlow's random operation {label} in the train or test step keeps its state where it cannot be saved; "
+        "use keras.random with a keras.random.SeedGenerator, or stateless random functions"
+    )
+
+
+def _hidden_in_input(name: str) -> str:
+    return (
+        f"the Python code of {name} keeps no state of its own (give the input get_state and set_state, or wrap it in "
+        "kdc.stateless_input if that is so)"
+    )
 
 
 def not_saved_reason(names: list[str]) -> str:

@@ -13,6 +13,7 @@ import keras
 
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import multi_worker
+from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine, EngineOptions
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
@@ -21,9 +22,11 @@ from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
+from keras_dist_callbacks.training.describing import reproducibility_advice
 from keras_dist_callbacks.training.session import FitSession, Restored
 
 _fits = itertools.count(1)
+_advised: set[str] = set()
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -65,7 +68,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         timeout: Seconds to wait for other workers.
         verbose: 1 prints one line at a restore, and shows a bar on a terminal while an upload lasts for more than
             some seconds; 0 prints nothing.
-        strict: Turn a resume that cannot be exact into an error before the first step, instead of a warning.
+        strict: True turns a resume that is "not exact" into an error before the first step, instead of a warning;
+            `"certain"` one that is "exact if ..." too.
+        replay: How an input comes to the epoch that was interrupted: `"create"` makes the iterators of past epochs and
+            reads next to nothing; `"read"` reads past epochs again, for an input whose own Python state (a generator
+            of random numbers, a cursor) moves only by being read.
 
     Attributes:
         restored: What the running or last fit was resumed from, a `Restored`, or None.
@@ -91,10 +98,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         max_bytes_per_second: float | None = None,
         timeout: float = 600.0,
         verbose: int = 1,
-        strict: bool = False,
+        strict: bool | str = False,
+        replay: str = "create",
     ) -> None:
         super().__init__()
-        _check_arguments(backup_dir, when_busy, max_failed_saves)
+        _check_arguments(backup_dir, when_busy, max_failed_saves, strict, replay)
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
@@ -106,6 +114,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0, max_local_state
         )
         self._strict = strict
+        self._read_again = replay == "read"
         self._storage = Storage.open(
             backup_dir, storage_options, fsync=fsync, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
@@ -136,6 +145,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         others = [c for c in fit.callback_list.callbacks if c is not self]
         Cluster.detect().agree(lambda: capture_callbacks(others), "asking callbacks for their state")
         session.train_begin(fit.callback_list.callbacks)
+        self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
         if session.restored is None and not session.has_backup:
             self._continue_from_checkpoint(session)
 
@@ -169,7 +179,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._check(fit.model, callbacks, cluster)
         cluster.on_chief(self._storage.probe, f"opening the backup directory {self._storage.display()}")
         engine = BackupEngine.open(self._storage, cluster, f"backup{next(_fits)}", self._options)
-        session = FitSession(fit, engine, cluster, self._policy, self, self._announce, strict=self._strict)
+        session = FitSession(
+            fit,
+            engine,
+            cluster,
+            self._policy,
+            self,
+            self._announce,
+            strict=self._strict,
+            read_again=self._read_again,
+        )
         saved = session.pick()
         self._session = session
         if saved is not None:
@@ -214,10 +233,16 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _announce(self, restored: Restored) -> None:
         self.restored = restored
-        verdict = "not exact" if restored.notes else "exact"
-        self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {verdict}")
+        answer = exactness.answer(restored.notes, restored.conditions)
+        self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {answer}")
         if restored.notes and Cluster.detect().is_chief:
             warnings.warn("the resume is not exact: " + "; ".join(restored.notes), RuntimeWarning, stacklevel=2)
+
+    def _advise(self, replicas: int) -> None:
+        for advice in reproducibility_advice(replicas):
+            if advice not in _advised:
+                _advised.add(advice)
+                self._say(advice)
 
     def _say(self, text: str) -> None:
         if self.verbose and Cluster.detect().is_chief:
@@ -229,11 +254,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         return self._session
 
 
-def _check_arguments(backup_dir: str | os.PathLike[str], when_busy: str, max_failed_saves: int | None) -> None:
+def _check_arguments(
+    backup_dir: str | os.PathLike[str], when_busy: str, max_failed_saves: int | None, strict: bool | str, replay: str
+) -> None:
     if not backup_dir or not os.fspath(backup_dir):
         raise ConfigError("Empty `backup_dir` argument passed: name a directory for this run's backups")
     if when_busy not in {"skip", "wait"}:
         raise ConfigError(f"when_busy must be 'skip' or 'wait', got {when_busy!r}")
+    if replay not in {"create", "read"}:
+        raise ConfigError(f"replay must be 'create' or 'read', got {replay!r}")
+    if strict not in {True, False, "certain"}:
+        raise ConfigError(f"strict must be True, False or 'certain', got {strict!r}")
     if max_failed_saves is not None and max_failed_saves < 1:
         raise ConfigError(f"max_failed_saves must be 1 or more, or None, got {max_failed_saves!r}")
 

@@ -14,7 +14,7 @@ from keras_dist_callbacks.cli.listing import CommitRow, commit_row
 CALLBACK = "callback:"
 """In front of a callback's name among the topics; where it is defined, Keras is imported."""
 _VARIABLE = "variable/"
-_RANDOM = ("rng", "rng_at_epoch")
+_RANDOM = ("rng", "rng_before_epoch", "rng_at_epoch", "rng_at_input")
 _VERSIONS = ("python", "keras", "tensorflow")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.artifacts import Listing
-from keras_dist_callbacks.backups.exactness import inexact_reasons
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
 from keras_dist_callbacks.cli import human
@@ -33,8 +33,10 @@ class CommitRow:
         age_seconds: How long ago that is.
         bytes: Size of all blobs that it refers to.
         new_bytes: Size of those among them that the commit before does not refer to.
-        exact: Whether going on from it is exact, as far as the backup alone tells.
+        exact: Whether going on from it is exact, as far as the backup alone tells, with nothing unseen.
+        verdict: `"exact"`, `"exact if"` or `"not exact"`.
         inexact_reasons: Why it is not.
+        conditions: What could not be seen: it is exact if these hold.
     """
 
     commit: str
@@ -53,7 +55,9 @@ class CommitRow:
     bytes: int | None = None
     new_bytes: int | None = None
     exact: bool | None = None
+    verdict: str | None = None
     inexact_reasons: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,8 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
         return CommitRow(entry.label, entry.id.name, entry.id.generation, entry.state, entry.problem)
     problem = _missing(manifest, stored)
     created = created_at(manifest)
-    reasons = reasons_against(manifest)
+    reasons, conditions = answer_of(manifest)
+    verdict = exactness.verdict(reasons, conditions)
     return CommitRow(
         commit=entry.label,
         name=entry.id.name,
@@ -168,8 +173,10 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
         age_seconds=None if created is None else now - created,
         bytes=sum(blob.size for blob in manifest.blobs),
         new_bytes=sum(blob.size for blob in manifest.blobs if blob not in before),
-        exact=not reasons,
+        exact=verdict == "exact",
+        verdict=verdict,
         inexact_reasons=reasons,
+        conditions=conditions,
     )
 
 
@@ -194,15 +201,18 @@ def created_at(manifest: Manifest) -> float | None:
     return float(created) if isinstance(created, int | float) else None
 
 
-def reasons_against(manifest: Manifest) -> tuple[str, ...]:
-    """Why no continuation of a commit can be exact, one sentence each; what another run may change is not known."""
+def answer_of(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Why no continuation of a commit can be exact, and on what it depends; another run may change more."""
     unchanged = {"seed": "unknown", "replicas": 1, **manifest.info}
     found: dict[str, None] = {}
+    conditions: dict[str, None] = {}
     for worker, record in enumerate(manifest.workers):
         state = {**manifest.workers[0].state, **record.state}
-        for reason in inexact_reasons(WorkerState(manifest.position, {}, state, manifest.info), unchanged):
+        saved = WorkerState(manifest.position, {}, state, manifest.info)
+        for reason in exactness.inexact_reasons(saved, unchanged):
             found[reason.replace("this worker's", f"worker {worker}'s")] = None
-    return tuple(found)
+        conditions.update(dict.fromkeys(exactness.conditions(saved)))
+    return tuple(found), tuple(conditions)
 
 
 def _missing(manifest: Manifest, stored: Mapping[str, int]) -> str | None:

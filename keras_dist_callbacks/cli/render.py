@@ -17,8 +17,8 @@ from keras_dist_callbacks.cli.pruning import PrunePlan
 from keras_dist_callbacks.cli.verifying import Verification
 
 _STYLES = {
-    "ok": "green", "whole": "green", "exact": "green", "done": "green", "warn": "yellow", "not exact": "yellow",
-    "too new": "yellow", "unfinished": "yellow", "damaged": "bold red", "fail": "bold red",
+    "ok": "green", "whole": "green", "exact": "green", "exact if": "cyan", "not exact": "yellow", "done": "green",
+    "warn": "yellow", "too new": "yellow", "unfinished": "yellow", "damaged": "bold red", "fail": "bold red",
 }  # fmt: skip
 _SHOWN_TENSORS = 40
 
@@ -31,6 +31,7 @@ def show_listing(console: Console, listing: DirectoryListing) -> None:
         console.print(_commit_table(listing.commits))
         _notes(console, ((row.commit, row.problem) for row in listing.commits), "red")
         _notes(console, ((row.commit, reason) for row in listing.commits for reason in row.inexact_reasons), "yellow")
+        _notes(console, (item for row in listing.commits for item in _conditions(row)), "cyan")
     elif listing.earlier_runs:
         _line(console, f"{listing.url}: a run began here, but there is no backup")
     if listing.checkpoints or listing.checkpoint_problems:
@@ -60,6 +61,7 @@ def show_details(console: Console, details: CommitDetails, *, every_tensor: bool
     console.print(facts)
     _notes(console, [(row.commit, row.problem)], "red")
     _notes(console, ((row.commit, reason) for reason in row.inexact_reasons), "yellow")
+    _notes(console, _conditions(row), "cyan")
     console.print()
     _heading(console, f"{human.count(len(details.blobs), 'blob')}, {human.size(row.bytes)}")
     console.print(_blob_table(details))
@@ -183,8 +185,12 @@ def _copies(members: Sequence[TensorRow]) -> str:
     return ", ".join(text for text in (replicas, apart) if text)
 
 
+def _conditions(row: CommitRow) -> list[tuple[str, str]]:
+    return [] if row.inexact_reasons else [(row.commit, f"exact if {condition}") for condition in row.conditions]
+
+
 def _resume(row: CommitRow) -> Text:
-    return _styled("-" if row.exact is None else "exact" if row.exact else "not exact")
+    return _styled(row.verdict or "-")
 
 
 def _styled(word: str) -> Text:

@@ -18,6 +18,7 @@ from keras_dist_callbacks._compat import keras_callbacks
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
+from keras_dist_callbacks.training.plain_attributes import Watched
 
 TOPIC = "callback:"
 """In front of a callback's name among the topics of a snapshot's state."""
@@ -42,6 +43,7 @@ class _Member:
 
     callback: Any
     entry: _Entry | None
+    runs_here: bool
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,18 @@ class Preparation:
     notes: tuple[str, ...]
 
 
-_registered: dict[type, _Entry] = {}
+_registered: dict[type, _Entry | None] = {}  # None: it has no state
 _wrappers: dict[type, Callable[[Any], tuple[Any, bool]]] = {}
 
 
 def register_callback_state(
-    callback_class: type, get: GetState, set: SetState, *, identity: Iterable[str] = ()
+    callback_class: type, get: GetState | None, set: SetState | None = None, *, identity: Iterable[str] = ()
 ) -> None:
     """Tells `BackupAndRestore` what to save of a callback class that has no `get_state` and `set_state`.
 
     For classes of other packages; a class of your own gets the two methods instead. What is registered wins
-    over the methods of that class and over what is known of Keras' callbacks. Registering again replaces.
+    over the methods of that class and over what is known of Keras' callbacks. Registering again replaces. Without
+    either, plain attributes that training changes are saved, and a resume is "exact if" nothing else is state.
 
     Example:
         ```python
@@ -81,7 +84,8 @@ def register_callback_state(
 
     Args:
         callback_class: The class; subclasses are included unless registered themselves.
-        get: Gets a callback; returns its state as a dict of JSON values and numeric arrays.
+        get: Gets a callback; returns its state as a dict of JSON values and numeric arrays. None says that the
+            class has no state: its attributes are neither looked at nor saved.
         set: Gets a callback and what `get` returned, after all `on_train_begin`; puts it back.
         identity: Names of attributes that tell two callbacks of this class apart, such as `("monitor",)`.
             A callback class of your own names them in an attribute `state_identity`.
@@ -91,11 +95,32 @@ def register_callback_state(
     """
     if not isinstance(callback_class, type):
         raise ConfigError(f"register_callback_state needs a class, got {callback_class!r}")
+    if get is None and set is None:
+        _registered[callback_class] = None
+        return
     if not callable(get) or not callable(set):
         raise ConfigError(f"get and set must be functions, got {get!r} and {set!r}")
     if isinstance(identity, str):
         raise ConfigError(f"identity must be a tuple of attribute names, got {identity!r}")
     _registered[callback_class] = _Entry(get, set, tuple(identity))
+
+
+def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, Watched]:
+    """Users' callbacks that do not say what their state is, by the names of `capture_callbacks`."""
+    watched = {}
+    for name, member in _members(callbacks).items():
+        callback, cls = member.callback, type(member.callback)
+        if not member.runs_here or _is_ours(cls) or _says_itself(cls):
+            continue
+        if keras_callbacks.is_of_functions(callback):
+            watched[f"callback {name}"] = Watched(callback)
+        elif cls.__module__.partition(".")[0] != "keras":
+            watched[f"callback {name}"] = Watched(callback, keras_callbacks.names_used_by_keras(cls))
+    return watched
+
+
+def _says_itself(cls: type) -> bool:
+    return any(base in _registered for base in cls.__mro__) or callable(getattr(cls, "get_state", None))
 
 
 def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any, bool]]) -> None:
@@ -182,7 +207,7 @@ def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
         base = _name(callback, finer=True) if name in repeated else name
         counts[base] += 1
         unique = base if counts[base] == 1 else f"{base}#{counts[base] - 1}"
-        named[unique] = _Member(callback, _entry(callback) if runs_here else None)
+        named[unique] = _Member(callback, _entry(callback) if runs_here else None, runs_here)
     return named
 
 

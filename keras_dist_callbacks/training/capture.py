@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks._compat import layers, variables
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import to_json
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -56,11 +56,17 @@ def jsonable_logs(logs: Mapping[str, Any]) -> JSON:
     return to_json({name: value for name, value in plain.items() if value is not None}, "logs", arrays)
 
 
-def apply_variables(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
+def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: Collection[int] = ()) -> list[str]:
     """Assigns every component of every variable, locally.
 
     Under another number of replicas than the backup was made with, mirrored values stay exact and others are
-    merged, see `elastic.redistribute`.
+    merged, see `elastic.redistribute`. Layers are finished as Keras' own loading does it.
+
+    Args:
+        model: The model in training.
+        saved: The backup.
+        cluster: This worker's place.
+        leave: Keys of variables that are right already.
 
     Returns:
         What could not be restored exactly, one sentence each.
@@ -79,7 +85,9 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster) -> list[st
             values = redistribute(values, variables.aggregation(current[name]), count * cluster.num_workers)
             values = values[cluster.worker_index * count :][:count]
         for component, value in zip(components, values, strict=True):
-            variables.assign(component, value)
+            if variables.key(component) not in leave:
+                variables.assign(component, value)
+    layers.finalize(model)
     return notes
 
 
@@ -175,13 +183,14 @@ def _metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
     return [name for name, variable in named.items() if id(variable) in ids]
 
 
-def _unnumbered(path: str) -> str:
+def unnumbered(path: str) -> str:
+    """A variable's path without the numbers that depend on what was made before in the process."""
     return re.sub(r"_\d+(?=[/_#]|$)", "", path)
 
 
 def _same_but_for_prefix(one: str, other: str) -> bool:
     """Whether two paths differ in numbering and a leading name only, in slots of optimizers too."""
-    short, long = sorted((_unnumbered(one), _unnumbered(other)), key=len)
+    short, long = sorted((unnumbered(one), unnumbered(other)), key=len)
     (folder, _, slot), (long_folder, _, long_slot) = short.rpartition("/"), long.rpartition("/")
     return short == long or long.endswith(f"/{short}") or (folder == long_folder and long_slot.endswith(f"_{slot}"))
 

@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from keras_dist_callbacks._compat import pipeline, replay, rng, variables
-from keras_dist_callbacks.backups.exactness import inexact_reasons
+from keras_dist_callbacks._compat.hidden_input import look_at_source
+from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -25,8 +26,11 @@ from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
+from keras_dist_callbacks.training.input_state import InputState
+from keras_dist_callbacks.training.stateless import is_stateless
 
 _opened = itertools.count(1)
+_LOOP = "your loop changes nothing but what the Checkpointer was given"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +76,8 @@ class Checkpointer:
         max_bytes_per_second: A cap on the rate of uploads.
         when_busy: `"skip"` a backup that is due while the last one is being written, or `"wait"`.
         max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
-        strict: Turn a resume that cannot be exact into an error instead of a warning.
+        strict: True turns a resume that is "not exact" into an error instead of a warning; `"certain"` one that is
+            "exact if ..." too, which every resume of a loop of your own is.
         timeout: Seconds to wait for other workers.
 
     Attributes:
@@ -103,7 +108,7 @@ class Checkpointer:
         max_bytes_per_second: float | None = None,
         when_busy: str = "skip",
         max_failed_saves: int | None = 10,
-        strict: bool = False,
+        strict: bool | str = False,
         timeout: float = 600.0,
     ) -> None:
         _require_variables(model, optimizer)
@@ -111,18 +116,18 @@ class Checkpointer:
         self.state = {} if state is None else state
         self._trained = _Trained([*model.variables, *variables], optimizer, list(metrics))
         self._strategy = model.distribute_strategy
-        self._delete, self._strict = delete_checkpoint, strict
-        self._cluster = Cluster.detect()
+        self._delete, self._strict, self._cluster = delete_checkpoint, strict, Cluster.detect()
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
         self._storage = Storage.open(
             backup_dir, storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
-        options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout)
-        self._engine = BackupEngine.open(self._storage, self._cluster, f"checkpointer{next(_opened)}", options)
+        options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), next(_opened)
+        self._engine = BackupEngine.open(self._storage, self._cluster, f"checkpointer{name}", options)
         self._resumed: WorkerState | None = None
         self._past = 0
-        self._dataset: Any = None
+        self._dataset = self._read = cast(Any, None)
+        self._input: InputState | None = None
         self._rng_at_epoch: JSON = None
         self._open = False
 
@@ -172,18 +177,31 @@ class Checkpointer:
             ConfigError: It reshuffles and is another object than in the last epoch, without `made_for_epoch`.
         """
         self._require_open()
+        resumed, self._resumed = self._resumed, None
+        self._read = dataset
+        inputs = self._input = self._input or InputState(lambda: self._read, look_at_source)
+        self._say_more(inputs.begin_restore(resumed) if resumed is not None else [])
         if not made_for_epoch:
             self._advance(dataset)
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None:
-            self._rng_at_epoch = resumed.state["rng_at_epoch"]
-            rng.restore(self._rng_at_epoch)
-        else:
+        if resumed is None or resumed.position.kind != "within":
+            if resumed is not None:
+                inputs.to_now()
             self._rng_at_epoch = rng.capture()
+            inputs.note_start()
+            yield from dataset
+        else:
+            yield from self._interrupted(dataset, inputs, resumed)
+
+    def _interrupted(self, dataset: Iterable[Any], inputs: InputState, resumed: WorkerState) -> Iterator[Any]:
+        """The rest of the epoch that was interrupted."""
+        self._rng_at_epoch = resumed.state["rng_at_epoch"]
+        rng.restore(self._rng_at_epoch)
+        inputs.to_start()
         iterator = iter(dataset)
-        if resumed is not None:
-            replay.drop(iterator, self.batch, self.batch)
-            rng.restore(resumed.state["rng"])
+        replay.drop(iterator, self.batch, self.batch)
+        moved = rng.moved(self._rng_at_epoch) if inputs.hidden.python else ()
+        inputs.reads_to_now()
+        rng.restore(resumed.state["rng"], leave=moved)
         yield from iterator
 
     def _advance(self, dataset: Any) -> None:
@@ -237,23 +255,27 @@ class Checkpointer:
             self._engine.drain()
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
-        reasons = inexact_reasons(saved, now)
-        if reasons and self._strict:
-            raise BackupError(f"strict=True, and going on from {commit} would not be exact: {'; '.join(reasons)}")
+        reasons, conditions = exactness.inexact_reasons(saved, now), [*exactness.conditions(saved), _LOOP]
+        refused = reasons or (conditions if self._strict == "certain" else [])
+        if refused and self._strict:
+            certain = "would not be exact" if reasons else "is exact only if"
+            raise BackupError(f"strict={self._strict!r}, and going on from {commit} {certain}: {'; '.join(refused)}")
         reasons += apply_variables(self._trained, saved, self._cluster)
         self.state.update(from_json(saved.state["user"], saved.tensors))
         position = saved.position
         self.epoch, self.batch, self.steps = position.epoch, position.batch, position.step
         self._schedule.begin(position.step)
         self._past = position.epoch
-        if position.kind == "within":
-            self._resumed = saved
+        self._resumed = saved
         rng.restore(saved.state["rng"])
         if self._cluster.is_chief:
-            verdict = "not exact" if reasons else "exact"
-            print(f"Restored {self._storage.display(commit)}: {position}; {verdict}", flush=True)
-            if reasons:
-                warnings.warn("the resume is not exact: " + "; ".join(reasons), RuntimeWarning, stacklevel=3)
+            answer = exactness.answer(reasons, conditions)
+            print(f"Restored {self._storage.display(commit)}: {position}; {answer}", flush=True)
+        self._say_more(reasons)
+
+    def _say_more(self, reasons: list[str]) -> None:
+        if reasons and self._cluster.is_chief:
+            warnings.warn("the resume is not exact: " + "; ".join(reasons), RuntimeWarning, stacklevel=4)
 
     def _snapshot(self, kind: Any) -> Snapshot:
         position = Position(kind, self.epoch, self.batch if kind == "within" else 0, self.steps)
@@ -262,7 +284,18 @@ class Checkpointer:
             "rng": rng.capture(),
             "rng_at_epoch": self._rng_at_epoch,
             "user": to_json(self.state, "user", arrays),
+            exactness.NOT_SAVED: [],
+            exactness.INPUT: {"python": [], "unordered": []},
         }
+        if self._input is not None:
+            state, held = self._input.capture()
+            topics.update(state)
+            arrays.update(held)
+            known = variables.variable_set(self._trained).keys - variables.global_seed_keys()
+            topics[exactness.INPUT] = {
+                "python": [] if is_stateless(self._read) else list(self._input.hidden.python),
+                "unordered": [*self._input.hidden.unordered, *self._input.shared(set(known))],
+            }
         return capture(self._trained, [], position, topics, arrays)
 
     def _require_open(self) -> None:

@@ -10,10 +10,13 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from keras_dist_callbacks._compat import pipeline, replay
+from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.progress import reading
+from keras_dist_callbacks.training.input_state import InputState
+from keras_dist_callbacks.training.stateless import is_stateless
 
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _TOPIC = "input"
@@ -23,19 +26,33 @@ _iterated: weakref.WeakSet[Any] = weakref.WeakSet()
 class DataPosition:
     """The input of one fit.
 
+    Args:
+        fit: The running fit.
+        callbacks: Its callbacks.
+        read_again: Whether past epochs are read again instead of creating their iterators only.
+
     Attributes:
         is_rewindable: Whether the input can be put where it was.
-        draws_ahead: Whether it draws from a random generator that runs ahead of training.
+        hides: The state that it hides.
         state: The input's own account of its position at the last `note`, for the snapshot.
         tensors: The arrays in it.
     """
 
-    def __init__(self, fit: RunningFit, callbacks: Iterable[Any]) -> None:
+    def __init__(self, fit: RunningFit, callbacks: Iterable[Any], *, read_again: bool = False) -> None:
         self._fit = fit
-        self._addressed = any(getattr(c, "addresses_epochs", False) for c in callbacks)
+        self._read_again = read_again
+        self._addressing = [c for c in callbacks if getattr(c, "addresses_epochs", False)]
+        self._addressed = bool(self._addressing)
         self._source = fit.input
         self._methods = next((pair for pair in _METHODS if all(_has(fit.input, name) for name in pair)), None)
-        self.draws_ahead = pipeline.uses_random_generator(fit.data)
+        self.hides = InputState(
+            lambda: fit.data,
+            lambda dataset: hidden_input.look_into(dataset, fit.epoch_iterator.data_adapter, fit.input),
+            hidden_input.look_at_source(fit.validation_source),
+            lives_on=bool(fit.steps_per_epoch),
+        )
+        self._moved: set[str] = set()  # random states that the input's own code draws from
+        self._since: JSON = None
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, HeldTensor] = {}
         self.is_rewindable = self._addressed or self._methods is not None or not self._was_iterated()
@@ -50,24 +67,103 @@ class DataPosition:
             self.tensors = {}
             self.state = {_TOPIC: to_json(dict(getattr(self._source, self._methods[0])()), _TOPIC, self.tensors)}
 
-    def restore(self, saved: WorkerState, first: int) -> None:
+    def enter_epoch(self, *, resuming: bool) -> None:
+        """The first batch of an epoch is about to be asked for, maybe of one that was interrupted."""
+        if not self._fit.begins_iterator:
+            return
+        if resuming:
+            self.hides.to_start()
+        else:
+            self.hides.note_start()
+
+    def restore(self, saved: WorkerState, first: int) -> list[str]:
         """Puts the input at the begin of the saved epoch.
 
         Args:
             saved: The backup.
             first: The epoch with which the interrupted run had begun.
+
+        Returns:
+            What could not be put back, one sentence each.
         """
         knows = self._methods is not None and _TOPIC in saved.state
-        replay.replay_epochs(
-            self._fit,
-            first,
-            saved.position.epoch,
-            int(saved.state["validations"]),
-            training=not (self._addressed or knows),
-        )
+        notes = self.hides.begin_restore(saved)
+        validations, by_itself = int(saved.state["validations"]), self._addressed or knows
+        if self._read_again and not by_itself:
+            self._read(first, saved.position.epoch, validations)
+        else:
+            replay.replay_epochs(
+                self._fit,
+                first,
+                saved.position.epoch,
+                validations,
+                training=not by_itself,
+                before_reading=self._before_reading,
+            )
+        self._note_moved()
         if self._methods is not None and knows:
             getattr(self._source, self._methods[1])(from_json(saved.state[_TOPIC], saved.tensors))
         self._fit.set_num_batches(saved.state["num_batches"])
+        if saved.position.kind != "within" and self._fit.begins_iterator:
+            self.hides.to_now()
+        return notes
+
+    def _read(self, first: int, epoch: int, validations: int) -> None:
+        batches = self._fit.steps_per_epoch or self._fit.known_length
+        if self._fit.steps_per_epoch:
+            self._since = rng.capture()
+        with reading("reading past epochs again", None if batches is None else batches * (epoch - first)) as advance:
+            replay.read_epochs(self._fit, first, epoch, validations, advance)
+
+    def restore_rng(self, state: JSON) -> None:
+        """Puts random states back, but those that reading the input moves: these it has moved to where they belong."""
+        rng.restore(state, leave=self._moved)
+        self._since = state
+
+    def read_again(self) -> None:
+        """The batches that the interrupted run had consumed were read."""
+        self._note_moved()
+        self.hides.reads_to_now()
+
+    def _before_reading(self) -> None:
+        self.hides.to_start()
+        self._since = rng.capture()
+
+    def _note_moved(self) -> None:
+        since, self._since = self._since, None
+        if since is None or not self.hides.hidden.python:
+            return
+        self._moved |= rng.moved(since)
+        count = self._fit.known_length
+        if count is not None and self._fit.shuffles_py_dataset and rng.is_shuffle_of(count, since):
+            self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
+
+    def topic(self, used_by_training: set[int]) -> JSON:
+        """What was found in the input, for the snapshot.
+
+        Args:
+            used_by_training: Keys of variables that the model has or that its train step uses.
+        """
+        return {"python": self._unsettled(), "unordered": [*self.reasons, *self.hides.shared(used_by_training)]}
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the input of this run cannot be exact."""
+        return [*self.hides.hidden.unordered, *self.hides.validation.unordered]
+
+    def _unsettled(self) -> list[str]:
+        """Python code of which nobody has said that it keeps no state."""
+        found: list[str] = []
+        if self._methods is None and not is_stateless(self._source):
+            found += self.hides.hidden.python
+        found += [
+            f"the function of {type(callback).__name__}"
+            for callback in self._addressing
+            if not is_stateless(callback.fn)
+        ]
+        if not is_stateless(self._fit.validation_source):
+            found += [f"{name} of the validation data" for name in self.hides.validation.python]
+        return list(dict.fromkeys(found))
 
     def _was_iterated(self) -> bool:
         """Whether the dataset has drawn shuffled orders in this process before; they cannot be drawn again."""

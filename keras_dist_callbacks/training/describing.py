@@ -21,3 +21,19 @@ def describe(strategy: Any, workers: int) -> dict[str, JSON]:
         "workers": workers,
         "seed": rng.global_seed(),
     }
+
+
+def reproducibility_advice(replicas: int) -> list[str]:
+    """What would make two undisturbed runs of this program equal, a sentence each; empty if they are."""
+    advice = []
+    if rng.global_seed() is None:
+        advice.append(
+            "No seed was set, so that two runs differ, and a resumed one from an undisturbed one: call "
+            "keras.utils.set_random_seed first."
+        )
+    if replicas > 1 and not rng.is_deterministic():
+        advice.append(
+            f"With {replicas} replicas, two undisturbed runs are equal to the last bit only after "
+            "tf.config.experimental.enable_op_determinism()."
+        )
+    return advice

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_dist_callbacks._compat import building, replay, rng, variables
 from keras_dist_callbacks._compat import fit as seam
-from keras_dist_callbacks._compat import replay, rng, variables
 from keras_dist_callbacks._compat.coordination import is_peer_error
-from keras_dist_callbacks.backups.exactness import inexact_reasons, not_saved_reason
+from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.collector import collector_paused
@@ -26,10 +25,12 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.policies import SavePolicy
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
+from keras_dist_callbacks.training import hidden_state
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables, capture, jsonable_logs
 from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.step_count import StepCount
+from keras_dist_callbacks.training.unlisted import UnlistedState
 
 _EXCEPTION_BUDGET_SECONDS = 120.0
 
@@ -42,11 +43,18 @@ class Restored:
         commit: The commit's name in the backup directory.
         position: Where it was taken.
         notes: Why the continuation is not exact, one sentence each; empty if it is.
+        conditions: What could not be seen: it is exact if these hold; empty if everything was seen.
     """
 
     commit: str
     position: Position
     notes: tuple[str, ...]
+    conditions: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """`"exact"`, `"exact if"` or `"not exact"`."""
+        return exactness.verdict(self.notes, self.conditions)
 
 
 class FitSession:
@@ -61,7 +69,8 @@ class FitSession:
         owner: Any,
         announce: Callable[[Restored], None],
         *,
-        strict: bool = False,
+        strict: bool | str = False,
+        read_again: bool = False,
     ) -> None:
         self._fit = fit
         self._engine = engine
@@ -70,15 +79,17 @@ class FitSession:
         self._owner = owner  # the callback itself: not part of the state
         self._announce = announce
         self._strict = strict
+        self._read_again = read_again
         self._saved: WorkerState | None = None
         self._commit = ""
         self._first_epoch: int | None = None  # the data had no iterators before it
         self._count = StepCount()
-        self._unknown_variables: list[str] | None = None
         self._validations = 0
+        self._rng_before_epoch: JSON = None
         self._rng_at_epoch: JSON = None
         self._description: dict[str, JSON] = {}
         self._callbacks: Sequence[Any] = ()
+        self._early_notes: list[str] = []
         self._undo: Callable[[], None] | None = None
         self.restored: Restored | None = None
 
@@ -100,9 +111,10 @@ class FitSession:
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         self._callbacks = [c for c in callbacks if c is not self._owner]
-        if self._saved is not None and seam.compile_metrics_pending(self._fit.model):
-            seam.build_from_spec(self._fit)
-        self._data = DataPosition(self._fit, self._callbacks)
+        if self._saved is not None and building.compile_metrics_pending(self._fit.model):
+            hidden_state.build_as(self._saved, self._fit)
+        self._data = DataPosition(self._fit, self._callbacks, read_again=self._read_again)
+        self._unlisted = UnlistedState(self._fit, self._data, self._callbacks, warn=self._cluster.is_chief)
         self._description = self._describe()
         self._engine.claim(self._description)
         self._undo = seam.control(self._fit, self)
@@ -115,6 +127,15 @@ class FitSession:
     def start_at(self, epoch: int) -> None:
         """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
         self._fit.start_at(epoch)
+
+    def before_epoch(self) -> None:
+        """Before any `on_epoch_begin`, which may draw: in the interrupted epoch, as it did then."""
+        if self._saved is None:
+            self._rng_before_epoch = rng.capture()
+        else:
+            state = self._saved.state
+            self._rng_before_epoch = state.get("rng_before_epoch") or state["rng_at_epoch"]
+            rng.restore(self._rng_before_epoch)
 
     def epoch_begin(self, epoch: int) -> None:
         """The epoch loop is running."""
@@ -134,6 +155,7 @@ class FitSession:
         saved, self._saved = self._saved, None
         self._data.note()
         if saved is None:
+            self._data.enter_epoch(resuming=False)
             self._rng_at_epoch = rng.capture()
             return
         notes = self._cluster.agree(lambda: self._enter_interrupted_epoch(saved, steps), "restoring within an epoch")
@@ -199,15 +221,15 @@ class FitSession:
         self._count.resume(position)
         self._schedule.begin(position.step)
         self._first_epoch = int(saved.state["first_epoch"])
-        self._unknown_variables = saved.state["not_saved"] or None
         self._validations = int(saved.state["validations"])
-        self._data.restore(saved, self._first_epoch)
+        notes = self._data.restore(saved, self._first_epoch)
         self._fit.start_at(position.epoch)
         if position.kind == "within":
+            self._early_notes = notes
             return []  # the rest follows in `enter_epoch`
         self._saved = None
-        notes = self._apply(saved)
-        rng.restore(saved.state["rng"])
+        notes += self._apply(saved)
+        self._data.restore_rng(saved.state["rng"])
         if saved.state["stop_training"]:
             self._fit.start_at(self._fit.epochs)
             self._fit.model.stop_training = True
@@ -215,16 +237,20 @@ class FitSession:
 
     def _enter_interrupted_epoch(self, saved: WorkerState, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
         self._rng_at_epoch = saved.state["rng_at_epoch"]
-        rng.restore(self._rng_at_epoch)
+        self._data.restore_rng(self._rng_at_epoch)
+        self._data.enter_epoch(resuming=True)
         self._skip(steps, saved)
-        notes = self._apply(saved)
-        rng.restore(saved.state["rng"])
+        self._data.read_again()
+        notes = self._early_notes + self._apply(saved)
+        self._data.restore_rng(saved.state["rng"])
         seam.current_logs(self._fit.model).update(saved.state["logs"])
         self._count.skip_to(saved.position.batch)
         return notes
 
     def _apply(self, saved: WorkerState) -> list[str]:
-        notes = apply_variables(self._fit.model, saved, self._cluster)
+        moved_by_input = variables.global_seed_keys() & self._data.hides.keys
+        notes = apply_variables(self._fit.model, saved, self._cluster, leave=moved_by_input)
+        notes += self._unlisted.restore(saved)
         return notes + apply_callbacks(self._callbacks, saved)
 
     def _skip(self, steps: Iterator[tuple[int, int, Any]], saved: WorkerState) -> None:
@@ -240,21 +266,27 @@ class FitSession:
             done = end + 1
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
-        found = inexact_reasons(
+        found = self._data.reasons + exactness.inexact_reasons(
             saved,
             self._description,
             rewindable=self._data.is_rewindable,
             generator=self._fit.is_python_generator,
-            draws_ahead=self._data.draws_ahead,
             goes_on_after_end=saved.position.kind == "end" and saved.position.epoch < self._fit.epochs,
         )
-        everywhere = itertools.chain.from_iterable(self._cluster.gather([*notes, *found], "exactness"))
-        reasons = tuple(dict.fromkeys(everywhere))
-        self.restored = Restored(self._commit, saved.position, reasons)
-        if reasons and self._strict:
+        open_conditions = exactness.conditions(saved)
+        if saved.position.kind == "end" and saved.position.epoch >= self._fit.epochs:
+            found, open_conditions = [], []  # no step is left that could differ
+        seen = self._cluster.gather([[*found, *notes], open_conditions], "exactness")
+        reasons, unseen = (
+            tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True)
+        )
+        self.restored = Restored(self._commit, saved.position, reasons, unseen)
+        refused = reasons or (unseen if self._strict == "certain" else ())
+        if refused and self._strict:
+            certain = "would not be exact" if reasons else "is exact only if"
             raise BackupError(
-                f"strict=True, and going on from {self._commit} would not be exact: {'; '.join(reasons)}. Nothing was "
-                "changed"
+                f"strict={self._strict!r}, and going on from {self._commit} {certain}: {'; '.join(refused)}. Nothing "
+                "was changed"
             )
         self._announce(self.restored)
 
@@ -271,30 +303,25 @@ class FitSession:
             "num_batches": self._fit.num_batches,
             "first_epoch": self._first_epoch or 0,
             "validations": self._validations,
-            "not_saved": self._not_saved(),
             "finalized": kind == "end" and self._finalizes(),
             "stop_training": bool(self._fit.model.stop_training),
         }
         if within:
             topics["rng_at_epoch"] = self._rng_at_epoch
+            if self._rng_before_epoch != self._rng_at_epoch:
+                topics["rng_before_epoch"] = self._rng_before_epoch
             topics["logs"] = jsonable_logs(seam.current_logs(self._fit.model))
         else:
             self._data.note()
-        topics.update(self._data.state)
-        return capture(self._fit.model, self._callbacks, self._count.position(kind), topics, self._data.tensors)
+        unlisted, tensors = self._unlisted.capture()
+        topics.update({**self._data.state, **unlisted})
+        tensors.update(self._data.tensors)
+        return capture(self._fit.model, self._callbacks, self._count.position(kind), topics, tensors)
 
     def _finalizes(self) -> bool:
         """Whether the weights at the end of fit are not those of its last step."""
         averages = bool(getattr(self._fit.model.optimizer, "use_ema", False))
         return averages or any(getattr(c, "restore_best_weights", False) for c in self._callbacks)
-
-    def _not_saved(self) -> list[str]:
-        """Variables that training may change and that nobody told Keras of; looked for once, when they all exist."""
-        if self._unknown_variables is None:
-            self._unknown_variables = variables.untracked_variables(self._fit.model)
-            if self._unknown_variables and self._cluster.is_chief:
-                warnings.warn(not_saved_reason(self._unknown_variables), RuntimeWarning, stacklevel=2)
-        return self._unknown_variables
 
     def _describe(self) -> dict[str, JSON]:
         model = self._fit.model

@@ -167,7 +167,7 @@ def test_everything_a_manifest_tells_is_shown(url: str) -> None:
     assert found["run"]["strategy"] == "_MultiWorker"
     assert found["callbacks"] == ["EarlyStopping(monitor=loss)"]
     assert found["random_states"] == ["python", "numpy", "tensorflow", "tf.random global generator"]
-    assert found["topics"] == ["stop_training"]
+    assert found["topics"] == ["hidden_input", "stop_training"]
     rows = [(r["name"], r["kind"], r["replica"], r["dtype"], r["shape"], r["bytes"]) for r in found["tensors"]]
     assert rows == [
         ("dense/kernel", "variable", 0, "float32", [2, 3], 24),

@@ -23,6 +23,7 @@ from keras_dist_callbacks.storage.storage import Storage
 
 DAY = 86400.0
 INFO = {"keras": "3.15", "tensorflow": "2.21", "python": "3.11", "workers": 1, "replicas": 1, "seed": 7}
+SEEN = {"hidden_input": {"python": [], "unordered": []}}
 Tensors = Mapping[str, Any]
 
 
@@ -86,7 +87,7 @@ def commit(
         prints = fingerprints(held)
         for blob in packer.pack(held, prints, prefix=f"worker{worker}/" if worker else ""):
             store.stage_all([blob])
-        records.append(WorkerRecord(packer.locate(prints), states[worker] if worker < len(states) else {}))
+        records.append(WorkerRecord(packer.locate(prints), {**SEEN, **states[worker]} if worker < len(states) else {}))
     created = {} if age is None else {"created": time.time() - age}
     manifest = Manifest(
         CommitId(store.generation, sequence, uuid.uuid4().hex[:12]),

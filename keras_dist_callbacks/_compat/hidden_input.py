@@ -1,0 +1,138 @@
+"""What an input pipeline hides: variables that its functions change, Python code, and orders that nobody fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from keras_dist_callbacks._compat import graphs, pipeline, rng
+
+_ASYNCHRONOUS = ("Prefetch", "Parallel", "MapAndBatch")
+_ADAPTERS = {
+    "PyDatasetAdapter": "the PyDataset",
+    "GeneratorDataAdapter": "the Python generator",
+    "TorchDataLoaderAdapter": "the torch DataLoader",
+    "GrainDatasetAdapter": "the Grain dataset",
+}
+
+
+@dataclass(frozen=True)
+class HiddenInput:
+    """What resuming must know of an input beside its position.
+
+    Attributes:
+        variables: Those that functions of the pipeline capture and change, such as the state of a Keras random layer.
+        reads: Those that they only read.
+        python: Python code in it, by what users call it.
+        unordered: Why two undisturbed runs differ, one sentence each.
+    """
+
+    variables: tuple[graphs.Resource, ...] = ()
+    reads: tuple[graphs.Resource, ...] = ()
+    python: tuple[str, ...] = ()
+    unordered: tuple[str, ...] = ()
+
+
+def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenInput:
+    """Looks for what the stages of a dataset hide.
+
+    Args:
+        dataset: A `tf.data.Dataset`, or a distributed one.
+        adapter: Keras' adapter that made it of what the user passed.
+        source: What the user passed.
+    """
+    kind = type(adapter).__name__
+    if kind == "ArrayDataAdapter":
+        return HiddenInput()
+    if kind in _ADAPTERS:
+        name = "" if kind == "GeneratorDataAdapter" or source is None else f" {type(source).__name__}"
+        return HiddenInput(python=(_ADAPTERS[kind] + name,))
+    stages = list({id(stage): stage for stage in pipeline.stages(pipeline.original(dataset))}.values())
+    writers = [stage for stage in stages if pipeline.writes(stage)]
+    variables = graphs.distinct(r for stage in writers for r in pipeline.captured(stage))
+    changed = {variable.key for variable in variables}
+    reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
+    unordered = [*_loose_orders(dataset, stages), *_races(stages, writers, variables), *_tables(stages)]
+    return HiddenInput(tuple(variables), tuple(reads), tuple(_python(stages)), tuple(dict.fromkeys(unordered)))
+
+
+def look_at_source(source: Any) -> HiddenInput:
+    """The same for what the user passed, before Keras made an adapter of it; arrays hide nothing."""
+    import keras
+    import tensorflow as tf
+
+    if isinstance(source, tf.data.Dataset):
+        return look_into(source)
+    if isinstance(source, keras.utils.PyDataset):
+        return HiddenInput(python=(f"the PyDataset {type(source).__name__}",))
+    if hasattr(source, "__next__"):
+        return HiddenInput(python=("the Python generator",))
+    return HiddenInput()
+
+
+def _python(stages: list[Any]) -> Iterator[str]:
+    for stage in stages:
+        if any(found.python for found in pipeline.function_operations(stage)):
+            generator = "FlatMap" in type(stage).__name__ and "Generator" in "".join(pipeline.function_stages(stage))
+            yield "Dataset.from_generator" if generator else "a function in Dataset.map"
+            return
+
+
+def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
+    parallel = [stage for stage in stages if _is_parallel(stage)]
+    loose = _options_say_loose(pipeline.original(dataset))
+    for stage in parallel:
+        own = str(getattr(stage, "_deterministic", "default"))
+        if own == "false" or (own == "default" and loose):
+            yield (
+                f"the input's {_public_name(stage)} with deterministic=False yields its elements in an order that "
+                "differs from run to run; leave deterministic out"
+            )
+        elif rng.is_deterministic():  # tf.data then runs functions that have a state one after the other
+            continue
+        for found in pipeline.function_operations(stage):
+            if found.random or found.writes:
+                what = found.random[0] if found.random else "a random layer or a variable"
+                yield (
+                    f"the input's {_public_name(stage)} draws from a state that its parallel calls share ({what}), so "
+                    "that two runs differ; leave num_parallel_calls out there"
+                )
+
+
+def _races(stages: list[Any], writers: list[Any], variables: list[graphs.Resource]) -> Iterator[str]:
+    """Variables that two threads of the pipeline change: some of their stages lie before an asynchronous one."""
+    ahead = [
+        {id(s) for source in stage._inputs() for s in pipeline.stages(source)}
+        for stage in stages
+        if type(stage).__name__.strip("_").startswith(_ASYNCHRONOUS)
+    ]
+    for variable in variables:
+        users = [id(s) for s in writers if variable.key in {r.key for r in pipeline.captured(s)}]
+        if any(0 < sum(user in before for user in users) < len(users) for before in ahead):
+            yield (
+                f"two parts of the input that run side by side draw from {variable.name}, so that two runs differ; "
+                "give each a random layer or generator of its own"
+            )
+
+
+def _tables(stages: list[Any]) -> Iterator[str]:
+    if any(found.tables for stage in stages for found in pipeline.function_operations(stage)):
+        yield "the input changes a lookup table, which cannot be saved; fill tables before training"
+
+
+def _is_parallel(stage: Any) -> bool:
+    calls = getattr(stage, "_num_parallel_calls", None)
+    return type(stage).__name__.strip("_").startswith(("Parallel", "MapAndBatch")) and (
+        calls is None or int(calls) != 1
+    )
+
+
+def _options_say_loose(dataset: Any) -> bool:
+    options = dataset.options() if hasattr(dataset, "options") else None
+    return options is not None and options.deterministic is False
+
+
+def _public_name(stage: Any) -> str:
+    name = type(stage).__name__.strip("_").removeprefix("Parallel").removesuffix("Dataset")
+    return f"Dataset.{name.lower()}"

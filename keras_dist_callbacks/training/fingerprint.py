@@ -1,0 +1,86 @@
+"""What training depends on and no variable holds: the input's structure, compile's and fit's arguments, the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks._compat import describe_input, describe_model, optimizers
+from keras_dist_callbacks._compat.fit import RunningFit
+from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
+
+_TENSOR = "description/facts"
+_RATE = "learning rate"
+_NAMED = 4
+
+
+class Fingerprint:
+    """The facts of this run, taken when it begins.
+
+    Args:
+        fit: The running fit, before a backup is restored.
+    """
+
+    def __init__(self, fit: RunningFit) -> None:
+        self._fit = fit
+        self._rates = {} if fit.model.optimizer is None else optimizers.fixed_rates(fit.model.optimizer)
+        self._facts = {
+            **describe_input.input_facts(fit),
+            **describe_model.compile_facts(fit.model),
+            **describe_model.model_facts(fit.model),
+        }
+        text = json.dumps({**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}})
+        self._tensor = HeldArray(np.frombuffer(text.encode(), np.uint8))
+
+    def capture(self) -> dict[str, HeldTensor]:
+        """The tensor of a snapshot; the same in every backup of a run, so that it is written once."""
+        return {_TENSOR: self._tensor}
+
+    def differences(self, tensors: Mapping[str, np.ndarray[Any, Any]], *, rate_is_loaded: bool) -> list[str]:
+        """What is another than in the interrupted run, one sentence each, after the restore.
+
+        Args:
+            tensors: Those of the backup; an older one has no description, and nothing differs.
+            rate_is_loaded: The model came from a checkpoint, and so did its learning rate.
+        """
+        if _TENSOR not in tensors:
+            return []
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
+        differing = [name for name in names if before.get(name) != self._facts.get(name)]
+        one_sided = [name for name in differing if name not in before or name not in self._facts]
+        changed = [
+            _changed(name, before.get(name), self._facts.get(name))
+            for name in differing
+            if not any(name.startswith(f"{other}/") for other in one_sided)  # the stage as a whole is named
+        ]
+        if not rate_is_loaded:
+            changed += self._changed_rates(before)
+        more = len(changed) - _NAMED
+        return changed[:_NAMED] + ([f"and {more} more such differences"] if more > 0 else [])
+
+    def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
+        in_force = {} if not self._rates else optimizers.current_rates(self._fit.model.optimizer)
+        return [
+            f"the learning rate given to compile changed from {before[_RATE + name]:.6g} to {rate:.6g}, and that of "
+            f"the backup, {in_force[name]:.6g}, stays in force; to set the new one, add "
+            f"keras.callbacks.LearningRateScheduler(lambda epoch: {rate:.6g})"
+            for name, rate in self._rates.items()
+            if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
+        ]
+
+
+def _changed(name: str, before: Any, now: Any) -> str:
+    if before is None:
+        return f"{name} is new: {_shown(now)}"
+    if now is None:
+        return f"{name} is gone: it was {_shown(before)}"
+    return f"{name} changed from {_shown(before)} to {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,168 @@
+"""The state that an input hides, as of when its first batch was asked for.
+
+A pipeline runs ahead of training, so what its functions have changed by now includes batches that are not trained
+yet. So it is noted before an iterator's first batch, put back there, and the pipeline itself moves it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from keras_dist_callbacks._compat import graphs, pipeline, rng
+from keras_dist_callbacks._compat.hidden_input import HiddenInput
+from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
+from keras_dist_callbacks.training.capture import unnumbered
+
+TOPIC = "input_variables"
+_NOTHING = HiddenInput()
+_RNG = "rng_at_input"
+_FIRST, _START, _NOW = "first", "start", "now"
+
+
+class InputState:
+    """What the training and validation data hide.
+
+    Args:
+        dataset: Returns the dataset of the running epoch.
+        look: Looks into one.
+        validation: What was found in the validation data.
+        lives_on: Whether an iterator of the training data lives across epochs.
+
+    Attributes:
+        hidden: What was found in the training data; of the running epoch's dataset.
+        validation: The argument.
+    """
+
+    def __init__(
+        self,
+        dataset: Callable[[], Any],
+        look: Callable[[Any], HiddenInput],
+        validation: HiddenInput = _NOTHING,
+        *,
+        lives_on: bool = False,
+    ) -> None:
+        self._current, self._look = dataset, look
+        self._lives_on = lives_on
+        self._dataset: Any = None
+        self._held: dict[str, list[HeldTensor]] = {}
+        self._rng: JSON = None
+        self._saved: WorkerState | None = None
+        self.validation = validation
+        self._refresh()
+
+    def note_start(self) -> None:
+        """An iterator's first batch is about to be asked for."""
+        self._refresh()
+        self._held[_START] = [r.hold() for r in self._all]
+        self._held.setdefault(_FIRST, self._held[_START])
+        self._rng = rng.capture() if self.hidden.python else None
+
+    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+        """The topics and tensors of a snapshot."""
+        topics: dict[str, JSON] = {TOPIC: [[r.name, r.dtype.name] for r in self._all]}
+        if self._rng is not None:
+            topics[_RNG] = self._rng
+        held: dict[str, list[HeldTensor]] = {**self._held, _NOW: [r.hold() for r in self._all]}
+        if not pipeline.caches_randomness(self._dataset):
+            held.pop(_FIRST, None)
+        return topics, {_name(when, i): value for when, values in held.items() for i, value in enumerate(values)}
+
+    def begin_restore(self, saved: WorkerState) -> list[str]:
+        """Matches a backup with the input, and puts the input where the interrupted run had begun.
+
+        Returns:
+            Why it cannot be put back, one sentence, or nothing.
+        """
+        self._refresh()
+        note = self._difference(saved.state.get(TOPIC))
+        if note is None:
+            self._saved = saved
+            self._assign(_FIRST)
+        return [] if note is None else [note]
+
+    def to_start(self) -> None:
+        """Before the first batch of the iterator that the interrupted run was reading from."""
+        self._refresh()
+        if self._saved is not None and self._difference(self._saved.state.get(TOPIC)) is None:
+            self._assign(_START)
+            if _RNG in self._saved.state:
+                rng.restore(self._saved.state[_RNG])
+        self.note_start()
+        if self._saved is not None and _name(_FIRST, 0) in self._saved.tensors:
+            saved = self._saved.tensors
+            self._held[_FIRST] = [HeldArray(saved[_name(_FIRST, i)]) for i in range(len(self._all))]
+
+    def to_now(self) -> None:
+        """Behind the last batch of an iterator, where nobody reads ahead."""
+        self._assign(_NOW)
+
+    def reads_to_now(self) -> None:
+        """What the input reads and others write, once the consumed batches were dropped."""
+        written = {r.key for r in self.hidden.variables}
+        self._assign(_NOW, {r.key for r in self._all} - written)
+
+    @property
+    def keys(self) -> set[int]:
+        """Variables that the input changes: with it, they come to where they belong."""
+        return {r.key for r in (*self.hidden.variables, *self.validation.variables)}
+
+    def shared(self, used_by_training: set[int]) -> list[str]:
+        """Why variables that both the input and training change cannot be put back, one sentence each."""
+        names = [unnumbered(r.name) for r in self.hidden.variables if r.key in used_by_training]
+        found = [
+            f"the input and the model both draw from {name}, one ahead of the other; give the input a random layer or "
+            "a SeedGenerator of its own"
+            for name in names
+        ]
+        validation = {r.key for r in self.validation.variables}
+        if self._lives_on and any(r.key in validation for r in self.hidden.variables):
+            found.append(
+                "training and validation data draw from the same random state while the iterator of the former lives "
+                "on; give each a random layer of its own"
+            )
+        return found
+
+    def _refresh(self) -> None:
+        dataset = self._current()
+        if dataset is not self._dataset:
+            self._dataset = dataset
+            self.hidden = self._look(dataset)
+
+    @property
+    def _all(self) -> list[graphs.Resource]:
+        return graphs.distinct((*self.hidden.variables, *self.hidden.reads, *self.validation.variables))
+
+    def _difference(self, wanted: Sequence[Sequence[str]] | None) -> str | None:
+        if wanted is None:
+            return None
+        for number in range(max(len(wanted), len(self._all))):
+            then = _spec(*wanted[number]) if number < len(wanted) else "none"
+            now = self._all[number] if number < len(self._all) else None
+            here = "none" if now is None else _spec(now.name, now.dtype.name)
+            if then != here:
+                return (
+                    f"of the variables that the input's functions use, number {number + 1} was {then} in the "
+                    f"interrupted run and is {here} now, so none of them was restored"
+                )
+        return None
+
+    def _assign(self, when: str, only: set[int] | None = None) -> None:
+        if self._saved is None:
+            return
+        for number, resource in enumerate(self._all):
+            value = _found(self._saved.tensors, when, number)
+            if value is not None and (only is None or resource.key in only):
+                resource.assign(value)
+
+
+def _found(tensors: Mapping[str, Any], when: str, number: int) -> Any:
+    return tensors.get(_name(when, number))
+
+
+def _name(when: str, number: int) -> str:
+    return f"input/{when}/{number}"
+
+
+def _spec(name: str, dtype: str) -> str:
+    return f"{unnumbered(name)} ({dtype})"

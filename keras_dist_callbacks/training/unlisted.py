@@ -1,0 +1,91 @@
+"""Everything that training depends on beside the variables that Keras lists: one place to save and to restore it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from keras_dist_callbacks._compat import keras_callbacks, layers, variables
+from keras_dist_callbacks._compat.fit import RunningFit
+from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.training import plain_attributes
+from keras_dist_callbacks.training.callback_state import watched_callbacks
+from keras_dist_callbacks.training.data_position import DataPosition
+from keras_dist_callbacks.training.fingerprint import Fingerprint
+from keras_dist_callbacks.training.hidden_state import HiddenState
+from keras_dist_callbacks.training.plain_attributes import PlainAttributes, Watched
+
+
+class UnlistedState:
+    """What one fit hides in its input, its train step and its callbacks, and what it was told.
+
+    Args:
+        fit: The running fit, after all `on_train_begin` and before a restore.
+        data: Its input.
+        callbacks: All callbacks whose state belongs to training.
+        warn: Whether this worker warns of what cannot be saved.
+    """
+
+    def __init__(self, fit: RunningFit, data: DataPosition, callbacks: Sequence[Any], *, warn: bool) -> None:
+        self._fit = fit
+        self._data = data
+        self._warn = warn
+        self._step = HiddenState(fit)
+        self._attributes = PlainAttributes({**watched_callbacks(callbacks), **_run_by_python(fit.model)})
+        self._facts = Fingerprint(fit)
+        self._unknown: list[str] | None = None
+
+    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+        """The topics and tensors of a snapshot."""
+        topics: dict[str, JSON] = {}
+        tensors = self._facts.capture()
+        step = self._step.capture()
+        for state, held in (self._data.hides.capture(), step, self._attributes.capture(self._is_saved)):
+            topics.update(state)
+            tensors.update(held)
+        topics[exactness.NOT_SAVED] = self._not_saved()
+        topics[exactness.INPUT] = self._data.topic(self._used_by_training())
+        topics[exactness.UNSEEN] = [*self._step.conditions, *self._attributes.conditions]
+        return topics, tensors
+
+    def restore(self, saved: WorkerState) -> list[str]:
+        """Puts it back, after the variables that Keras lists; returns what differs, one sentence each."""
+        self._unknown = saved.state[exactness.NOT_SAVED] or None
+        notes = self._step.restore(saved)
+        notes += self._attributes.restore(saved.state.get(plain_attributes.TOPIC) or {}, saved.tensors)
+        if saved.position.kind == "end" and saved.position.epoch >= self._fit.epochs:
+            return notes  # no step is left that could differ
+        loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None
+        return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
+
+    def _is_saved(self, holder: Any) -> bool:
+        """Whether all variables of an object are in the snapshot."""
+        held = variables.variable_set(self._fit.model).keys | self._step.keys
+        own = getattr(holder, "variables", None)
+        return all(variables.key(c) in held for v in (own or [holder]) for c in variables.components(v))
+
+    def _used_by_training(self) -> set[int]:
+        found = variables.variable_set(self._fit.model).keys - variables.global_seed_keys()
+        return {*found, *self._step.captured_keys}
+
+    def _not_saved(self) -> list[str]:
+        """Variables that training may change and that nobody told Keras of; looked for once, when they all exist."""
+        if self._unknown is None:
+            self._unknown = variables.untracked_variables(self._fit.model, self._step.keys)
+            if self._unknown and self._warn:
+                warnings.warn(exactness.not_saved_reason(self._unknown), RuntimeWarning, stacklevel=2)
+        return self._unknown
+
+
+def _run_by_python(model: Any) -> dict[str, Watched]:
+    """The user's own objects whose Python code runs in each step: under `run_eagerly`."""
+    if not model.run_eagerly:
+        return {}
+    parts = {f"layer {layer.name}": layer for layer in layers.flat(model)}
+    return {
+        name: Watched(part, keras_callbacks.names_used_by_keras(type(part)))
+        for name, part in {"model": model, **parts, "loss": model.loss, "optimizer": model.optimizer}.items()
+        if hasattr(part, "__dict__") and type(part).__module__.partition(".")[0] not in {"keras", "builtins"}
+    }

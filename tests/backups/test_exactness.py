@@ -1,0 +1,64 @@
+"""The three answers, and what leads to each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks.backups.snapshot import Position, WorkerState
+
+NOW = {"seed": 7, "replicas": 1, "workers": 1}
+SEEN = {exactness.INPUT: {"python": [], "unordered": []}}
+
+
+def saved(**state: Any) -> WorkerState:
+    return WorkerState(Position("within", 1, 2, 7), {}, {**SEEN, **state}, NOW)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "conditions", "answer"),
+    [
+        ([], [], "exact"),
+        ([], ["a holds", "b holds"], "exact if a holds; and if b holds"),
+        (["c"], [], "not exact"),
+        (["c"], ["a holds"], "not exact"),
+    ],
+)
+def test_there_are_three_answers(reasons: list[str], conditions: list[str], answer: str) -> None:
+    assert exactness.answer(reasons, conditions) == answer
+    assert answer.startswith(exactness.verdict(reasons, conditions))
+
+
+def test_what_was_seen_whole_is_exact() -> None:
+    assert exactness.inexact_reasons(saved(), NOW) == []
+    assert exactness.conditions(saved()) == []
+
+
+def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
+    state = saved(
+        **{exactness.INPUT: {"python": ["the PyDataset Rows"], "unordered": []}, exactness.UNSEEN: ["x holds"]}
+    )
+    first, second = exactness.conditions(state)
+    assert first.startswith("the Python code of the PyDataset Rows keeps no state")
+    assert second == "x holds"
+
+
+def test_a_backup_of_an_older_version_is_exact_if_nothing_is_hidden() -> None:
+    older = WorkerState(Position("within", 1, 2, 7), {}, {}, NOW)
+    assert exactness.inexact_reasons(older, NOW) == []
+    (condition,) = exactness.conditions(older)
+    assert "written by an older version" in condition
+
+
+def test_kernels_with_a_state_and_open_orders_are_reasons() -> None:
+    state = saved(
+        **{
+            exactness.RANDOM_OPERATIONS: ["RandomUniform (dropout)"],
+            exactness.INPUT: {"python": [], "unordered": ["two runs differ"]},
+        }
+    )
+    first, second = exactness.inexact_reasons(state, NOW)
+    assert "RandomUniform (dropout)" in first
+    assert second == "two runs differ"

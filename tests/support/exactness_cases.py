@@ -1,0 +1,13 @@
+"""Every case of the table of resumes: what people write, and what a resume of it must be called."""
+
+from __future__ import annotations
+
+from tests.support.exactness_callbacks import CALLBACK_CASES
+from tests.support.exactness_case import Case
+from tests.support.exactness_changes import CHANGE_CASES
+from tests.support.exactness_inputs import INPUT_CASES
+from tests.support.exactness_models import MODEL_CASES
+from tests.support.exactness_python import PYTHON_CASES
+
+CASES: dict[str, Case] = {**INPUT_CASES, **PYTHON_CASES, **MODEL_CASES, **CALLBACK_CASES, **CHANGE_CASES}
+CELLS = [(name, strategy) for name, case in CASES.items() for strategy in case.strategies]

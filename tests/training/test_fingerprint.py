@@ -1,0 +1,177 @@
+"""What changed between two runs is named with both values; what is the same again is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from tests.support import inputs, tiny
+
+Make = Callable[[], keras.Model]
+
+
+def compiled(
+    loss: Any = "mse", optimizer: Any = None, *, units: int = 7, rate: float = 0.2, **options: Any
+) -> keras.Model:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    layers = [keras.Input((6,)), keras.layers.Dense(units), keras.layers.Dropout(rate), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer or keras.optimizers.SGD(0.1, momentum=0.9), loss, **options)
+    return model
+
+
+def notes(directory: Path, first: Make, second: Make, *fits: dict[str, Any]) -> tuple[str, ...]:
+    """What is said when a run with one model and arguments is resumed with others."""
+    before, after = fits or ({}, {})
+    with pytest.raises(tiny.Stop):
+        tiny.fit(first(), directory, [tiny.StopAt(1, 2)], **before)
+    callback = kdc.BackupAndRestore(directory)
+    tiny.fit(second(), None, [callback], **after)
+    return callback.restored.notes
+
+
+MODELS: dict[str, tuple[Make, Make, str]] = {
+    "loss": (compiled, lambda: compiled("mae"), "loss changed from mse to mae"),
+    "loss weights": (compiled, lambda: compiled(loss_weights=[0.5]), r"loss_weights changed from None to \[0.5\]"),
+    "optimizer": (
+        compiled,
+        lambda: compiled(optimizer=keras.optimizers.SGD(0.1, momentum=0.8)),
+        "momentum .* 0.9 to 0.8",
+    ),
+    "rate of dropout": (compiled, lambda: compiled(rate=0.3), "rate changed from 0.2 to 0.3"),
+    "learning rate": (
+        compiled,
+        lambda: compiled(optimizer=keras.optimizers.SGD(0.05, momentum=0.9)),
+        r"compile changed from 0.1 to 0.05, and that of the backup, 0.1, stays.*Scheduler\(lambda epoch: 0.05\)",
+    ),
+    "jit_compile": (compiled, lambda: compiled(jit_compile=True), "jit_compile changed from False to True"),
+}
+FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "class weights": (
+        {},
+        {"class_weight": {0: 1.0, 1: 3.0}},
+        r"class_weight changed from None to \[\(0, 1.0\), \(1, 3.0\)\]",
+    ),
+    "buffer": (
+        {"x": inputs.rows().shuffle(40, seed=3).batch(8)},
+        {"x": inputs.rows().shuffle(20, seed=3).batch(8)},
+        r"stage 1 \(Shuffle\)/buffer_size changed from 40 to 20",
+    ),
+    "a stage": (
+        {"x": inputs.rows().shuffle(40, seed=3).batch(8)},
+        {"x": inputs.rows().shuffle(40, seed=3).batch(8).prefetch(1)},
+        r"stage 3 \(Prefetch\) is new",
+    ),
+    "rows": (
+        {"x": inputs.rows().batch(8)},
+        {"x": inputs.rows().take(38).batch(8)},
+        r"stage 1 \(Take\) is new|stage 1 \(Batch\) is gone",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_a_changed_model_or_compile_is_named(tmp_path: Path, name: str) -> None:
+    first, second, expected = MODELS[name]
+    assert re.search(expected, "; ".join(notes(tmp_path, first, second)))
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_a_changed_input_or_fit_is_named(tmp_path: Path, name: str) -> None:
+    before, after, expected = FITS[name]
+    assert re.search(expected, "; ".join(notes(tmp_path, compiled, compiled, before, after)))
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_many_differences_are_counted(tmp_path: Path) -> None:
+    found = notes(tmp_path, compiled, lambda: compiled("mae", rate=0.5, jit_compile=True, loss_weights=[0.1]), {}, {
+        "class_weight": {0: 1.0, 1: 3.0}
+    })  # fmt: skip
+    assert re.fullmatch(r"and \d more such differences", found[-1])
+    assert len(found) == 5
+
+
+def test_the_same_in_other_words_is_the_same(tmp_path: Path) -> None:
+    """Layers and optimizers are numbered anew, a functional model and a loss may be given as before."""
+
+    def functional() -> keras.Model:
+        compiled()  # layers that were made before have other numbers
+        entry = keras.Input((6,))
+        model = keras.Model(entry, keras.layers.Dense(1)(keras.layers.Dense(7)(entry)))
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
+        return model
+
+    def numbered() -> keras.Model:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(7)
+        [keras.layers.Dense(1) for _ in range(5)]
+        entry = keras.Input((6,))
+        model = keras.Model(entry, keras.layers.Dense(1)(keras.layers.Dense(7)(entry)))
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
+        return model
+
+    assert notes(tmp_path, functional, numbered) == ()
+
+
+def test_a_model_that_was_loaded_is_the_model_that_was_built(tmp_path: Path) -> None:
+    built = compiled()
+    built.optimizer.build(built.trainable_variables)
+    built.save(tmp_path / "model.keras")
+
+    def loaded() -> keras.Model:
+        keras.utils.set_random_seed(7)
+        return keras.models.load_model(tmp_path / "model.keras")
+
+    found = notes(tmp_path / "backup", compiled, loaded, {"x": inputs.rows().batch(8)}, {"x": inputs.rows().batch(8)})
+    assert found == ()
+
+
+def test_a_subclassed_model_is_compared_layer_by_layer(tmp_path: Path) -> None:
+    class Own(keras.Model):
+        def __init__(self, activation: str) -> None:
+            super().__init__()
+            self.first, self.last = keras.layers.Dense(7, activation=activation), keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.last(self.first(x))
+
+    def own(activation: str) -> Make:
+        def make() -> keras.Model:
+            keras.utils.clear_session(free_memory=False)
+            keras.utils.set_random_seed(7)
+            model = Own(activation)
+            model(np.zeros((1, 6), "float32"))
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            return model
+
+        return make
+
+    with pytest.warns(RuntimeWarning, match="activation changed from relu to tanh"):
+        assert notes(tmp_path, own("relu"), own("tanh"))
+
+
+def test_tensors_that_a_map_holds_are_part_of_the_input(tmp_path: Path) -> None:
+    def scaled(factor: float) -> tf.data.Dataset:
+        held = tf.constant([factor] * 6)
+        return inputs.rows().map(lambda x, y: (x * held, y)).batch(8)
+
+    with pytest.warns(RuntimeWarning, match=r"stage 1 \(Map\)/tensors that function 0 holds changed from"):
+        assert notes(tmp_path, compiled, compiled, {"x": scaled(1.0)}, {"x": scaled(2.0)})
+
+
+def test_nothing_is_compared_where_no_step_is_left(tmp_path: Path) -> None:
+    tiny.fit(compiled(), tmp_path, options={"delete_checkpoint": False})
+    callback = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(compiled(), None, [callback], x=inputs.rows().batch(4))
+    assert callback.restored.verdict == "exact"

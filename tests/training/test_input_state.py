@@ -1,0 +1,160 @@
+"""State that an input hides: put back where it can be, told where it cannot."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.errors import BackupError, ConfigError
+from tests.support import inputs, tiny
+
+CERTAIN = {"strict": "certain"}
+
+
+def with_generator() -> tf.data.Dataset:
+    generator = tf.random.Generator.from_seed(1)
+    noisy = inputs.rows().map(lambda x, y: (x + generator.normal((6,)), y))
+    return noisy.batch(tiny.BATCH).prefetch(3)
+
+
+def with_layer() -> tf.data.Dataset:
+    layer = keras.layers.GaussianNoise(0.5, seed=3)
+    return inputs.rows().batch(tiny.BATCH).map(lambda x, y: (layer(x, training=True), y))
+
+
+class WithOwnGenerator(inputs.Batches):
+    """Its noise comes from a generator of its own: a state that moves by being read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(5)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        x, y = super().__getitem__(index)
+        return x + self.generator.normal(size=x.shape).astype("float32"), y
+
+
+class WithState(WithOwnGenerator):
+    """The same, and it says where it is; as of its epoch's begin."""
+
+    def on_epoch_begin(self) -> None:
+        self.began = self.generator.bit_generator.state
+
+    def get_state(self) -> dict[str, Any]:
+        state = self.generator.bit_generator.state["state"]
+        return {"state": str(state["state"]), "inc": str(state["inc"])}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        whole = self.generator.bit_generator.state
+        whole["state"] = {"state": int(state["state"]), "inc": int(state["inc"])}
+        self.generator.bit_generator.state = whole
+
+
+def reference(make: Callable[[], Any], **arguments: Any) -> keras.Model:
+    model = tiny.model()
+    tiny.fit(model, None, x=make(), **arguments)
+    return model
+
+
+def interrupted(directory: Path, make: Callable[[], Any], epoch: int = 1, batch: int = 2, **arguments: Any) -> None:
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), directory, [tiny.StopAt(epoch, batch)], x=make(), **arguments)
+
+
+@pytest.mark.parametrize("make", [with_generator, with_layer])
+@pytest.mark.parametrize(("epoch", "batch"), [(1, 2), (2, 0)])
+def test_random_states_of_a_map_are_put_back(tmp_path: Path, make: Callable[[], Any], epoch: int, batch: int) -> None:
+    interrupted(tmp_path, make, epoch, batch)
+    resumed = tiny.model()
+    tiny.fit(resumed, tmp_path, x=make(), options=CERTAIN)
+    tiny.assert_same(resumed, reference(make))
+
+
+def test_another_pipeline_than_before_gets_none_of_the_states(tmp_path: Path) -> None:
+    interrupted(tmp_path, with_layer)
+    with pytest.warns(
+        RuntimeWarning, match=r"number 1 was seed_generator/seed_generator_state:0 \(int64\) in the .* none"
+    ):
+        tiny.fit(tiny.model(), tmp_path, x=inputs.rows().batch(tiny.BATCH))
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(0, 3), (2, 1)])
+def test_reading_past_epochs_again_moves_an_inputs_own_state(tmp_path: Path, epoch: int, batch: int) -> None:
+    interrupted(tmp_path, WithOwnGenerator, epoch, batch)
+    resumed, callback = tiny.model(), kdc.BackupAndRestore(tmp_path, replay="read")
+    tiny.fit(resumed, None, [callback], x=WithOwnGenerator())
+    tiny.assert_same(resumed, reference(WithOwnGenerator))
+    assert callback.restored.verdict == "exact if"
+
+
+def test_reading_again_is_as_exact_as_creating(tmp_path: Path) -> None:
+    interrupted(tmp_path, tiny.shuffled, 2, 3)
+    resumed = tiny.model()
+    tiny.fit(resumed, tmp_path, options={"replay": "read", **CERTAIN})
+    tiny.assert_same(resumed, reference(tiny.shuffled))
+
+
+def test_python_code_in_the_input_is_a_condition_that_strict_can_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(tmp_path, inputs.Batches)
+    with pytest.raises(
+        BackupError, match=r"strict='certain', and going on .* only if: the Python code of the PyDataset B"
+    ):
+        tiny.fit(tiny.model(), tmp_path, x=inputs.Batches(), options=CERTAIN)
+    callback = kdc.BackupAndRestore(tmp_path, strict=True)
+    tiny.fit(tiny.model(), None, [callback], x=inputs.Batches())
+    assert callback.restored.verdict == "exact if"
+    assert callback.restored.notes == ()
+    assert "; exact if the Python code of the PyDataset Batches keeps no state" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("make", [lambda: kdc.stateless_input(inputs.Batches()), WithState])
+def test_a_condition_is_settled_by_the_users_word_or_by_the_inputs_own_account(
+    tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    interrupted(tmp_path, make, 2, 0)
+    resumed = tiny.model()
+    tiny.fit(resumed, tmp_path, x=make(), options=CERTAIN)
+    tiny.assert_same(resumed, reference(make))
+
+
+def test_numpys_random_state_goes_on_where_the_trained_batches_had_left_it(tmp_path: Path) -> None:
+    class Drawn(inputs.Batches):
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+            x, y = super().__getitem__(index)
+            return x + np.random.normal(size=x.shape).astype("float32"), y
+
+    interrupted(tmp_path, Drawn)
+    resumed = tiny.model()
+    tiny.fit(resumed, tmp_path, x=Drawn())
+    tiny.assert_same(resumed, reference(Drawn))
+
+
+def test_a_callback_may_draw_beside_an_input_of_python_code(tmp_path: Path) -> None:
+    """Keras shuffles the batches with Python's random state; it is not the input that moves it afterwards."""
+
+    class Draws(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.model.layers[0].bias.assign_add([random.random() for _ in range(7)])  # noqa: S311
+
+    expected = tiny.model()
+    tiny.fit(expected, None, [Draws()], x=inputs.Batches(), shuffle=True)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [Draws(), tiny.StopAt(1, 2)], x=inputs.Batches(), shuffle=True)
+    resumed = tiny.model()
+    tiny.fit(resumed, tmp_path, [Draws()], x=inputs.Batches(), shuffle=True)
+    tiny.assert_same(resumed, expected)
+
+
+def test_an_input_that_cannot_be_remembered_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stateless_input takes the input itself .* got a list"):
+        kdc.stateless_input([1, 2])

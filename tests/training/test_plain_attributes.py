@@ -1,0 +1,152 @@
+"""Attributes of callbacks that do not say what their state is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.training import callback_state
+from keras_dist_callbacks.training.callback_state import watched_callbacks
+from keras_dist_callbacks.training.plain_attributes import TOPIC, PlainAttributes
+from tests.support import tiny
+
+
+class Own(keras.callbacks.Callback):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        vars(self).update(attributes)
+
+
+def nothing_else(holder: Any) -> bool:
+    return False
+
+
+def changed(before: Own, **attributes: Any) -> tuple[PlainAttributes, dict[str, Any], dict[str, Any]]:
+    """What is saved of a callback after some of its attributes changed."""
+    found = PlainAttributes(watched_callbacks([before]))
+    vars(before).update(attributes)
+    topics, held = found.capture(nothing_else)
+    return found, topics.get(TOPIC, {}), {name: tensor.array() for name, tensor in held.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (0, 1),
+        (1.5, float("inf")),
+        ("a", "b"),
+        (None, [1.0, "x", None]),
+        ({}, {"loss": [0.5, 0.25], "n": {"m": (1, 2)}}),
+        (np.zeros(3), np.arange(3.0)),
+        (np.float32(1), np.float32(2)),
+        (True, 1),
+        ([], [0.1 * i for i in range(1000)]),
+        ([0], list(range(-100, 100))),
+        ([], [2**70] * 100),
+        ([], [1.0, 2] * 50),
+    ],
+)
+def test_plain_values_that_changed_come_back_with_their_types(before: Any, after: Any) -> None:
+    _, topic, tensors = changed(Own(value=before), value=after)
+    again = Own(value=before)
+    assert PlainAttributes(watched_callbacks([again])).restore(topic, tensors) == []
+    assert type(again.value) is type(after)
+    assert not isinstance(after, list) or list(map(type, again.value)) == list(map(type, after))
+    np.testing.assert_equal(again.value, after)
+
+
+def test_what_did_not_change_is_not_saved_and_needs_no_word() -> None:
+    found, topic, _ = changed(Own(rate=0.1, names=["a"], table=np.ones(4)))
+    assert topic == {}
+    assert found.conditions == []
+
+
+def test_an_attribute_that_is_changed_in_place_is_noticed() -> None:
+    callback = Own(losses=[])
+    found = PlainAttributes(watched_callbacks([callback]))
+    callback.losses.append(1.0)
+    topics, _ = found.capture(nothing_else)
+    assert topics[TOPIC]["callback Own()"]["losses"]["now"] == [1.0]
+    assert found.conditions[0].startswith("the callback Own() keeps no state but losses, which was restored")
+
+
+def test_an_attribute_that_begins_otherwise_now_is_named_and_left_alone() -> None:
+    _, topic, tensors = changed(Own(patience=3, seen=0), patience=2, seen=5)
+    again = Own(patience=4, seen=0)
+    (note,) = PlainAttributes(watched_callbacks([again])).restore(topic, tensors)
+    assert "patience of the callback Own() began as 3 in the interrupted run and as 4 now" in note
+    assert (again.patience, again.seen) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    "value", [np.random.default_rng(0), {1, 2}, object.__new__(Own), {1: "number as key"}, iter([1]), [{3}]]
+)
+def test_an_object_that_cannot_be_looked_into_is_a_condition(value: Any) -> None:
+    found, topic, _ = changed(Own(hidden=value))
+    assert topic == {}
+    assert "keeps no state (in hidden)" in found.conditions[0]
+
+
+@pytest.mark.parametrize("value", [Path("x"), np.maximum, len, keras, int, b"x", range(3), lambda: 1])
+def test_what_has_no_state_needs_no_word(value: Any) -> None:
+    found, _, _ = changed(Own(value=value))
+    assert found.conditions == []
+
+
+def test_functions_that_hold_on_to_something_mutable_are_a_condition() -> None:
+    seen: list[int] = []
+    factor = 0.5
+    quiet = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(factor))
+    loud = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    for callback, expected in ((quiet, []), (loud, ["on_epoch_end"])):
+        found = PlainAttributes(watched_callbacks([callback]))
+        found.capture(nothing_else)
+        assert [text for text in expected if f"(in {text})" in found.conditions[0]] == expected
+        assert bool(found.conditions) == bool(expected)
+
+
+def test_a_layer_whose_variables_are_saved_needs_no_word() -> None:
+    layer = keras.layers.Dense(1)
+    layer.build((None, 2))
+    callback = Own(layer=layer)
+    found = PlainAttributes(watched_callbacks([callback]))
+    found.capture(lambda holder: holder is layer)
+    assert found.conditions == []
+    found.capture(nothing_else)
+    assert "(in layer)" in found.conditions[0]
+
+
+def test_callbacks_that_say_what_their_state_is_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Says(Own):
+        def get_state(self) -> dict[str, Any]:
+            return {}
+
+        def set_state(self, state: dict[str, Any]) -> None: ...
+
+    class OptedOut(Own): ...
+
+    monkeypatch.setattr(callback_state, "_registered", {})
+    kdc.register_callback_state(OptedOut, None)
+    others = [kdc.PrintLR(), keras.callbacks.EarlyStopping(), keras.callbacks.History()]
+    assert watched_callbacks([Says(), OptedOut(), *others]) == {}
+    assert list(watched_callbacks([Own(), *others])) == ["callback Own()"]
+
+
+def test_of_an_extended_keras_callback_only_its_own_attributes_are_looked_at(tmp_path: Path) -> None:
+    class Counts(keras.callbacks.EarlyStopping):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            super().on_epoch_end(epoch, logs)
+            self.epochs = [*getattr(self, "epochs", []), epoch]
+
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [Counts("loss"), tiny.StopAt(2, 1)])
+    callback, backup = Counts("loss"), kdc.BackupAndRestore(tmp_path)
+    tiny.fit(tiny.model(), None, [callback, backup])
+    assert callback.epochs == [0, 1, 2]
+    (condition,) = [c for c in backup.restored.conditions if "Counts" in c]
+    assert "keeps no state but epochs, which was restored" in condition
