@@ -59,6 +59,11 @@ class Resource:
         return id(self.handle)
 
 
+def of_component(name: str, component: Any) -> Resource:
+    """One component of a variable."""
+    return Resource(name, component.handle, component.dtype)
+
+
 def resources(function: Any) -> list[Resource]:
     """The variables that a concrete function captured, in the order in which its trace met them."""
     import tensorflow as tf

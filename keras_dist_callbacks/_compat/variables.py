@@ -214,8 +214,8 @@ def _all_variables(model: Any) -> Iterable[Any]:
         yield generator.state
 
 
-def untracked_variables(model: Any, held: Collection[int] = ()) -> list[str]:
-    """Names of TensorFlow variables that belong to the model's objects, but not to what a backup holds.
+def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[str, Any]]:
+    """TensorFlow variables that belong to the model's objects, but not to what a backup holds, with their names.
 
     Args:
         model: The model.
@@ -231,8 +231,9 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[str]:
         for variable in own:
             raw = getattr(variable, "_value", variable)
             if isinstance(raw, tf.Variable) and not known & {key(c) for c in components(variable)}:
-                found.append(str(getattr(variable, "path", None) or raw.name))
-    return sorted(set(found))
+                found.append((str(getattr(variable, "path", None) or raw.name), variable))
+                known = known | {key(c) for c in components(variable)}
+    return found
 
 
 def create_global_seed_generator() -> None:

@@ -291,12 +291,14 @@ class Checkpointer:
             state, held = self._input.capture()
             topics.update(state)
             arrays.update(held)
-            known = variables.variable_set(self._trained).keys - variables.global_seed_keys()
             topics[exactness.INPUT] = {
                 "python": [] if is_stateless(self._read) else list(self._input.hidden.python),
-                "unordered": [*self._input.hidden.unordered, *self._input.shared(set(known))],
+                "unordered": [*self._input.hidden.unordered, *self._input.shared(self._trains)],
             }
         return capture(self._trained, [], position, topics, arrays)
+
+    def _trains(self, key: int) -> bool:
+        return key in variables.variable_set(self._trained).keys and key not in variables.global_seed_keys()
 
     def _require_open(self) -> None:
         if not self._open:

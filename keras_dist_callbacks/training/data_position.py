@@ -7,7 +7,7 @@ knows its own position, or past epochs are replayed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
@@ -15,6 +15,7 @@ from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.progress import reading
+from keras_dist_callbacks.training.epoch_ends import EpochEnds
 from keras_dist_callbacks.training.input_state import InputState
 from keras_dist_callbacks.training.stateless import is_stateless
 
@@ -51,6 +52,7 @@ class DataPosition:
             hidden_input.look_at_source(fit.validation_source),
             lives_on=bool(fit.steps_per_epoch),
         )
+        self._epoch_ends = EpochEnds(fit.input)
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None
         self.state: dict[str, JSON] = {}
@@ -88,6 +90,7 @@ class DataPosition:
         """
         knows = self._methods is not None and _TOPIC in saved.state
         notes = self.hides.begin_restore(saved)
+        self._epoch_ends.replay(saved.tensors)
         validations, by_itself = int(saved.state["validations"]), self._addressed or knows
         if self._read_again and not by_itself:
             self._read(first, saved.position.epoch, validations)
@@ -100,6 +103,7 @@ class DataPosition:
                 training=not by_itself,
                 before_reading=self._before_reading,
             )
+        self._epoch_ends.replayed()
         self._note_moved()
         if self._methods is not None and knows:
             getattr(self._source, self._methods[1])(from_json(saved.state[_TOPIC], saved.tensors))
@@ -114,6 +118,15 @@ class DataPosition:
             self._since = rng.capture()
         with reading("reading past epochs again", None if batches is None else batches * (epoch - first)) as advance:
             replay.read_epochs(self._fit, first, epoch, validations, advance)
+
+    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+        """The topics and tensors of a snapshot: the input's own account, and what it hides."""
+        topics, tensors = self.hides.capture()
+        return {**self.state, **topics}, {**self.tensors, **tensors, **self._epoch_ends.capture()}
+
+    def close(self) -> None:
+        """Takes every wrapper away."""
+        self._epoch_ends.close()
 
     def restore_rng(self, state: JSON) -> None:
         """Puts random states back, but those that reading the input moves: these it has moved to where they belong."""
@@ -138,11 +151,11 @@ class DataPosition:
         if count is not None and self._fit.shuffles_py_dataset and rng.is_shuffle_of(count, since):
             self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
 
-    def topic(self, used_by_training: set[int]) -> JSON:
+    def topic(self, used_by_training: Callable[[int], bool]) -> JSON:
         """What was found in the input, for the snapshot.
 
         Args:
-            used_by_training: Keys of variables that the model has or that its train step uses.
+            used_by_training: Tells of a variable's key whether the model has it or its train step uses it.
         """
         return {"python": self._unsettled(), "unordered": [*self.reasons, *self.hides.shared(used_by_training)]}
 

@@ -81,9 +81,11 @@ class HiddenState:
         wanted = saved.state.get(TOPIC) or []
         if not wanted:
             return []
-        if self._model.run_eagerly or not (train_function.traces(self._model) or train_function.trace(self._fit)):
+        traced = self._model.run_eagerly or train_function.traces(self._model) or train_function.trace(self._fit)
+        if not traced:
             return [_lost(wanted, "the train step cannot be traced")]
         self._look()
+        self._seen = -1  # in eager mode, the next step may make more
         difference = _first_difference(wanted, self._found, saved.tensors)
         if difference:
             return [_lost(wanted, difference)]
@@ -94,6 +96,9 @@ class HiddenState:
         return []
 
     def _look(self) -> None:
+        if self._model.run_eagerly:
+            self._look_at_objects()
+            return
         traces = train_function.traces(self._model)
         tests = train_function.test_traces(self._model)
         if len(traces) + len(tests) == self._seen:
@@ -106,6 +111,13 @@ class HiddenState:
         found = [self._operations(function) for function in [*traces, *tests]]
         self._random = sorted({label for operations in found for label in operations.random})
         self._python = sorted({label for operations in found for label in operations.python})
+
+    def _look_at_objects(self) -> None:
+        """In eager mode there is no trace: what belongs to the model's objects."""
+        if self._seen < 0:
+            self._seen = 0
+            found = variables.untracked_variables(self._model)
+            self._found = [graphs.of_component(name, c) for name, v in found for c in variables.components(v)]
 
     def _operations(self, function: Any) -> graphs.Operations:
         if id(function) not in self._functions:

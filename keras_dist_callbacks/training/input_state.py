@@ -107,9 +107,9 @@ class InputState:
         """Variables that the input changes: with it, they come to where they belong."""
         return {r.key for r in (*self.hidden.variables, *self.validation.variables)}
 
-    def shared(self, used_by_training: set[int]) -> list[str]:
+    def shared(self, used_by_training: Callable[[int], bool]) -> list[str]:
         """Why variables that both the input and training change cannot be put back, one sentence each."""
-        names = [unnumbered(r.name) for r in self.hidden.variables if r.key in used_by_training]
+        names = [unnumbered(r.name) for r in self.hidden.variables if used_by_training(r.key)]
         found = [
             f"the input and the model both draw from {name}, one ahead of the other; give the input a random layer or "
             "a SeedGenerator of its own"

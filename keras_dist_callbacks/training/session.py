@@ -204,6 +204,8 @@ class FitSession:
     def close(self) -> None:
         """Takes every wrapper away."""
         variables.forget(self._fit.model)
+        if self._undo is not None:
+            self._data.close()
         self._fit.forget_start()
         if self._undo is not None:
             self._undo()
@@ -314,8 +316,7 @@ class FitSession:
         else:
             self._data.note()
         unlisted, tensors = self._unlisted.capture()
-        topics.update({**self._data.state, **unlisted})
-        tensors.update(self._data.tensors)
+        topics.update(unlisted)
         return capture(self._fit.model, self._callbacks, self._count.position(kind), topics, tensors)
 
     def _finalizes(self) -> bool:

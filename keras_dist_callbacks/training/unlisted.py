@@ -42,11 +42,11 @@ class UnlistedState:
         topics: dict[str, JSON] = {}
         tensors = self._facts.capture()
         step = self._step.capture()
-        for state, held in (self._data.hides.capture(), step, self._attributes.capture(self._is_saved)):
+        for state, held in (self._data.capture(), step, self._attributes.capture(self._is_saved)):
             topics.update(state)
             tensors.update(held)
         topics[exactness.NOT_SAVED] = self._not_saved()
-        topics[exactness.INPUT] = self._data.topic(self._used_by_training())
+        topics[exactness.INPUT] = self._data.topic(self._used_by_training)
         topics[exactness.UNSEEN] = [*self._step.conditions, *self._attributes.conditions]
         return topics, tensors
 
@@ -62,18 +62,21 @@ class UnlistedState:
 
     def _is_saved(self, holder: Any) -> bool:
         """Whether all variables of an object are in the snapshot."""
-        held = variables.variable_set(self._fit.model).keys | self._step.keys
+        listed, found = variables.variable_set(self._fit.model).keys, self._step.keys
         own = getattr(holder, "variables", None)
-        return all(variables.key(c) in held for v in (own or [holder]) for c in variables.components(v))
+        keys = (variables.key(c) for v in (own or [holder]) for c in variables.components(v))
+        return all(key in listed or key in found for key in keys)
 
-    def _used_by_training(self) -> set[int]:
-        found = variables.variable_set(self._fit.model).keys - variables.global_seed_keys()
-        return {*found, *self._step.captured_keys}
+    def _used_by_training(self, key: int) -> bool:
+        if key in self._step.captured_keys:
+            return True
+        return key in variables.variable_set(self._fit.model).keys and key not in variables.global_seed_keys()
 
     def _not_saved(self) -> list[str]:
         """Variables that training may change and that nobody told Keras of; looked for once, when they all exist."""
         if self._unknown is None:
-            self._unknown = variables.untracked_variables(self._fit.model, self._step.keys)
+            found = variables.untracked_variables(self._fit.model, self._step.keys)
+            self._unknown = sorted({name for name, _ in found})
             if self._unknown and self._warn:
                 warnings.warn(exactness.not_saved_reason(self._unknown), RuntimeWarning, stacklevel=2)
         return self._unknown

@@ -155,6 +155,22 @@ def test_a_callback_may_draw_beside_an_input_of_python_code(tmp_path: Path) -> N
     tiny.assert_same(resumed, expected)
 
 
+def test_an_input_that_shuffles_itself_does_so_again_beside_a_callback_that_draws(tmp_path: Path) -> None:
+    class Draws(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            np.random.random(3)
+
+    expected = tiny.model()
+    tiny.fit(expected, None, [Draws()], x=inputs.SelfShuffling())
+    for epoch, batch in ((1, 2), (2, 1)):
+        with pytest.raises(tiny.Stop):
+            tiny.fit(tiny.model(), tmp_path, [Draws(), tiny.StopAt(epoch, batch)], x=inputs.SelfShuffling())
+    resumed, data = tiny.model(), inputs.SelfShuffling()
+    tiny.fit(resumed, tmp_path, [Draws()], x=data)
+    tiny.assert_same(resumed, expected)
+    assert "on_epoch_end" not in vars(data)
+
+
 def test_an_input_that_cannot_be_remembered_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"stateless_input takes the input itself .* got a list"):
         kdc.stateless_input([1, 2])

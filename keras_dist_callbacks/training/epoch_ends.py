@@ -1,0 +1,60 @@
+"""A PyDataset's `on_epoch_end`, called again for past epochs with the random states that it had then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks._compat import rng
+from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
+
+_TENSOR = "input/epoch_end/"
+
+
+class EpochEnds:
+    """Notes the random states before each `on_epoch_end` of an input, which may shuffle with them.
+
+    Args:
+        source: What the user passed to `fit()`. Nothing is noted unless it is a PyDataset whose class has an
+            `on_epoch_end` of its own.
+    """
+
+    def __init__(self, source: Any) -> None:
+        import keras
+
+        base = keras.utils.PyDataset
+        own = isinstance(source, base) and type(source).on_epoch_end is not base.on_epoch_end
+        self._source = source if own else None
+        self._states: list[HeldArray] = []
+        self._past: list[Any] = []
+        if self._source is not None:
+            self._original = self._source.on_epoch_end
+            self._source.on_epoch_end = self._called
+
+    def capture(self) -> dict[str, HeldTensor]:
+        """The tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
+        return {f"{_TENSOR}{number}": held for number, held in enumerate(self._states)}
+
+    def replay(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """From now on, as many calls as were noted get the states from then."""
+        count = sum(name.startswith(_TENSOR) for name in tensors)
+        self._past = [json.loads(bytes(tensors[f"{_TENSOR}{number}"])) for number in range(count)]
+
+    def replayed(self) -> None:
+        """Calls are new again."""
+        self._past = []
+
+    def close(self) -> None:
+        """Takes the wrapper away."""
+        if self._source is not None:
+            self._source.__dict__.pop("on_epoch_end", None)
+
+    def _called(self) -> None:
+        if self._past:
+            rng.restore(self._past.pop(0))
+        text = json.dumps(rng.capture()).encode()
+        self._states.append(HeldArray(np.frombuffer(text, np.uint8)))
+        self._original()
