@@ -48,6 +48,8 @@ def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenIn
     if kind in _ADAPTERS:
         name = "" if kind == "GeneratorDataAdapter" or source is None else f" {type(source).__name__}"
         return HiddenInput(python=(_ADAPTERS[kind] + name,))
+    if not hasattr(pipeline.original(dataset), "_inputs"):
+        return HiddenInput(python=("the function of the distributed dataset",))
     stages = list({id(stage): stage for stage in pipeline.stages(pipeline.original(dataset))}.values())
     writers = [stage for stage in stages if pipeline.writes(stage)]
     variables = graphs.distinct(r for stage in writers for r in pipeline.captured(stage))

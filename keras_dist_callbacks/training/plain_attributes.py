@@ -6,24 +6,20 @@ then exact if it keeps no state.
 
 from __future__ import annotations
 
-import datetime
-import logging
-import pathlib
-import re
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor
 from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.training import values
 
 TOPIC = "callback_attributes"
 _NEVER = {"model", "_model", "params", "history"}
-_SHOWN, _LONG = 40, 64
+_SHOWN = 40
 _NUMBERS = "$numbers"
 
 
@@ -51,6 +47,10 @@ class PlainAttributes:
     def __init__(self, watched: Mapping[str, Watched]) -> None:
         self._watched = watched
         self._began = {name: {key: _began(value) for key, value in _attributes(w)} for name, w in watched.items()}
+        self._settings = {
+            name: {key: values.settings_digest(value) for key, value in _attributes(w)} for name, w in watched.items()
+        }
+        self._around = {name: values.module_level(w.owner) for name, w in watched.items()}
         self.conditions: list[str] = []
 
     def capture(self, is_saved: Callable[[Any], bool]) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
@@ -64,18 +64,30 @@ class PlainAttributes:
         self.conditions = []
         for name, watched in self._watched.items():
             changed: dict[str, JSON] = {}
-            hidden = list(_closures(watched.owner, is_saved))
+            hidden = [*values.closures(watched.owner, is_saved), *values.changed_around(self._around[name], is_saved)]
             for key, value in _attributes(watched):
-                digest, began = _digest(value), self._began[name].get(key, _ABSENT)
+                digest, began = values.digest(value), self._began[name].get(key, _ABSENT)
                 if digest is None:
-                    hidden += [key] * _may_change(value, is_saved)
+                    hidden += [key] * self._hides(name, key, value, is_saved)
                 elif digest != began[0]:
-                    changed[key] = {"began": list(began), "now": _to_json(value, f"attributes/{name}/{key}", tensors)}
+                    try:
+                        now = _to_json(value, f"attributes/{name}/{key}", tensors)
+                    except BackupError:  # numbers of a type that a backup cannot hold
+                        hidden.append(key)
+                    else:
+                        changed[key] = {"began": list(began), "now": now}
             if changed:
                 topic[name] = changed
             if changed or hidden:
                 self.conditions.append(_condition(name, list(changed), hidden))
         return ({TOPIC: topic} if topic else {}), tensors
+
+    def _hides(self, name: str, key: str, value: Any, is_saved: Callable[[Any], bool]) -> bool:
+        """Whether an attribute that is not plain may be a state."""
+        seen = values.settings_digest(value)
+        if seen is not None:
+            return seen != self._settings[name].get(key)
+        return values.may_change(value, is_saved)
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Puts back what began as it does now.
@@ -116,11 +128,11 @@ def _attributes(watched: Watched) -> Iterator[tuple[str, Any]]:
 
 def _began(value: Any) -> tuple[str | None, str]:
     text = repr(value) if not isinstance(value, np.ndarray) else f"an array of shape {value.shape}"
-    return _digest(value), text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return values.digest(value), text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _to_json(value: Any, where: str, tensors: dict[str, HeldTensor]) -> JSON:
-    numbers = _as_array(value)
+    numbers = values.as_array(value)
     return to_json(value, where, tensors) if numbers is None else {_NUMBERS: to_json(numbers, where, tensors)}
 
 
@@ -128,95 +140,3 @@ def _from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
     if isinstance(value, dict) and _NUMBERS in value:
         return from_json(value[_NUMBERS], tensors).tolist()
     return from_json(value, tensors)
-
-
-def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """A long list of numbers, such as the losses of all steps: quick to hash, and no part of the manifest."""
-    if type(value) is not list or len(value) < _LONG:
-        return None
-    (kind, *others) = set(map(type, value))
-    if others or kind not in (float, int):
-        return None
-    try:
-        return np.array(value, np.float64 if kind is float else np.int64)
-    except OverflowError:
-        return None
-
-
-def _digest(value: Any) -> str | None:
-    """A hash of a plain value; None if it is not plain."""
-    digest = xxhash.xxh3_128()
-    return digest.hexdigest() if _feed(value, digest.update) else None
-
-
-def _feed(value: Any, update: Callable[[bytes], Any], depth: int = 0) -> bool:
-    if value is None or isinstance(value, bool | int | float | str | np.generic):
-        update(f"{type(value).__name__} {value!r};".encode(errors="surrogatepass"))
-        return not isinstance(value, np.generic) or value.dtype.kind in "biuf"
-    if isinstance(value, np.ndarray):
-        update(f"array {value.dtype} {value.shape};".encode())
-        if value.dtype.kind not in "biufc":
-            return False
-        update(np.ascontiguousarray(value).tobytes())
-        return True
-    if depth > 50:
-        return False
-    numbers = _as_array(value)
-    if numbers is not None:
-        update(f"list {numbers.dtype} {numbers.shape};".encode())
-        update(numbers.tobytes())
-        return True
-    if type(value) in (list, tuple):
-        update(f"{type(value).__name__} {len(value)};".encode())
-        return all(_feed(item, update, depth + 1) for item in value)
-    if type(value) is dict:
-        update(f"dict {len(value)};".encode())
-        return all(
-            isinstance(key, str) and not key.startswith("$") and _feed([key, item], update, depth + 1)
-            for key, item in value.items()
-        )
-    return False
-
-
-_STATELESS = (
-    *(type, types.ModuleType, types.BuiltinFunctionType, types.MethodType, bytes, range, frozenset, complex),
-    *(np.ufunc, pathlib.PurePath, re.Pattern, logging.Logger, datetime.date, datetime.timedelta, datetime.time),
-)
-
-
-def _may_change(value: Any, is_saved: Callable[[Any], bool]) -> bool:
-    """Whether an object that is not plain may be a state of training that nobody saves."""
-    import keras
-    import tensorflow as tf
-
-    if isinstance(value, types.FunctionType):
-        return _holds_state(value, is_saved)
-    if isinstance(value, list | tuple):
-        return any(_digest(item) is None and _may_change(item, is_saved) for item in value)
-    if isinstance(value, keras.Layer | keras.optimizers.Optimizer | keras.Variable | tf.Variable):
-        return not is_saved(value)
-    if isinstance(value, (tf.data.Dataset, tf.Tensor, tf.summary.SummaryWriter, *_STATELESS)):
-        return False
-    return not callable(value) or hasattr(value, "__dict__")
-
-
-def _closures(callback: Any, is_saved: Callable[[Any], bool]) -> Iterator[str]:
-    """Methods of a class made within a function, which hold on to something mutable around them."""
-    for name in dir(type(callback)):
-        method = getattr(type(callback), name, None)
-        if name.startswith("on_") and isinstance(method, types.FunctionType) and _holds_state(method, is_saved):
-            yield name
-
-
-def _holds_state(function: types.FunctionType, is_saved: Callable[[Any], bool]) -> bool:
-    return any(_is_state(cell, is_saved) for cell in function.__closure__ or ())
-
-
-def _is_state(cell: types.CellType, is_saved: Callable[[Any], bool]) -> bool:
-    try:
-        value = cell.cell_contents
-    except ValueError:  # not assigned yet
-        return False
-    if isinstance(value, list | dict | set | bytearray | np.ndarray):
-        return True
-    return _digest(value) is None and _may_change(value, is_saved)

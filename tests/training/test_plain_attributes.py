@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,21 @@ def test_what_has_no_state_needs_no_word(value: Any) -> None:
     assert found.conditions == []
 
 
+def test_settings_in_a_namespace_are_seen_and_a_change_of_them_is_a_condition() -> None:
+    settings = argparse.Namespace(rate=0.1, names=["a"])
+    found, _, _ = changed(Own(settings=settings))
+    assert found.conditions == []
+    settings.rate = 0.2
+    found.capture(nothing_else)
+    assert "(in settings)" in found.conditions[0]
+
+
+def test_numbers_that_a_backup_cannot_hold_are_a_condition() -> None:
+    found, topic, _ = changed(Own(value=np.longdouble(1)), value=np.longdouble(2))
+    assert topic == {}
+    assert "(in value)" in found.conditions[0]
+
+
 def test_functions_that_hold_on_to_something_mutable_are_a_condition() -> None:
     seen: list[int] = []
     factor = 0.5
@@ -108,6 +124,34 @@ def test_functions_that_hold_on_to_something_mutable_are_a_condition() -> None:
         found.capture(nothing_else)
         assert [text for text in expected if f"(in {text})" in found.conditions[0]] == expected
         assert bool(found.conditions) == bool(expected)
+
+
+module_level: list[int] = []
+module_constant = {"factor": [0.5, 0.25]}
+module_generator = np.random.default_rng(0)
+
+
+class UsesItsModule(Own):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        module_level.append(len(module_constant))
+
+
+class DrawsFromItsModule(Own):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        print([module_generator.random() for _ in range(epoch)])
+
+
+def test_what_a_callback_changes_in_its_module_is_a_condition() -> None:
+    callback = UsesItsModule()
+    found = PlainAttributes(watched_callbacks([callback]))
+    found.capture(nothing_else)
+    assert found.conditions == []
+    callback.on_epoch_end(0)
+    found.capture(nothing_else)
+    assert "keeps no state (in the module's module_level)" in found.conditions[0]
+    drawing = PlainAttributes(watched_callbacks([DrawsFromItsModule()]))
+    drawing.capture(nothing_else)
+    assert "(in the module's module_generator)" in drawing.conditions[0]
 
 
 def test_a_layer_whose_variables_are_saved_needs_no_word() -> None:

@@ -1,0 +1,158 @@
+"""What a Python value may hide: whether it can be seen whole, and whether it has changed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import logging
+import pathlib
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import xxhash
+
+_LONG = 64
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """A long list of numbers, such as the losses of all steps: quick to hash, and no part of the manifest."""
+    if type(value) is not list or len(value) < _LONG:
+        return None
+    (kind, *others) = set(map(type, value))
+    if others or kind not in (float, int):
+        return None
+    try:
+        return np.array(value, np.float64 if kind is float else np.int64)
+    except OverflowError:
+        return None
+
+
+def digest(value: Any) -> str | None:
+    """A hash of a plain value; None if it is not plain."""
+    found = xxhash.xxh3_128()
+    return found.hexdigest() if _feed(value, found.update) else None
+
+
+def settings_digest(value: Any) -> str | None:
+    """The same for what is made of named plain values: a parsed command line, a dataclass, a namespace."""
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        return digest([type(value).__name__, vars(value)])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return digest([type(value).__name__, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}])
+    return None
+
+
+def _feed(value: Any, update: Callable[[bytes], Any], depth: int = 0) -> bool:
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        update(f"{type(value).__name__} {value!r};".encode(errors="surrogatepass"))
+        return not isinstance(value, np.generic) or (value.dtype.kind in "biuf" and value.dtype.itemsize <= 8)
+    if isinstance(value, np.ndarray):
+        update(f"array {value.dtype} {value.shape};".encode())
+        if value.dtype.kind not in "biufc":
+            return False
+        update(np.ascontiguousarray(value).tobytes())
+        return True
+    if depth > 50:
+        return False
+    numbers = as_array(value)
+    if numbers is not None:
+        update(f"list {numbers.dtype} {numbers.shape};".encode())
+        update(numbers.tobytes())
+        return True
+    if type(value) in (list, tuple):
+        update(f"{type(value).__name__} {len(value)};".encode())
+        return all(_feed(item, update, depth + 1) for item in value)
+    if type(value) is dict:
+        update(f"dict {len(value)};".encode())
+        return all(
+            isinstance(key, str) and not key.startswith("$") and _feed([key, item], update, depth + 1)
+            for key, item in value.items()
+        )
+    return False
+
+
+_STATELESS = (
+    *(type, types.ModuleType, types.BuiltinFunctionType, types.MethodType, bytes, range, frozenset, complex),
+    *(np.ufunc, pathlib.PurePath, re.Pattern, logging.Logger, datetime.date, datetime.timedelta, datetime.time),
+)
+
+
+def may_change(value: Any, is_saved: Callable[[Any], bool]) -> bool:
+    """Whether an object that is not plain may be a state of training that nobody saves."""
+    import keras
+    import tensorflow as tf
+
+    if isinstance(value, types.FunctionType):
+        return _holds_state(value, is_saved)
+    if isinstance(value, list | tuple):
+        return any(digest(item) is None and may_change(item, is_saved) for item in value)
+    if isinstance(value, keras.Layer | keras.optimizers.Optimizer | keras.Variable | tf.Variable):
+        return not is_saved(value)
+    if isinstance(value, (tf.data.Dataset, tf.Tensor, tf.summary.SummaryWriter, tf.distribute.Strategy, *_STATELESS)):
+        return False
+    return not callable(value) or hasattr(value, "__dict__")
+
+
+def closures(callback: Any, is_saved: Callable[[Any], bool]) -> Iterator[str]:
+    """Methods of a class made within a function, which hold on to something mutable around them."""
+    for name in dir(type(callback)):
+        method = getattr(type(callback), name, None)
+        if name.startswith("on_") and isinstance(method, types.FunctionType) and _holds_state(method, is_saved):
+            yield name
+
+
+def module_level(owner: Any) -> dict[str, tuple[dict[str, Any], str | None]]:
+    """The module-level names that an object's functions use, each with its namespace and the digest of its value."""
+    found = {}
+    for function in _functions(owner):
+        for name in _names(function.__code__):
+            if name in function.__globals__:
+                found[name] = (function.__globals__, _any_digest(function.__globals__[name]))
+    return found
+
+
+def _any_digest(value: Any) -> str | None:
+    return digest(value) or settings_digest(value)
+
+
+def _functions(owner: Any) -> Iterator[types.FunctionType]:
+    own = (base for base in type(owner).__mro__ if base.__module__.partition(".")[0] not in ("keras", "builtins"))
+    for value in (*vars(owner).values(), *(value for base in own for value in vars(base).values())):
+        if isinstance(value, types.FunctionType):
+            yield value
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def changed_around(
+    around: Mapping[str, tuple[dict[str, Any], str | None]], is_saved: Callable[[Any], bool]
+) -> Iterator[str]:
+    """Which module-level names have changed since, or may hide a state."""
+    for name, (namespace, began) in around.items():
+        value = namespace.get(name)
+        now = _any_digest(value)
+        if now != began or (now is None and not isinstance(value, types.FunctionType) and may_change(value, is_saved)):
+            yield f"the module's {name}"
+
+
+def _holds_state(function: types.FunctionType, is_saved: Callable[[Any], bool]) -> bool:
+    return any(_is_state(cell, is_saved) for cell in function.__closure__ or ())
+
+
+def _is_state(cell: types.CellType, is_saved: Callable[[Any], bool]) -> bool:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # not assigned yet
+        return False
+    if isinstance(value, list | dict | set | bytearray | np.ndarray):
+        return True
+    return digest(value) is None and may_change(value, is_saved)
