@@ -55,7 +55,7 @@ def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenIn
     variables = graphs.distinct(r for stage in writers for r in pipeline.captured(stage))
     changed = {variable.key for variable in variables}
     reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
-    unordered = [*_loose_orders(dataset, stages), *_races(stages, writers, variables), *_tables(stages)]
+    unordered = [*_loose_orders(dataset, stages), *_races(dataset, writers, variables), *_tables(stages)]
     return HiddenInput(tuple(variables), tuple(reads), tuple(_python(stages)), tuple(dict.fromkeys(unordered)))
 
 
@@ -102,16 +102,14 @@ def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
                 )
 
 
-def _races(stages: list[Any], writers: list[Any], variables: list[graphs.Resource]) -> Iterator[str]:
+def _races(dataset: Any, writers: list[Any], variables: list[graphs.Resource]) -> Iterator[str]:
     """Variables that two threads of the pipeline change: some of their stages lie before an asynchronous one."""
-    ahead = [
-        {id(s) for source in stage._inputs() for s in pipeline.stages(source)}
-        for stage in stages
-        if type(stage).__name__.strip("_").startswith(_ASYNCHRONOUS)
-    ]
+    occurrences = list(pipeline.occurrences(pipeline.original(dataset)))
+    ahead = [path for path, stage in occurrences if type(stage).__name__.strip("_").startswith(_ASYNCHRONOUS)]
     for variable in variables:
-        users = [id(s) for s in writers if variable.key in {r.key for r in pipeline.captured(s)}]
-        if any(0 < sum(user in before for user in users) < len(users) for before in ahead):
+        keyed = {id(s) for s in writers if variable.key in {r.key for r in pipeline.captured(s)}}
+        users = [path for path, stage in occurrences if id(stage) in keyed]
+        if any(0 < sum(user[: len(path)] == path and user != path for user in users) < len(users) for path in ahead):
             yield (
                 f"two parts of the input that run side by side draw from {variable.name}, so that two runs differ; "
                 "give each a random layer or generator of its own"

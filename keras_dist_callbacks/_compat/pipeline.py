@@ -22,7 +22,7 @@ def local_copies(dataset: Any) -> list[Any]:
 def shuffles(dataset: Any) -> int:
     """How many shuffles it contains, those inside of its functions included."""
     return sum(
-        _is_shuffle(stage) + sum(found.shuffles for found in function_operations(stage))
+        _draws(stage) + sum(found.shuffles for found in function_operations(stage))
         for stage in stages(original(dataset))
     )
 
@@ -37,12 +37,43 @@ def caches_randomness(dataset: Any) -> bool:
     )
 
 
+def draws_late(dataset: Any) -> bool:
+    """Whether a pass makes iterators, each with a draw of its own, only when it gets to them.
+
+    Those of the later parts of `concatenate`, of each pass of a `repeat`, and of datasets that a function captured.
+    """
+    for stage in stages(original(dataset)):
+        inputs, kind = list(getattr(stage, "_inputs", list)()), type(stage).__name__
+        late = inputs[1:] if "Concatenate" in kind else inputs if "Repeat" in kind else []
+        if any(_draws(part) for source in late for part in stages(source)) or _captures_datasets(stage):
+            return True
+    return False
+
+
+def is_endless(dataset: Any) -> bool:
+    """Whether a pass over it never ends."""
+    import tensorflow as tf
+
+    return bool(int(original(dataset).cardinality()) == tf.data.INFINITE_CARDINALITY)
+
+
+def _draws(stage: Any) -> bool:
+    """Whether each iterator of a stage draws a seed from the dataset object, which its elements depend on."""
+    return _is_shuffle(stage) or bool(getattr(stage, "_rerandomize", False)) or _captures_datasets(stage)
+
+
+def _captures_datasets(stage: Any) -> bool:
+    import tensorflow as tf
+
+    return any(t.dtype == tf.variant for function in _functions(stage) for t in function.function.captured_inputs)
+
+
 def reshuffling_stages(dataset: Any) -> list[Any]:
     """The shuffles that draw a new order for each iterator."""
     return [
         stage
         for stage in stages(original(dataset))
-        if _is_shuffle(stage) and getattr(stage, "_reshuffle_each_iteration", True)
+        if _draws(stage) and getattr(stage, "_reshuffle_each_iteration", True)
     ]
 
 
@@ -51,6 +82,13 @@ def stages(dataset: Any) -> Iterator[Any]:
     yield dataset
     for source in getattr(dataset, "_inputs", list)():
         yield from stages(source)
+
+
+def occurrences(dataset: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Each stage as often as it is run, with where it is: a dataset that is used twice has two iterators."""
+    yield path, dataset
+    for number, source in enumerate(getattr(dataset, "_inputs", list)()):
+        yield from occurrences(source, (*path, number))
 
 
 def _is_shuffle(stage: Any) -> bool:

@@ -138,6 +138,7 @@ def replay_iterators(dataset: Any, past: int) -> None:
     wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
     for number in range(past):
         whole = number == 0 and pipeline.caches_randomness(dataset)
+        whole |= pipeline.draws_late(dataset) and not pipeline.is_endless(dataset)
         for local in pipeline.local_copies(dataset):
             _pull(iter(local), _ALL if whole else wanted)
 
@@ -197,6 +198,8 @@ def _recreate(stand_in: _StandIn, cached: set[int], before_reading: Callable[[],
     if pipeline.caches_randomness(dataset) and stand_in.pulled and id(iterator) not in cached:
         cached.add(id(iterator))
         wanted = _ALL
+    elif pipeline.draws_late(dataset):
+        wanted = stand_in.pulled
     for local in pipeline.local_copies(dataset):
         _pull(iter(local), min(wanted, stand_in.pulled) if wanted < _ALL else _ALL)
 

@@ -19,6 +19,13 @@ def test_traces(model: Any) -> list[Any]:
     return _concrete(getattr(model, "test_function", None))
 
 
+def trace_count(model: Any) -> int:
+    """How often train and test steps were traced: cheap to ask, unlike the traces themselves."""
+    functions = (getattr(model, name, None) for name in ("train_function", "test_function"))
+    compiled = [None if function is None else _compiled(function) for function in functions]
+    return sum(function.experimental_get_tracing_count() for function in compiled if function is not None)
+
+
 def is_opaque(model: Any) -> bool:
     """Whether there is a train function, into which cannot be looked: one that the user's class made."""
     function = getattr(model, "train_function", None)

@@ -109,8 +109,8 @@ def random_operation_reason(label: str) -> str:
 
 def _hidden_in_input(name: str) -> str:
     return (
-        f"the Python code of {name} keeps no state of its own (give the input get_state and set_state, or wrap it in "
-        "kdc.stateless_input if that is so)"
+        f"the Python code of {name} keeps no state of its own, and shares no random state with callbacks (give the "
+        "input get_state and set_state, or wrap it in kdc.stateless_input if that is so)"
     )
 
 

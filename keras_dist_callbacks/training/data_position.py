@@ -21,6 +21,10 @@ from keras_dist_callbacks.training.stateless import is_stateless
 
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _TOPIC = "input"
+_LENGTH_AND_STATE = (
+    "under a strategy, two runs may read an input of unknown length differently where its functions change variables; "
+    "give it a length (assert_cardinality), or use stateless random functions"
+)
 _iterated: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -46,10 +50,11 @@ class DataPosition:
         self._addressed = bool(self._addressing)
         self._source = fit.input
         self._methods = next((pair for pair in _METHODS if all(_has(fit.input, name) for name in pair)), None)
+        self._validation = fit.validation_source
         self.hides = InputState(
             lambda: fit.data,
             lambda dataset: hidden_input.look_into(dataset, fit.epoch_iterator.data_adapter, fit.input),
-            hidden_input.look_at_source(fit.validation_source),
+            hidden_input.look_at_source(self._validation),
             lives_on=bool(fit.steps_per_epoch),
         )
         self._epoch_ends = EpochEnds(fit.input)
@@ -162,7 +167,11 @@ class DataPosition:
     @property
     def reasons(self) -> list[str]:
         """Why the input of this run cannot be exact."""
-        return [*self.hides.hidden.unordered, *self.hides.validation.unordered]
+        found = [*self.hides.hidden.unordered, *self.hides.validation.unordered]
+        replicas = int(self._fit.model.distribute_strategy.num_replicas_in_sync)
+        if replicas > 1 and self._fit.known_length is None and self.hides.hidden.variables:
+            found.append(_LENGTH_AND_STATE)
+        return found
 
     def _unsettled(self) -> list[str]:
         """Python code of which nobody has said that it keeps no state."""
@@ -174,7 +183,7 @@ class DataPosition:
             for callback in self._addressing
             if not is_stateless(callback.fn)
         ]
-        if not is_stateless(self._fit.validation_source):
+        if not is_stateless(self._validation):
             found += [f"{name} of the validation data" for name in self.hides.validation.python]
         return list(dict.fromkeys(found))
 

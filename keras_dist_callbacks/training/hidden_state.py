@@ -99,11 +99,11 @@ class HiddenState:
         if self._model.run_eagerly:
             self._look_at_objects()
             return
-        traces = train_function.traces(self._model)
-        tests = train_function.test_traces(self._model)
-        if len(traces) + len(tests) == self._seen:
+        count = train_function.trace_count(self._model)
+        if count == self._seen:
             return
-        self._seen = len(traces) + len(tests)
+        self._seen = count
+        traces, tests = train_function.traces(self._model), train_function.test_traces(self._model)
         known = variables.variable_set(self._model).keys
         captured = train_function.captured(traces)
         self._captured = {resource.key for resource in captured}

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[Callable[[], tf.data.Dataset], tuple[int, int, int, int]]
     "variable that is read": (lambda: scaled(rows(), tf.Variable(2.0)), (0, 1, 0, 0)),
     "two branches in one thread": (lambda: two_branches(ahead=False), (1, 0, 0, 0)),
     "two branches that run ahead": (lambda: two_branches(ahead=True), (1, 0, 0, 1)),
+    "one dataset in two branches": (lambda: tf.data.Dataset.zip(*[noisy(rows()).prefetch(1)] * 2), (1, 0, 0, 1)),
     "order left open by options": (lambda: loose(rows().map(lambda row: row, num_parallel_calls=2)), (0, 0, 0, 1)),
     "open order without a parallel stage": (lambda: loose(rows().map(lambda row: row)), (0, 0, 0, 0)),
     "order left open by a map": (

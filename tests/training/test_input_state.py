@@ -78,6 +78,34 @@ def test_random_states_of_a_map_are_put_back(tmp_path: Path, make: Callable[[], 
     tiny.assert_same(resumed, reference(make))
 
 
+def twice_shuffled() -> tf.data.Dataset:
+    return inputs.shuffle(inputs.rows().take(16)).repeat(2).batch(tiny.BATCH)
+
+
+def shuffled_behind() -> tf.data.Dataset:
+    return inputs.rows().take(16).concatenate(inputs.shuffle(inputs.rows())).batch(tiny.BATCH)
+
+
+def captured() -> tf.data.Dataset:
+    part = inputs.shuffle(inputs.rows().take(20))
+    return tf.data.Dataset.range(2).flat_map(lambda _: part).batch(tiny.BATCH)
+
+
+def rerandomized() -> tf.data.Dataset:
+    drawn = tf.data.Dataset.random(4, rerandomize_each_iteration=True)
+    noisy = tf.data.Dataset.zip(inputs.rows(), drawn).map(lambda row, n: (row[0] + tf.cast(n % 7, tf.float32), row[1]))
+    return inputs.shuffle(noisy).batch(tiny.BATCH)
+
+
+@pytest.mark.parametrize("make", [twice_shuffled, shuffled_behind, captured, rerandomized])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_orders_that_are_drawn_in_the_course_of_a_pass_are_drawn_again(tmp_path: Path, make: Callable[[], Any]) -> None:
+    interrupted(tmp_path, make, 2, 1)
+    resumed = tiny.model()
+    tiny.fit(resumed, tmp_path, x=make(), options=CERTAIN)
+    tiny.assert_same(resumed, reference(make))
+
+
 def test_another_pipeline_than_before_gets_none_of_the_states(tmp_path: Path) -> None:
     interrupted(tmp_path, with_layer)
     with pytest.warns(
