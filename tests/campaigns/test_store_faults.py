@@ -22,7 +22,7 @@ from tests.support.stores.proxy import FaultProxy, anything, uploads
 
 Run = tuple[keras.Model, dict[str, list[float]]]
 PATIENT = RetryPolicy(total_seconds=20, initial_wait=0.05, max_wait=0.3, request_seconds=1.5)
-IMPATIENT = RetryPolicy(total_seconds=0.4, initial_wait=0.05, max_wait=0.1, request_seconds=20)
+IMPATIENT = RetryPolicy(total_seconds=0.4, initial_wait=0.05, max_wait=0.1, request_seconds=6)
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 FAULTS: dict[str, Callable[[FaultProxy], Any]] = {
