@@ -65,17 +65,21 @@ def of_component(name: str, component: Any) -> Resource:
 
 
 def resources(function: Any) -> list[Resource]:
-    """The variables that a concrete function captured, in the order in which its trace met them."""
+    """The variables that a concrete function captured, in the order in which its trace met them.
+
+    What TensorFlow captured for itself is none: the token that orders collective operations is a resource without a
+    variable that the graph knows.
+    """
     import tensorflow as tf
 
     names = {id(variable.handle): variable.name for variable in function.graph.variables}
     found = []
     for tensor in function.captured_inputs:
         data = getattr(tensor, "_handle_data", None)
-        if tensor.dtype == tf.resource and data is not None and data.is_set and data.shape_and_type:
+        if id(tensor) in names and data is not None and data.is_set and data.shape_and_type:
             dtype = tf.as_dtype(data.shape_and_type[0].dtype)
             if dtype not in (tf.string, tf.resource, tf.variant):
-                found.append(Resource(names.get(id(tensor), "variable"), tensor, dtype))
+                found.append(Resource(names[id(tensor)], tensor, dtype))
     return found
 
 

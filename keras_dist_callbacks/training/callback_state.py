@@ -110,7 +110,7 @@ def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, Watched]:
     watched = {}
     for name, member in _members(callbacks).items():
         callback, cls = member.callback, type(member.callback)
-        if not member.runs_here or _is_ours(cls) or _says_itself(cls):
+        if not member.runs_here or _is_ours(cls) or _says_itself(callback):
             continue
         if keras_callbacks.is_of_functions(callback):
             watched[f"callback {name}"] = Watched(callback)
@@ -119,8 +119,9 @@ def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, Watched]:
     return watched
 
 
-def _says_itself(cls: type) -> bool:
-    return any(base in _registered for base in cls.__mro__) or callable(getattr(cls, "get_state", None))
+def _says_itself(callback: Any) -> bool:
+    registered = any(base in _registered for base in type(callback).__mro__)
+    return registered or callable(getattr(callback, "get_state", None))
 
 
 def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any, bool]]) -> None:

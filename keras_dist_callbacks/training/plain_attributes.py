@@ -102,13 +102,25 @@ class PlainAttributes:
             for key, record in found.items():
                 now = self._began[name].get(key, _ABSENT)
                 if now[0] == record["began"][0]:
-                    setattr(self._watched[name].owner, key, _from_json(record["now"], tensors))
+                    _put(self._watched[name].owner, key, _from_json(record["now"], tensors))
                 else:
                     notes.append(
                         f"the attribute {key} of the {name} began as {record['began'][1]} in the interrupted "
                         f"run and as {now[1]} now, so it was not restored"
                     )
         return notes
+
+
+def _put(owner: Any, key: str, value: Any) -> None:
+    """Sets an attribute; a list or dict in place, because others may hold on to it."""
+    present = getattr(owner, key, None)
+    if type(present) is list and type(value) is list:
+        present[:] = value
+    elif type(present) is dict and type(value) is dict:
+        present.clear()
+        present.update(value)
+    else:
+        setattr(owner, key, value)
 
 
 _ABSENT = ("absent", "absent")

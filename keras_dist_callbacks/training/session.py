@@ -277,7 +277,7 @@ class FitSession:
         )
         open_conditions = exactness.conditions(saved)
         if saved.position.kind == "end" and saved.position.epoch >= self._fit.epochs:
-            found, open_conditions = [], []  # no step is left that could differ
+            open_conditions = []  # no step is left that could differ
         seen = self._cluster.gather([[*found, *notes], open_conditions], "exactness")
         reasons, unseen = (
             tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True)

@@ -170,8 +170,9 @@ def test_tensors_that_a_map_holds_are_part_of_the_input(tmp_path: Path) -> None:
         assert notes(tmp_path, compiled, compiled, {"x": scaled(1.0)}, {"x": scaled(2.0)})
 
 
-def test_nothing_is_compared_where_no_step_is_left(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_stages_are_not_compared_where_no_step_is_left(tmp_path: Path) -> None:
     tiny.fit(compiled(), tmp_path, options={"delete_checkpoint": False})
     callback = kdc.BackupAndRestore(tmp_path)
     tiny.fit(compiled(), None, [callback], x=inputs.rows().batch(4))
-    assert callback.restored.verdict == "exact"
+    assert callback.restored.notes == ("the batches per epoch changed from 5 to 10; use the same data and batch size",)

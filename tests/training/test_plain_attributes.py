@@ -76,6 +76,19 @@ def test_an_attribute_that_is_changed_in_place_is_noticed() -> None:
     assert found.conditions[0].startswith("the callback Own() keeps no state but losses, which was restored")
 
 
+@pytest.mark.parametrize(("before", "after"), [([], [1.0, 2.0]), ({}, {"a": 1})])
+def test_lists_and_dicts_stay_the_objects_that_others_hold(before: Any, after: Any) -> None:
+    _, topic, tensors = changed(Own(value=before), value=after)
+    held: Any = type(before)()
+    PlainAttributes(watched_callbacks([Own(value=held)])).restore(topic, tensors)
+    assert held == after
+
+
+def test_a_callback_whose_instance_alone_says_its_state_is_not_looked_at() -> None:
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None, get_state=dict, set_state=print)
+    assert watched_callbacks([callback]) == {}
+
+
 def test_an_attribute_that_begins_otherwise_now_is_named_and_left_alone() -> None:
     _, topic, tensors = changed(Own(patience=3, seen=0), patience=2, seen=5)
     again = Own(patience=4, seen=0)
