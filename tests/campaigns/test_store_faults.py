@@ -6,6 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -22,7 +23,6 @@ from tests.support.stores.proxy import FaultProxy, anything, uploads
 
 Run = tuple[keras.Model, dict[str, list[float]]]
 PATIENT = RetryPolicy(total_seconds=20, initial_wait=0.05, max_wait=0.3, request_seconds=1.5)
-IMPATIENT = RetryPolicy(total_seconds=0.4, initial_wait=0.05, max_wait=0.1, request_seconds=6)
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 FAULTS: dict[str, Callable[[FaultProxy], Any]] = {
@@ -71,6 +71,19 @@ class At(keras.callbacks.Callback):
         if (self.epoch, batch) == self.where:
             shared_writer().wait()
             self.action()
+
+
+@dataclass(frozen=True)
+class ImpatientOnceDown(RetryPolicy):
+    """Gives up soon on a store that is away, and waits for one that is slow because the machine is busy."""
+
+    total_seconds: float = 0.4
+    initial_wait: float = 0.05
+    max_wait: float = 0.1
+    proxy: Any = None
+
+    def request_time(self, size: int = 0) -> float:
+        return 1.5 if self.proxy.is_down else 30.0
 
 
 def interrupt(place: Place, epoch: int, batch: int, callbacks: list[Any], options: dict[str, Any]) -> None:
@@ -124,7 +137,7 @@ def test_a_store_that_is_long_away_costs_backups_and_no_training(
     away: tuple[Place, FaultProxy], uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, proxy = away
-    monkeypatch.setattr(storage_module, "DEFAULT_RETRY", IMPATIENT)
+    monkeypatch.setattr(storage_module, "DEFAULT_RETRY", ImpatientOnceDown(proxy=proxy))
     options = {"storage_options": place.through(proxy).options}
     breaks = [At(1, 1, proxy.take_down), At(1, 3, proxy.heal)]
     began = time.monotonic()
@@ -145,7 +158,7 @@ def test_too_many_failed_saves_end_training_with_their_reason(
     away: tuple[Place, FaultProxy], uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, proxy = away
-    monkeypatch.setattr(storage_module, "DEFAULT_RETRY", IMPATIENT)
+    monkeypatch.setattr(storage_module, "DEFAULT_RETRY", ImpatientOnceDown(proxy=proxy))
     options = {"storage_options": place.through(proxy).options, "max_failed_saves": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of the first failure

@@ -115,6 +115,11 @@ class FaultProxy:
         """Refuses connections from now on, and cuts those that exist."""
         self._wait(self._go_down())
 
+    @property
+    def is_down(self) -> bool:
+        """Whether connections are refused."""
+        return self._runner is None
+
     def close(self) -> None:
         self._wait(self._disconnect())
         self._loop.call_soon_threadsafe(self._loop.stop)
