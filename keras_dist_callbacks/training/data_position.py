@@ -22,8 +22,8 @@ from keras_dist_callbacks.training.stateless import is_stateless
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _TOPIC = "input"
 _LENGTH_AND_STATE = (
-    "under a strategy, two runs may read an input of unknown length differently where its functions change variables; "
-    "give it a length (assert_cardinality), or use stateless random functions"
+    "under a strategy, two runs may read an input of unknown length differently where its functions change variables "
+    "or it is cached; give it a length (assert_cardinality)"
 )
 _iterated: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -169,7 +169,8 @@ class DataPosition:
         """Why the input of this run cannot be exact."""
         found = [*self.hides.hidden.unordered, *self.hides.validation.unordered]
         replicas = int(self._fit.model.distribute_strategy.num_replicas_in_sync)
-        if replicas > 1 and self._fit.known_length is None and self.hides.hidden.variables:
+        stateful = bool(self.hides.hidden.variables) or pipeline.caches(self._fit.data)
+        if replicas > 1 and self._fit.known_length is None and stateful:
             found.append(_LENGTH_AND_STATE)
         return found
 

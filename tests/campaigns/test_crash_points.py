@@ -252,6 +252,7 @@ def test_a_late_writer_never_harms_the_run_that_took_over(every: int, count: Cal
     count(f"{points} crash points, taken over at {places} places")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("recoveries", [4, pytest.param(40, marks=pytest.mark.chaos)])
 def test_killed_while_it_recovers_from_a_kill_nothing_is_lost(recoveries: int, count: Callable[[str], None]) -> None:
     store = RecordingStore()
