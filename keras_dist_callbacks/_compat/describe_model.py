@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_IRRELEVANT = ("_initializer", "build_config", "batch_input_shape", "registered_name", "module")
+_IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module"}
+_NUMBERED = re.compile(r"(.*?)(?:_(\d+))?$", re.DOTALL)
 
 
 def model_facts(model: Any) -> dict[str, str]:
-    """The configuration of every layer, in order; names without automatic numbering."""
-    facts: dict[str, str] = {}
+    """The configuration of every layer, in order; automatic numbers in names begin anew in each model."""
     if _has_config(model):
-        config = {key: value for key, value in model.get_config().items() if key != "name"}
-        facts.update(_flat(config, "model"))
+        config = {"model": {key: value for key, value in model.get_config().items() if key != "name"}}
+        facts = _flat(config, "")
     else:
-        for number, layer in enumerate(model._flatten_layers(include_self=False)):
-            where = f"layer {number} ({_unnumbered(layer.name)})"
-            facts[f"{where}/class"] = type(layer).__name__
-            facts.update(_flat(_config(layer), where))
+        layers = list(model._flatten_layers(include_self=False))
+        facts = _flat(
+            {f"layer {n}": {"name": x.name, "class": type(x).__name__, **_config(x)} for n, x in enumerate(layers)}, ""
+        )
     facts["dtype policy"] = str(getattr(model.dtype_policy, "name", model.dtype_policy))
     return facts
 
@@ -68,30 +69,49 @@ def _named(loss: Any) -> str:
         return str(loss)
     if hasattr(loss, "get_config"):
         config = {key: value for key, value in sorted(_config(loss).items()) if key != "name"}
-        return f"{type(loss).__name__}({', '.join(f'{k}={_text(v)}' for k, v in config.items())})"
+        return f"{type(loss).__name__}({', '.join(f'{k}={_text(v, {})}' for k, v in config.items())})"
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def _flat(value: Any, where: str) -> dict[str, str]:
-    return {name: text for name, text in _leaves(value, where) if not name.endswith(_IRRELEVANT)}
+    renamed = _renumbered(_names(value))
+    return {name: _text(leaf, renamed) for name, leaf in _leaves(value, where)}
 
 
-def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
-    if where.endswith(_IRRELEVANT):
+def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    last = where.rpartition("/")[2]
+    if last.endswith("_initializer") or last in _IRRELEVANT:
         return
     if isinstance(value, Mapping):
         for key in value:
-            yield from _leaves(value[key], f"{where}/{key}")
+            yield from _leaves(value[key], f"{where}/{key}" if where else str(key))
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
         for number, item in enumerate(value):
             yield from _leaves(item, f"{where}/{number}")
     else:
-        yield where, _text(value)
+        yield where, value
 
 
-def _text(value: Any) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", _unnumbered(str(value)))
+def _names(value: Any) -> set[str]:
+    return {leaf for where, leaf in _leaves(value, "") if where.rpartition("/")[2] == "name" and isinstance(leaf, str)}
 
 
-def _unnumbered(text: str) -> str:
-    return re.sub(r"_\d+(?=\W|$)", "", text)
+def _renumbered(names: set[str]) -> dict[str, str]:
+    """New numbers in the old order: `dense_3, dense_4` become `dense, dense_1`, as in a process that made no other.
+
+    The order stays, so that two layers numbered by hand are still told apart.
+    """
+    numbered: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for name in names:
+        stem, number = _NUMBERED.fullmatch(name).groups()  # type: ignore[union-attr]  # it matches any text
+        numbered[stem].append((int(number or 0), name))
+    return {
+        name: f"{stem}_{rank}" if rank else stem
+        for stem, found in numbered.items()
+        for rank, (_, name) in enumerate(sorted(found))
+    }
+
+
+def _text(value: Any, renamed: Mapping[str, str]) -> str:
+    text = re.sub(r" at 0x[0-9a-f]+|(?<=keras_tensor)_\d+", "", str(value))
+    return re.sub(r"\w+", lambda word: renamed.get(word[0], word[0]), text)

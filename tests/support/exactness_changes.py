@@ -120,4 +120,7 @@ CHANGE_CASES: dict[str, Case] = {
     "changed: layers swapped": rebuilt(
         both("left", "right"), lambda: of_two("left", "right"), lambda: of_two("right", "left")
     ),
+    "changed: layers numbered by hand swapped": rebuilt(
+        both("branch", "branch_1"), lambda: of_two("branch_1", "branch_2"), lambda: of_two("branch_2", "branch_1")
+    ),
 }

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -17,9 +16,9 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
-from keras_dist_callbacks.testing import KillAt, record_run
+from keras_dist_callbacks.testing import KillAt
 from tests.support.exactness_cases import CASES
-from tests.support.workload import STRATEGIES, make_strategy
+from tests.support.workload import STRATEGIES, finish, make_strategy
 
 EPOCHS = 3
 
@@ -63,11 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     history = model.fit(**arguments, epochs=args.epochs, verbose=2, callbacks=callbacks)
     if backup is not None and backup.restored is not None:
         print("RESTORED " + json.dumps(said(backup.restored)), flush=True)
-    if args.record:
-        worker = kdc.Cluster.detect().worker_index
-        Path(args.record).parent.mkdir(parents=True, exist_ok=True)
-        record_run(f"{args.record}-worker{worker}", model, history)
-    print("finished", flush=True)
+    finish(args.record, model, history)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ def epochs_in_an_order_of_numpy() -> Arguments:
 def loader(seed: int | None) -> Arguments:
     import torch
 
+    torch.manual_seed(5)  # keras.utils.set_random_seed seeds torch only where it is the backend
     rows = torch.utils.data.TensorDataset(*map(torch.from_numpy, tiny.data()))
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     return {"x": torch.utils.data.DataLoader(rows, tiny.BATCH, shuffle=True, generator=generator)}

@@ -203,12 +203,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for callback in every:
         if isinstance(callback, kdc.BackupAndRestore) and callback.restored is not None:
-            exact = "exact" if not callback.restored.notes else "; ".join(callback.restored.notes)
-            print(f"RESTORED {callback.restored.commit} {exact}", flush=True)
-    if args.record:
-        worker = kdc.Cluster.detect().worker_index
-        Path(args.record).parent.mkdir(parents=True, exist_ok=True)
-        record_run(f"{args.record}-worker{worker}", model, history)
+            restored = callback.restored
+            print(
+                "; ".join([f"RESTORED {restored.commit} {restored.verdict}", *restored.notes, *restored.conditions]),
+                flush=True,
+            )
+    finish(args.record, model, history)
+
+
+def finish(record: str | None, model: keras.Model, history: keras.callbacks.History) -> None:
+    """Records this worker's end beside `record`, and says that it came there."""
+    if record:
+        Path(record).parent.mkdir(parents=True, exist_ok=True)
+        record_run(f"{record}-worker{kdc.Cluster.detect().worker_index}", model, history)
     print("finished", flush=True)
 
 

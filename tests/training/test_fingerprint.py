@@ -39,7 +39,63 @@ def notes(directory: Path, first: Make, second: Make, *fits: dict[str, Any]) -> 
     return callback.restored.notes
 
 
+def named(*names: str, subclass: bool = False) -> keras.Model:
+    """Layers of one shape with names of the user's, in a model with a configuration or without one."""
+
+    class Named(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all = [keras.layers.Dense(6, name=name) for name in names]
+
+        def call(self, x: Any) -> Any:
+            for layer in self.all:
+                x = layer(x)
+            return x
+
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Dense(6, name=name) for name in names]
+    model = Named() if subclass else keras.Sequential([keras.Input((6,)), *layers])
+    model(np.zeros((1, 6), "float32"))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@keras.saving.register_keras_serializable("tests")
+class Moded(keras.layers.Dense):
+    """A layer with an option whose values end in numbers."""
+
+    def __init__(self, mode: str = "mode_1", **options: Any) -> None:
+        super().__init__(6, **options)
+        self.mode = mode
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "mode": self.mode}
+
+
+def moded(mode: str) -> keras.Model:
+    keras.utils.clear_session(free_memory=False)
+    model = keras.Sequential([keras.Input((6,)), Moded(mode)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
 MODELS: dict[str, tuple[Make, Make, str]] = {
+    "layers numbered by hand": (
+        lambda: named("branch_1", "branch_2"),
+        lambda: named("branch_2", "branch_1"),
+        "name changed from branch to branch_1",
+    ),
+    "layers numbered by hand in a model without a configuration": (
+        lambda: named("branch_1", "branch_2", subclass=True),
+        lambda: named("branch_2", "branch_1", subclass=True),
+        "name changed from branch to branch_1",
+    ),
+    "an option that ends in a number": (
+        lambda: moded("mode_1"),
+        lambda: moded("mode_2"),
+        "mode changed from mode_1 to mode_2",
+    ),
     "loss": (compiled, lambda: compiled("mae"), "loss changed from mse to mae"),
     "loss weights": (compiled, lambda: compiled(loss_weights=[0.5]), r"loss_weights changed from None to \[0.5\]"),
     "optimizer": (
