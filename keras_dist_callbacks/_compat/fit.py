@@ -71,6 +71,13 @@ class RunningFit:
         value = self.epoch_iterator.data_adapter.num_batches
         return None if value is None else int(value)
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether the input is a dataset that never ends."""
+        import tensorflow as tf
+
+        return isinstance(self.input, tf.data.Dataset) and int(self.input.cardinality()) == tf.data.INFINITE_CARDINALITY
+
     def set_num_batches(self, value: int | None) -> None:
         """What an earlier, complete epoch taught Keras about an input of unknown length."""
         if self.epoch_iterator._num_batches is None:

@@ -170,7 +170,7 @@ class DataPosition:
         found = [*self.hides.hidden.unordered, *self.hides.validation.unordered]
         replicas = int(self._fit.model.distribute_strategy.num_replicas_in_sync)
         stateful = bool(self.hides.hidden.variables) or pipeline.caches(self._fit.data)
-        if replicas > 1 and self._fit.known_length is None and stateful:
+        if replicas > 1 and self._fit.known_length is None and stateful and not self._fit.is_endless:
             found.append(_LENGTH_AND_STATE)
         return found
 

@@ -47,9 +47,7 @@ class PlainAttributes:
     def __init__(self, watched: Mapping[str, Watched]) -> None:
         self._watched = watched
         self._began = {name: {key: _began(value) for key, value in _attributes(w)} for name, w in watched.items()}
-        self._settings = {
-            name: {key: values.settings_digest(value) for key, value in _attributes(w)} for name, w in watched.items()
-        }
+        self._seen = {name: {key: values.seen(value) for key, value in _attributes(w)} for name, w in watched.items()}
         self._around = {name: values.module_level(w.owner) for name, w in watched.items()}
         self.conditions: list[str] = []
 
@@ -84,10 +82,8 @@ class PlainAttributes:
 
     def _hides(self, name: str, key: str, value: Any, is_saved: Callable[[Any], bool]) -> bool:
         """Whether an attribute that is not plain may be a state."""
-        seen = values.settings_digest(value)
-        if seen is not None:
-            return seen != self._settings[name].get(key)
-        return values.may_change(value, is_saved)
+        now, began = values.seen(value), self._seen[name].get(key)
+        return began is None or not now.is_same(began) or any(values.may_change(x, is_saved) for x in now.objects)
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Puts back what began as it does now.

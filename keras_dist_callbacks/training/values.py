@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 _LONG = 64
+_DEEP = 50
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any] | None:
@@ -56,7 +57,7 @@ def _feed(value: Any, update: Callable[[bytes], Any], depth: int = 0) -> bool:
             return False
         update(np.ascontiguousarray(value).tobytes())
         return True
-    if depth > 50:
+    if depth > _DEEP:
         return False
     numbers = as_array(value)
     if numbers is not None:
@@ -73,6 +74,45 @@ def _feed(value: Any, update: Callable[[bytes], Any], depth: int = 0) -> bool:
             for key, item in value.items()
         )
     return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What a value looks like at one moment: the plain parts hashed, the others held."""
+
+    plain: str
+    objects: tuple[Any, ...]
+
+    def is_same(self, other: Seen) -> bool:
+        """Whether nothing was changed or put in another's place; of objects that were not, who knows."""
+        same = self.plain == other.plain and len(self.objects) == len(other.objects)
+        return same and all(ours is theirs for ours, theirs in zip(self.objects, other.objects, strict=True))
+
+
+def seen(value: Any) -> Seen:
+    """Looks at a value, and into lists, tuples and dicts."""
+    objects: list[Any] = []
+    found = xxhash.xxh3_128()
+    _look(value, found.update, objects)
+    return Seen(found.hexdigest(), tuple(objects))
+
+
+def _look(value: Any, update: Callable[[bytes], Any], objects: list[Any], depth: int = 0) -> None:
+    plain = digest(value) or settings_digest(value)
+    if plain is not None:
+        update(plain.encode())
+    elif type(value) in (list, tuple) and depth <= _DEEP:
+        update(f"{type(value).__name__} {len(value)};".encode())
+        for item in value:
+            _look(item, update, objects, depth + 1)
+    elif type(value) is dict and depth <= _DEEP:
+        update(f"dict {len(value)};".encode())
+        for key, item in value.items():
+            _look(key, update, objects, depth + 1)
+            _look(item, update, objects, depth + 1)
+    else:
+        update(b"object;")
+        objects.append(value)
 
 
 _STATELESS = (
@@ -105,18 +145,14 @@ def closures(callback: Any, is_saved: Callable[[Any], bool]) -> Iterator[str]:
             yield name
 
 
-def module_level(owner: Any) -> dict[str, tuple[dict[str, Any], str | None]]:
-    """The module-level names that an object's functions use, each with its namespace and the digest of its value."""
+def module_level(owner: Any) -> dict[str, tuple[dict[str, Any], Seen]]:
+    """The module-level names that an object's functions use, each with its namespace and what its value is."""
     found = {}
     for function in _functions(owner):
         for name in _names(function.__code__):
             if name in function.__globals__:
-                found[name] = (function.__globals__, _any_digest(function.__globals__[name]))
+                found[name] = (function.__globals__, seen(function.__globals__[name]))
     return found
-
-
-def _any_digest(value: Any) -> str | None:
-    return digest(value) or settings_digest(value)
 
 
 def _functions(owner: Any) -> Iterator[types.FunctionType]:
@@ -133,14 +169,12 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
-def changed_around(
-    around: Mapping[str, tuple[dict[str, Any], str | None]], is_saved: Callable[[Any], bool]
-) -> Iterator[str]:
+def changed_around(around: Mapping[str, tuple[dict[str, Any], Seen]], is_saved: Callable[[Any], bool]) -> Iterator[str]:
     """Which module-level names have changed since, or may hide a state."""
     for name, (namespace, began) in around.items():
-        value = namespace.get(name)
-        now = _any_digest(value)
-        if now != began or (now is None and not isinstance(value, types.FunctionType) and may_change(value, is_saved)):
+        now = seen(namespace.get(name))
+        others = [item for item in now.objects if not isinstance(item, types.FunctionType)]
+        if not now.is_same(began) or any(may_change(item, is_saved) for item in others):
             yield f"the module's {name}"
 
 

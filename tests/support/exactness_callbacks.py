@@ -47,6 +47,28 @@ class LowersEachThird(_Lowers):
             self.lower()
 
 
+class AveragesInTensor(_Lowers):
+    """A tensor cannot change, but the next one takes its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = tf.constant(0.0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.average = 0.9 * self.average + 0.1 * batch
+        self.lower(1.0 - 0.01 * float(self.average))
+
+
+class ListsTensors(_Lowers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = [tf.constant(0)]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches.append(tf.constant(batch))
+        self.lower(1.0 - 0.01 * len(self.batches))
+
+
 class ListsLosses(_Lowers):
     def __init__(self) -> None:
         super().__init__()
@@ -150,6 +172,8 @@ CALLBACK_CASES: dict[str, Case] = {
     "callback with a list": _with("exact if", ListsLosses),
     "callback with a dict": _with("exact if", CountsInDict),
     "callback with an array": _with("exact if", AveragesInArray),
+    "callback with a tensor": _with("exact if", AveragesInTensor),
+    "callback with a list of tensors": _with("exact if", ListsTensors),
     "callback with a generator": _with("exact if", DrawsOfItsOwn),
     "callback with get_state": _with("exact", SavesItself),
     "callback without any state": _with("exact", KeepsNothing),

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.training import callback_state
@@ -98,12 +99,31 @@ def test_an_attribute_that_begins_otherwise_now_is_named_and_left_alone() -> Non
 
 
 @pytest.mark.parametrize(
-    "value", [np.random.default_rng(0), {1, 2}, object.__new__(Own), {1: "number as key"}, iter([1]), [{3}]]
+    "value", [np.random.default_rng(0), {1, 2}, object.__new__(Own), {1: iter([1])}, iter([1]), [{3}]]
 )
 def test_an_object_that_cannot_be_looked_into_is_a_condition(value: Any) -> None:
     found, topic, _ = changed(Own(hidden=value))
     assert topic == {}
     assert "keeps no state (in hidden)" in found.conditions[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (tf.constant(1.0), tf.constant(1.0)),
+        ([tf.constant(1.0)], [tf.constant(1.0), tf.constant(2.0)]),
+        ([len, 1], [len, 2]),
+        ({"a": len}, {"a": max}),
+        ({1: 2}, {1: 3}),
+    ],
+    ids=["tensor", "list of tensors", "number beside an object", "object in a dict", "number as a key"],
+)
+def test_what_cannot_be_saved_is_a_condition_once_it_is_another(before: Any, after: Any) -> None:
+    found, _, _ = changed(Own(value=before))
+    assert found.conditions == []
+    found, topic, _ = changed(Own(value=before), value=after)
+    assert topic == {}
+    assert "keeps no state (in value)" in found.conditions[0]
 
 
 @pytest.mark.parametrize("value", [Path("x"), np.maximum, len, keras, int, b"x", range(3), lambda: 1])
