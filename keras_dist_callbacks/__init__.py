@@ -18,14 +18,18 @@ _HOME = {
     "Cluster": "keras_dist_callbacks.cluster.cluster",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
+    "Preempted": "keras_dist_callbacks.errors",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
     "RetryPolicy": "keras_dist_callbacks.storage.retry",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
+    "aws_notice": "keras_dist_callbacks.training.notices",
     "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
+    "gce_notice": "keras_dist_callbacks.training.notices",
     "latest_checkpoint": "keras_dist_callbacks.recovery",
     "make_or_restore_model": "keras_dist_callbacks.recovery",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "register_callback_state": "keras_dist_callbacks.training.callback_state",
+    "restartable": "keras_dist_callbacks.launch.restarting",
     "stateless_input": "keras_dist_callbacks.training.stateless",
 }
 
@@ -39,11 +43,15 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
     from keras_dist_callbacks.cluster.cluster import Cluster as Cluster
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
+    from keras_dist_callbacks.errors import Preempted as Preempted
+    from keras_dist_callbacks.launch.restarting import restartable as restartable
     from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.recovery import make_or_restore_model as make_or_restore_model
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
     from keras_dist_callbacks.training.callback_state import register_callback_state as register_callback_state
     from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer
+    from keras_dist_callbacks.training.notices import aws_notice as aws_notice
+    from keras_dist_callbacks.training.notices import gce_notice as gce_notice
     from keras_dist_callbacks.training.stateless import stateless_input as stateless_input
 
 __all__ = [*_HOME, "__version__"]

@@ -3,6 +3,9 @@
 Each subclasses a built-in, so that existing `except ValueError` or `except OSError` code keeps working.
 """
 
+RESTART_EXIT_CODE = 138
+"""Of a process that is to be started again: schedulers such as Kubeflow's take codes of 128 and above for that."""
+
 
 class KdcError(Exception):
     """Base class of all errors raised by keras_dist_callbacks."""
@@ -29,7 +32,13 @@ class PeerLostError(ClusterError, ConnectionError):
 
 
 class StorageError(KdcError, OSError):
-    """A store could not be read or written, after all retries."""
+    """A store could not be read or written, after all retries.
+
+    Attributes:
+        unavailable: Trying again later may help: the store did not answer, or refused for the time being.
+    """
+
+    unavailable = False
 
 
 class BackupError(KdcError, RuntimeError):
@@ -46,3 +55,21 @@ class BackupMismatchError(BackupError, ValueError):
 
 class FencedError(BackupError):
     """A newer run owns the backup directory; this one must stop."""
+
+
+class Preempted(SystemExit):
+    """The process was asked to end, and training was saved: leave, and be started again.
+
+    A `SystemExit`, so that `finally` blocks run, `except Exception` does not catch it, and the process ends with
+    exit code 138.
+
+    Attributes:
+        reason: Who asked for it, where training stands and what was saved.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(RESTART_EXIT_CODE)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason

@@ -47,9 +47,25 @@ def configure(
     )
 
 
+def is_too_late() -> bool:
+    """Whether TensorFlow has begun to run operations, so that no cluster can be joined any more."""
+    return bool(getattr(_context(), "_initialized", False))
+
+
 def set_value(key: str, value: str) -> None:
     """Publishes a value; a key can be set once."""
     _context().set_config_key_value(key, value)
+
+
+def set_once(key: str, value: str) -> bool:
+    """Publishes a value unless the key has one; whether it did."""
+    import tensorflow as tf
+
+    try:
+        set_value(key, value)
+    except tf.errors.AlreadyExistsError:
+        return False
+    return True
 
 
 def get_value(key: str, timeout_ms: int) -> str | None:

@@ -1,41 +1,16 @@
 """The seam into a running Keras 3 `fit()` on TensorFlow.
 
-Callbacks see neither fit's data iterator nor the moment between two steps. Both are found here: walking up
-from a callback's hook to fit's frame, and wrapping two methods on the **instance** of fit's epoch iterator.
-Nothing global changes, and what is wrapped goes away with fit.
+Callbacks do not see fit's data iterator. It is found here, walking up from a callback's hook to fit's frame.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from types import FrameType, TracebackType
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any
 
 from keras_dist_callbacks.errors import CompatError
-
-_WATCHED_HOOKS = ("on_epoch_begin", "on_epoch_end")
-
-
-class StepControl(Protocol):
-    """What wants to be told about fit's progress."""
-
-    def before_epoch(self) -> None:
-        """Before any callback's `on_epoch_begin`."""
-        ...
-
-    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
-        """Before an epoch's first batch is asked for; may take steps away from the front."""
-        ...
-
-    def after_step(self, end_step: int) -> None:
-        """After a step and all callbacks' `on_train_batch_end`, before the next batch."""
-        ...
-
-    def on_exception(self, error: BaseException) -> None:
-        """An exception leaves the training loop; it is raised on afterwards."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +80,7 @@ class RunningFit:
         Raises:
             ValueError: Its elements are not like those of the dataset that fit was given.
         """
-        frame = _fit_frame(self.model)
+        frame = fit_frame(self.model)
         weights = None if frame is None else frame.f_locals.get("class_weight")
         if weights is not None:
             from keras.src.trainers.data_adapters import tf_dataset_adapter
@@ -126,7 +101,7 @@ class RunningFit:
 
     def validates(self, epoch: int) -> bool:
         """Whether validation follows this epoch."""
-        frame = _fit_frame(self.model)
+        frame = fit_frame(self.model)
         if frame is None or frame.f_locals.get("validation_data") is None:
             return False
         return bool(self.model._should_eval(epoch, frame.f_locals["validation_freq"]))
@@ -138,7 +113,7 @@ class RunningFit:
 
     def argument(self, name: str) -> Any:
         """An argument or variable of the running fit(); None if it has none of that name."""
-        frame = _fit_frame(self.model)
+        frame = fit_frame(self.model)
         return None if frame is None else frame.f_locals.get(name)
 
     @property
@@ -152,7 +127,7 @@ class RunningFit:
 
         None if there is none, or if it is of arrays, which have no state.
         """
-        frame = _fit_frame(self.model)
+        frame = fit_frame(self.model)
         if frame is None or frame.f_locals.get("validation_data") is None:
             return None
         if getattr(self.model, "_eval_epoch_iterator", None) is None:
@@ -194,7 +169,7 @@ class RunningFit:
 
 def find_fit(model: Any) -> RunningFit | None:
     """The fit() of `model` that runs the caller, or None."""
-    frame = _fit_frame(model)
+    frame = fit_frame(model)
     if frame is None:
         return None
     local = frame.f_locals
@@ -206,10 +181,10 @@ def find_fit(model: Any) -> RunningFit | None:
 
 def current_logs(model: Any) -> dict[str, Any]:
     """The logs of fit after the last step: the very dict, which may be updated in place while it is still empty."""
-    frame = _fit_frame(model)
+    frame = fit_frame(model)
     logs = None if frame is None else frame.f_locals.get("logs")
     if not isinstance(logs, dict):
-        raise _incompatible("fit() keeps no dict `logs`")
+        raise incompatible("fit() keeps no dict `logs`")
     return logs
 
 
@@ -243,99 +218,8 @@ def callbacks_being_set(callback: Any) -> list[Any] | None:
     return None
 
 
-def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
-    """Puts `controller` between the steps of a running fit.
-
-    Returns:
-        A function that takes it away again.
-
-    Raises:
-        CompatError: Keras' epoch iterator is not as known.
-    """
-    iterator = fit.epoch_iterator
-    for name in ("_enumerate_iterator", "catch_stop_iteration", "_current_iterator", "_num_batches"):
-        if not hasattr(iterator, name):
-            raise _incompatible(f"the epoch iterator has no {name}")
-    enumerate_steps, catch = iterator._enumerate_iterator, iterator.catch_stop_iteration
-
-    def enumerate_under_control() -> Generator[tuple[Any, ...], None, None]:
-        steps, per_execution = enumerate_steps(), fit.steps_per_execution
-        controller.enter_epoch(_triple(step, per_execution) for step in steps)
-        for step in steps:
-            yield step
-            controller.after_step(step[0] + per_execution - 1)
-
-    iterator._enumerate_iterator = enumerate_under_control
-    iterator.catch_stop_iteration = lambda: _Watched(catch(), controller)
-    hooks = _fit_callbacks(fit.model)
-    for name in _WATCHED_HOOKS:
-        before = controller.before_epoch if name == "on_epoch_begin" else _nothing
-        setattr(hooks, name, _watched_hook(fit, getattr(hooks, name), controller, before))
-
-    def undo() -> None:
-        for owner, names in ((iterator, ("_enumerate_iterator", "catch_stop_iteration")), (hooks, _WATCHED_HOOKS)):
-            for name in names:
-                owner.__dict__.pop(name, None)  # the class' own shows again
-
-    return undo
-
-
-def _fit_callbacks(model: Any) -> Any:
-    frame = _fit_frame(model)
-    callbacks = None if frame is None else frame.f_locals.get("callbacks")
-    if not hasattr(callbacks, "on_epoch_begin"):
-        raise _incompatible("fit() keeps no list `callbacks` with epoch hooks")
-    return callbacks
-
-
-def _nothing() -> None:
-    """Nothing to do."""
-
-
-def _watched_hook(
-    fit: RunningFit, hook: Callable[..., None], controller: StepControl, before: Callable[[], None]
-) -> Callable[..., None]:
-    def watched(*arguments: Any, **named: Any) -> None:
-        fit.forget_start()  # fit has read it, and a callback that raises must not leave it to a later fit
-        try:
-            before()
-            hook(*arguments, **named)
-        except BaseException as error:
-            controller.on_exception(error)
-            raise
-
-    return watched
-
-
-def _triple(step: tuple[Any, ...], steps_per_execution: int) -> tuple[int, int, Any]:
-    """First and last batch of a step, and its data; before 3.11 or so Keras told the first batch alone."""
-    return step[0], step[0] + steps_per_execution - 1, step[-1]
-
-
-class _Watched:
-    """A context manager that shows the controller what leaves it."""
-
-    def __init__(self, inner: Any, controller: StepControl) -> None:
-        self._inner = inner
-        self._controller = controller
-
-    def __enter__(self) -> Any:
-        return self._inner.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        try:
-            swallowed: bool | None = self._inner.__exit__(kind, error, trace)
-        except BaseException as raised:
-            self._controller.on_exception(raised)
-            raise
-        if error is not None and not swallowed:
-            self._controller.on_exception(error)
-        return swallowed
-
-
-def _fit_frame(model: Any) -> FrameType | None:
+def fit_frame(model: Any) -> FrameType | None:
+    """The frame of the fit() of `model` that runs the caller."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
@@ -346,7 +230,8 @@ def _fit_frame(model: Any) -> FrameType | None:
     return None
 
 
-def _incompatible(what: str) -> CompatError:
+def incompatible(what: str) -> CompatError:
+    """The error that says that this Keras is not as known."""
     import keras
     import tensorflow as tf
 

@@ -112,6 +112,24 @@ def _own_steps(iterator: Any) -> Iterator[tuple[Any, ...]]:
     return steps
 
 
+def drop_steps(steps: Iterator[tuple[int, int, Any]], batches: int, fit: RunningFit) -> None:
+    """Takes an epoch's first batches from the steps of a fit, each its first and last batch and an iterator.
+
+    Raises:
+        BackupError: There are fewer.
+    """
+    done = 0
+    while done < batches:
+        item = next(steps, None)
+        if item is None:
+            drop(iter(()), batches - done, batches)
+            return
+        ragged = fit.known_length is None and done + fit.steps_per_execution >= batches
+        begin, end, data = item
+        drop(data, min(end + 1, batches) - begin, batches, at_least=1 if ragged else None)
+        done = end + 1
+
+
 def drop(data: Iterator[Any], count: int, total: int, *, at_least: int | None = None) -> None:
     """Pulls `count` elements and forgets them.
 

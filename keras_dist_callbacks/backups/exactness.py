@@ -18,6 +18,9 @@ NOT_SAVED = "not_saved"
 UNSEEN = "unseen"
 """The topic with conditions under which a continuation is exact."""
 
+UNTOLD = "untold"
+"""The topic with callbacks that an exception kept from hearing of the last batch."""
+
 _OLDER = "nothing hides state (the backup was written by an older version, which did not look for it)"
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
@@ -68,6 +71,8 @@ def inexact_reasons(
         reasons.append(_LOCAL_STATE_DROPPED)
     if saved.state.get(NOT_SAVED):
         reasons.append(not_saved_reason(saved.state[NOT_SAVED]))
+    if saved.state.get(UNTOLD):
+        reasons.append(_untold_reason(saved.state[UNTOLD]))
     reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
     reasons += (saved.state.get(INPUT) or {}).get("unordered", ())
     if not rewindable and saved.position.step:
@@ -123,6 +128,13 @@ def not_saved_reason(names: list[str]) -> str:
     return (
         f"variables that are neither in model.variables nor in model.optimizer are not saved ({', '.join(names[:3])}"
         f"{', ...' if len(names) > 3 else ''}); make them with add_weight, or use Checkpointer(variables=...)"
+    )
+
+
+def _untold_reason(names: list[str]) -> str:
+    return (
+        f"an exception in a callback ended the interrupted run, and {', '.join(names)} did not hear of its last batch, "
+        "or hear of the next one twice; delete the backup's newest commit to go on from the one before"
     )
 
 

@@ -6,7 +6,7 @@ import datetime
 import itertools
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,9 @@ from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import multi_worker
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.engine import BackupEngine, EngineOptions
+from keras_dist_callbacks.cluster.strategy import enable_for_cluster
+from keras_dist_callbacks.engine.engine import BackupEngine
+from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
@@ -23,7 +25,9 @@ from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
-from keras_dist_callbacks.training.session import FitSession, Restored
+from keras_dist_callbacks.training.leaving import LeaveOptions, Leaving
+from keras_dist_callbacks.training.restored import Restored
+from keras_dist_callbacks.training.session import FitSession
 
 _fits = itertools.count(1)
 _advised: set[str] = set()
@@ -49,7 +53,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: A directory for this run alone: a path or any fsspec URL.
         save_freq: `"epoch"` for a backup at the end of each epoch, a number of batches trained, or `"auto"`: as often
             as `max_overhead` allows, by what saves are measured to cost. A `datetime.timedelta` is a time between two
-            backups; in batches it is estimated anew at each one.
+            backups; in batches it is estimated anew at each one. False: at a preemption and at the end only.
         double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
         delete_checkpoint: Delete the backup when `fit()` ends. With False a final one is kept: a rerun of the
             finished job then runs no step and returns the full History.
@@ -73,6 +77,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         replay: How an input comes to the epoch that was interrupted: `"create"` makes the iterators of past epochs and
             reads next to nothing; `"read"` reads past epochs again, for an input whose own Python state (a generator
             of random numbers, a cursor) moves only by being read.
+        save_before_preemption: When a worker is asked to end, let all workers finish the same step, save, and leave
+            with `Preempted`, a `SystemExit` with exit code 138.
+        grace_period: Seconds after which a process that was asked to end does so, with 138 too, saved or not.
+        preemption_signals: The signals that ask for it. One that is ignored, or handled by something other than
+            Python or TensorFlow, is left alone; a handler in Python is called after the backup.
+        preemption_notice: Something else that asks for it: a path that appears, or a function that returns True, such
+            as `gce_notice()` or `aws_notice()`; asked each second.
+        save_on_exception: Save when an exception leaves `fit()` between two steps, on one worker without others; and
+            hold the first Ctrl-C until the step is over and saved, at most 10 seconds.
 
     Attributes:
         restored: What the running or last fit was resumed from, a `Restored`, or None.
@@ -84,7 +97,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
-        save_freq: str | int | datetime.timedelta = "epoch",
+        save_freq: str | int | bool | datetime.timedelta = "epoch",
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         *,
@@ -100,8 +113,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         verbose: int = 1,
         strict: bool | str = False,
         replay: str = "create",
+        save_before_preemption: bool = True,
+        grace_period: float = 25.0,
+        preemption_signals: Sequence[str | int] = ("SIGTERM",),
+        preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None = None,
+        save_on_exception: bool = True,
     ) -> None:
         super().__init__()
+        enable_for_cluster()
         _check_arguments(backup_dir, when_busy, max_failed_saves, strict, replay)
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
@@ -112,6 +131,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._policy = parse_save_freq(save_freq, max_overhead)
         self._options = EngineOptions(
             double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0, max_local_state
+        )
+        self._leave_options = LeaveOptions.parse(
+            save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception
         )
         self._strict = strict
         self._read_again = replay == "read"
@@ -177,8 +199,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.restored = None
         cluster = Cluster.detect()
         self._check(fit.model, callbacks, cluster)
-        cluster.on_chief(self._storage.probe, f"opening the backup directory {self._storage.display()}")
-        engine = BackupEngine.open(self._storage, cluster, f"backup{next(_fits)}", self._options)
+        cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
+        cluster.on_chief(self._storage.probe, "opening the backup directory")
+        name = f"backup{next(_fits)}"
+        engine = BackupEngine.open(self._storage, cluster, name, self._options)
         session = FitSession(
             fit,
             engine,
@@ -186,6 +210,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._policy,
             self,
             self._announce,
+            Leaving(self._leave_options, engine, cluster, name, self._say),
             strict=self._strict,
             read_again=self._read_again,
         )
@@ -195,6 +220,20 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
             for note in self._prepared.notes:
                 warnings.warn(note, RuntimeWarning, stacklevel=2)
+
+    def _facts(self, fit: seam.RunningFit, callbacks: list[Any]) -> dict[str, str]:
+        """What every worker of a cluster must have been given alike."""
+        return {
+            "the backup directory": self._storage.display(),
+            "save_freq": repr(self.save_freq),
+            "double_checkpoint": str(self.double_checkpoint),
+            "delete_checkpoint": str(self.delete_checkpoint),
+            "save_before_preemption": str(self._leave_options.on_preemption),
+            # Others may well be on the chief alone; those of this package wait for each other.
+            "this package's callbacks": ", ".join(sorted(type(c).__name__ for c in callbacks if _is_ours(c))) or "none",
+            "the number of batches": str(fit.steps_per_epoch or fit.num_batches),
+            "epochs": str(fit.epochs),
+        }
 
     def _end_preparation(self) -> None:
         if self._prepared is not None:
@@ -252,6 +291,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._session is None:
             raise ConfigError("BackupAndRestore was not told of its fit(): pass it in the callbacks of model.fit()")
         return self._session
+
+
+def _is_ours(callback: Any) -> bool:
+    return type(callback).__module__.startswith("keras_dist_callbacks.callbacks.")
 
 
 def _check_arguments(

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.training.callback_state import register_wrapper
 
@@ -34,6 +35,7 @@ class ChiefOnly(keras.callbacks.Callback):
     """
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:
+        enable_for_cluster()
         super().__init__()
         if not isinstance(callback, keras.callbacks.Callback):
             raise ConfigError(f"ChiefOnly needs a keras.callbacks.Callback, got {type(callback).__name__}")

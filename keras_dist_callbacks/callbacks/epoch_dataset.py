@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_dist_callbacks._compat import fit as seam
+from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
 
 
@@ -33,6 +34,7 @@ class EpochDataset(keras.callbacks.Callback):
     addresses_epochs = True
 
     def __init__(self, fn: Callable[[int], Any]) -> None:
+        enable_for_cluster()
         super().__init__()
         if not callable(fn):
             raise ConfigError(f"EpochDataset needs a function of the epoch, got {fn!r}")

@@ -18,6 +18,7 @@ from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
 from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.progress import uploads
@@ -79,6 +80,7 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         retry: RetryPolicy | None = None,
         max_bytes_per_second: float | None = None,
     ) -> None:
+        enable_for_cluster()
         path = os.fspath(filepath)
         directory, template = artifacts.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)

@@ -9,6 +9,7 @@ import keras
 from keras_dist_callbacks._compat.optimizers import current_rates, last_rates
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
 
 
@@ -32,6 +33,7 @@ class PrintLR(keras.callbacks.Callback):
     """
 
     def __init__(self, freq: str | int = "epoch", *, log_to_tensorboard: bool = False) -> None:
+        enable_for_cluster()
         super().__init__()
         if freq != "epoch" and (not isinstance(freq, int) or isinstance(freq, bool) or freq < 1):
             raise ConfigError(f"freq must be 'epoch' or a number of steps above 0, got {freq!r}")

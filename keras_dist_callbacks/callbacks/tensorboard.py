@@ -13,6 +13,7 @@ from typing import Any
 from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
 from keras_dist_callbacks.callbacks._event_sync import EventSync
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage, redact
@@ -71,6 +72,7 @@ class TensorBoard(OpenTensorBoard):
         retry: RetryPolicy | None = None,
         sync_seconds: float = 30.0,
     ) -> None:
+        enable_for_cluster()
         super().__init__(
             redact(log_dir),
             histogram_freq,

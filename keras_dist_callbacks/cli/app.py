@@ -21,6 +21,7 @@ from keras_dist_callbacks.cli.listing import list_directory
 from keras_dist_callbacks.cli.liveness import QUIET_SECONDS, liveness
 from keras_dist_callbacks.cli.output import CANNOT, PROBLEM, Target, console, fail, opened, print_json, progress
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.launch.restarting import run_script
 
 _EXIT_CODES = (
     "Exit codes: 0 all is well; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or the "
@@ -175,6 +176,17 @@ def prune(
             print_json(plan, deleted=wanted)
         elif wanted:
             console().print(f"deleted, {human.size(plan.bytes)} freed", style="green")
+
+
+@app.command(
+    epilog="Exit codes: those of the script, and 138 where starting it again helps.",
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def run(
+    context: typer.Context, script: Annotated[str, typer.Argument(help="A Python script; its arguments follow.")]
+) -> None:
+    """Runs a training script; it ends with 138 after a preemption, or when a worker or the store was lost."""
+    run_script(script, context.args)
 
 
 @app.command(epilog=_EXIT_CODES)

@@ -6,8 +6,9 @@ Everything here works with one worker too, so that callers need no branches.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 
+_PARTING_SECONDS = 10.0
 _T = TypeVar("_T")
 _calls: collections.Counter[str] = collections.Counter()
 
@@ -70,9 +72,11 @@ class Cluster(Role):
         except Exception as error:  # noqa: BLE001 - raised again below, after the others know
             failure = error
         reports = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}", tag, timeout)
+        failed = [f"worker {i}: {report}" for i, report in enumerate(reports) if report is not None]
+        if failed:
+            self._part(tag)
         if failure is not None:
             raise failure
-        failed = [f"worker {i}: {report}" for i, report in enumerate(reports) if report is not None]
         if failed:
             raise ClusterError(f"{tag} failed on " + "; ".join(failed))
         return result  # type: ignore[return-value]
@@ -84,6 +88,30 @@ class Cluster(Role):
             The result on the chief, None elsewhere.
         """
         return self.agree(action if self.is_chief else _nothing, tag, timeout)
+
+    def require_same(self, facts: Mapping[str, str], tag: str, timeout: float = 120.0) -> None:
+        """Checks that every worker was told the same.
+
+        Args:
+            facts: What must not differ, by names for messages.
+            tag: As in `gather`.
+            timeout: Seconds to wait for other workers.
+
+        Raises:
+            ConfigError: Workers differ; the message names each value and who has it. Raised on all of them.
+        """
+        told = self.gather(dict(facts), tag, timeout)
+        differences = []
+        for name in dict.fromkeys(name for facts in told for name in facts):
+            workers: dict[str, list[int]] = {}
+            for worker, facts_there in enumerate(told):
+                workers.setdefault(facts_there.get(name, "missing"), []).append(worker)
+            if len(workers) > 1:
+                values = (f"{value} on worker {', '.join(map(str, those))}" for value, those in workers.items())
+                differences.append(f"{name}: {'; '.join(values)}")
+        if differences:
+            self._part(tag)
+            raise ConfigError(f"the workers disagree about {'. '.join(differences)}. Give all of them the same")
 
     def leave(self, tag: str, timeout: float = 120.0) -> None:
         """Returns at once on a worker, and on the chief when every worker has called it.
@@ -111,6 +139,11 @@ class Cluster(Role):
                 f"{type(strategy).__name__}, so each worker would train alone; make the model within "
                 "`with keras_dist_callbacks.make_strategy().scope():`"
             )
+
+    def _part(self, tag: str) -> None:
+        """All are going to raise: nobody may take the service away before the others have read why."""
+        with contextlib.suppress(ClusterError):
+            self.leave(f"{tag}, failed", _PARTING_SECONDS)
 
     def _key(self, tag: str) -> str:
         _calls[tag] += 1

@@ -44,6 +44,17 @@ def publish(key: str, value: bytes, timeout: float) -> int:
     return len(chunks)
 
 
+def publish_once(key: str, value: bytes, timeout: float) -> bool:
+    """Sets a key if nobody has; whether this call did. The value fits into one chunk.
+
+    Raises:
+        ClusterTimeoutError: The service did not take it in time.
+        PeerLostError: The service is gone.
+    """
+    text = f"1:{base64.b64encode(value).decode('ascii')}"
+    return _bounded(functools.partial(coordination.set_once, f"{key}/0", text), timeout, f"setting {key}")
+
+
 def chunk_count(value: bytes) -> int:
     """How many chunks `publish` makes of a value."""
     return max(1, -(-4 * -(-len(value) // 3) // _CHUNK))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import hashlib
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,7 +63,22 @@ def make_strategy(
     return tf.distribute.get_strategy()
 
 
+def enable_for_cluster() -> None:
+    """What `enable_multi_worker_fit` does, where TF_CONFIG names several training workers.
+
+    For programs that build TensorFlow's own MultiWorkerMirroredStrategy.
+    """
+    role = Role.detect()
+    if role.num_workers > 1 and not role.is_evaluator:
+        multi_worker.enable_multi_worker_fit()
+
+
 def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, options: Any) -> Any:
+    if coordination.is_too_late():
+        raise ConfigError(
+            "make_strategy() came too late: TensorFlow has run an operation in this process, and a cluster cannot be "
+            "joined after that. Call it first, before any dataset, tensor or model is made"
+        )
     token = hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()[:16]
     preflight.wait_for_everyone(cluster.addresses, cluster.worker_index, startup_timeout, token)
     jobs = cluster.jobs
@@ -73,8 +90,24 @@ def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, optio
         shutdown_ms=int(max(10.0, heartbeat_timeout) * 1000),
     )
     multi_worker.enable_multi_worker_fit()
-    with _exit_if_stuck(startup_timeout):
+    with _sigterm_kept(), _exit_if_stuck(startup_timeout):
         return multi_worker.build_strategy(jobs, cluster.task_type, cluster.task_id, options)
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    # TensorFlow takes SIGTERM over while it builds, and swallows it from then on. One that arrives meanwhile waits.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import platform
 import threading
@@ -9,7 +10,6 @@ import time
 import uuid
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
 
 from keras_dist_callbacks.backups.codec import Fingerprint, Packer, fingerprints, referenced_blobs
@@ -28,6 +28,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.collector import collector_paused
 from keras_dist_callbacks.engine.exchange import Exchange, LocalState
+from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.picking import load, newest_good
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, StorageError
@@ -35,27 +36,6 @@ from keras_dist_callbacks.progress import uploads
 from keras_dist_callbacks.storage.storage import Storage
 
 _KEPT_COMMITS = 2
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How backups are written.
-
-    Attributes:
-        double_checkpoint: A commit shares no blob with the one before it.
-        when_busy: `"skip"` a backup or `"wait"` when the one before is still being written.
-        max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
-        timeout: Seconds to wait for other workers.
-        progress: Show long uploads on a terminal.
-        max_local_state: Bytes of worker-local tensors above which a worker's are left out of a backup.
-    """
-
-    double_checkpoint: bool = False
-    when_busy: str = "skip"
-    max_failed_saves: int | None = 10
-    timeout: float = 600.0
-    progress: bool = False
-    max_local_state: int = 64 * 2**20
 
 
 class BackupEngine:
@@ -80,6 +60,7 @@ class BackupEngine:
         self._info: Mapping[str, JSON] = {}
         self._orphans_collected = False
         self._untidy = False
+        self.committed: Position | None = None  # of the newest backup that this worker knows of
 
     @property
     def generation(self) -> int:
@@ -131,6 +112,7 @@ class BackupEngine:
             f"reading {self._store.storage.display(name)}",
             timeout,
         )
+        self.committed = state.position
         return commit, state
 
     def claim(self, info: Mapping[str, JSON]) -> int:
@@ -198,6 +180,28 @@ class BackupEngine:
         if arrived:
             self._drop_spares()
         return arrived
+
+    def leave(self, snapshot: Snapshot, timeout: float) -> Position | None:
+        """Commits a last snapshot, and lets all workers go together; the chief leaves last.
+
+        Args:
+            snapshot: This worker's.
+            timeout: Seconds for it.
+
+        Returns:
+            Where the newest backup is, on every worker; None if there is none.
+
+        Raises:
+            FencedError: A newer run has taken the directory.
+            ClusterError: A worker is gone.
+        """
+        self.save(snapshot, must=True)
+        self._writer.wait(timeout)
+        self._writer.raise_failure()
+        newest = None if self.committed is None else dataclasses.asdict(self.committed)
+        newest = self._cluster.broadcast(newest, "leaving early", timeout)
+        self._cluster.leave("leaving early", timeout)
+        return None if newest is None else Position(**newest)
 
     def finish(self, snapshot: Snapshot, *, delete: bool) -> None:
         """Commits the end of training once every worker has arrived; the chief leaves last.
@@ -281,6 +285,7 @@ class BackupEngine:
             manifest = self._manifest(snapshot.position, records)
         known, self._known = self._known, []  # whether this one is there is not known until it was read back
         self._store.commit(manifest)
+        self.committed = snapshot.position
         self._known = [*known[-1:], {n: t for r in records for n, t in _unique(r)}]
         self._tidy()
 

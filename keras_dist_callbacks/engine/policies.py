@@ -20,16 +20,18 @@ class SavePolicy:
         every_steps: Batches between two backups.
         every_seconds: Seconds between two backups, about.
         max_overhead: Share of the training time that backups may cost; the interval follows from it.
+        at_end_only: No backup but at the end, and where a run is left early.
     """
 
     every_steps: int | None = None
     every_seconds: float | None = None
     max_overhead: float | None = None
+    at_end_only: bool = False
 
     @property
     def at_epoch_end(self) -> bool:
         """Whether the end of an epoch is a time to save."""
-        return self.every_steps is None and not self.is_measured
+        return self.every_steps is None and not self.is_measured and not self.at_end_only
 
     @property
     def is_measured(self) -> bool:
@@ -49,9 +51,7 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
     if isinstance(save_freq, str) and save_freq in {"epoch", "auto"}:
         return SavePolicy() if save_freq == "epoch" else SavePolicy(max_overhead=max_overhead)
     if save_freq is False:
-        raise ConfigError(
-            "save_freq=False (save on preemption only) is not supported yet; use 'epoch' or a number of batches"
-        )
+        return SavePolicy(at_end_only=True)
     if isinstance(save_freq, datetime.timedelta) and save_freq.total_seconds() > 0:
         return SavePolicy(every_seconds=save_freq.total_seconds())
     if not isinstance(save_freq, bool):
@@ -62,6 +62,6 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
         if steps >= 1:
             return SavePolicy(steps)
     raise ConfigError(
-        "Invalid value: save_freq must be 'epoch' or a number of batches of 1 or more, 'auto' or a datetime.timedelta "
-        f"above 0, got {save_freq!r}"
+        "Invalid value: save_freq must be 'epoch' or a number of batches of 1 or more, 'auto', a datetime.timedelta "
+        f"above 0, or False for none but at a preemption and at the end, got {save_freq!r}"
     )

@@ -342,6 +342,6 @@ class Storage:
             seconds = time.monotonic() - began
             tried = f" (tried for {seconds:.0f} s)" if seconds >= 1 and may_pass(error) and not self.is_local else ""
             hint = advice(error, missing=missing and not self.is_local)
-            raise StorageError(
-                f"cannot {verb} {self.display(name)}: {self._redactor.reason(error)}{tried}{hint}"
-            ) from (error if self._redactor.is_clean(error) else None)
+            failure = StorageError(f"cannot {verb} {self.display(name)}: {self._redactor.reason(error)}{tried}{hint}")
+            failure.unavailable = may_pass(error)
+            raise failure from (error if self._redactor.is_clean(error) else None)

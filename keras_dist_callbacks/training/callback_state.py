@@ -119,6 +119,14 @@ def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, Watched]:
     return watched
 
 
+def may_keep_state(callback: Any) -> bool:
+    """Whether a callback has a state to be saved, or may have one that is not seen."""
+    if _entry(callback) is not None:
+        return True
+    declared = any(base in _registered for base in type(callback).__mro__)
+    return not declared and not _is_ours(type(callback)) and type(callback).__module__.partition(".")[0] != "keras"
+
+
 def _says_itself(callback: Any) -> bool:
     registered = any(base in _registered for base in type(callback).__mro__)
     return registered or callable(getattr(callback, "get_state", None))

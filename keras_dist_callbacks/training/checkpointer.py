@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -17,8 +17,10 @@ from keras_dist_callbacks._compat.hidden_input import look_at_source
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.cluster.agreed_stop import StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.engine import BackupEngine, EngineOptions
+from keras_dist_callbacks.engine.engine import BackupEngine
+from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
@@ -27,6 +29,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.input_state import InputState
+from keras_dist_callbacks.training.leaving import LeaveOptions, Leaving
 from keras_dist_callbacks.training.stateless import is_stateless
 
 _opened = itertools.count(1)
@@ -67,7 +70,7 @@ class Checkpointer:
         metrics: Keras metrics that accumulate over steps.
         variables: Further variables.
         state: A dict of your own JSON values and arrays; saved as it is then, updated in place by `restore`.
-        save_freq: As in `BackupAndRestore`: `"epoch"`, a number of batches, `"auto"` or a `datetime.timedelta`.
+        save_freq: As in `BackupAndRestore`: `"epoch"`, a number of batches, `"auto"`, a `datetime.timedelta` or False.
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         double_checkpoint: Let two successive backups share no file.
         delete_checkpoint: Delete the backup in `close`.
@@ -79,6 +82,13 @@ class Checkpointer:
         strict: True turns a resume that is "not exact" into an error instead of a warning; `"certain"` one that is
             "exact if ..." too, which every resume of a loop of your own is.
         timeout: Seconds to wait for other workers.
+        save_before_preemption: As in `BackupAndRestore`: `step()`, or the end of an epoch, saves on all workers and
+            raises `Preempted` when one was asked to end.
+        grace_period: Seconds after which a process that was asked to end does so.
+        preemption_signals: The signals that ask for it.
+        preemption_notice: Something else that asks for it.
+        save_on_exception: Save when an exception leaves the `with` block between `step()` and the next batch, on one
+            worker without others; and hold the first Ctrl-C until then, at most 10 seconds.
 
     Attributes:
         epoch: The running epoch, from 0.
@@ -99,7 +109,7 @@ class Checkpointer:
         metrics: Iterable[Any] = (),
         variables: Iterable[Any] = (),
         state: dict[str, Any] | None = None,
-        save_freq: str | int | datetime.timedelta = "epoch",
+        save_freq: str | int | bool | datetime.timedelta = "epoch",
         max_overhead: float = MAX_OVERHEAD,
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
@@ -110,6 +120,11 @@ class Checkpointer:
         max_failed_saves: int | None = 10,
         strict: bool | str = False,
         timeout: float = 600.0,
+        save_before_preemption: bool = True,
+        grace_period: float = 25.0,
+        preemption_signals: Sequence[str | int] = ("SIGTERM",),
+        preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None = None,
+        save_on_exception: bool = True,
     ) -> None:
         _require_variables(model, optimizer)
         self.epoch = self.batch = self.steps = 0
@@ -124,6 +139,12 @@ class Checkpointer:
         )
         options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), next(_opened)
         self._engine = BackupEngine.open(self._storage, self._cluster, f"checkpointer{name}", options)
+        leave_options = LeaveOptions.parse(
+            save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception
+        )
+        self._leaving = Leaving(leave_options, self._engine, self._cluster, f"checkpointer{name}", self._say)
+        self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
+        self._in_step = False
         self._resumed: WorkerState | None = None
         self._past = 0
         self._dataset = self._read = cast(Any, None)
@@ -143,14 +164,15 @@ class Checkpointer:
         """
         if self._open:
             raise BackupError("restore() was called already; make a new Checkpointer for another run")
-        where = f"opening the backup directory {self._storage.display()}"
-        self._cluster.on_chief(self._storage.probe, where)
+        self._cluster.require_same({"the backup directory": self._storage.display(), **self._facts}, "Checkpointer")
+        self._cluster.on_chief(self._storage.probe, "opening the backup directory")
         picked = self._engine.pick(variables.empty)
         now = describe(self._strategy, self._cluster.num_workers)
         if picked is not None:
             self._apply(picked[0].name, picked[1], now)
         self._engine.claim(now)
         self._open = True
+        self._leaving.begin()
         return picked is not None
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -159,6 +181,7 @@ class Checkpointer:
         while self.epoch < count:
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
+            self._leave_if_asked(self._leaving.boundary())
             if self._schedule.at_epoch_end:
                 self._engine.save(self._snapshot("between"), must=True)
 
@@ -188,7 +211,7 @@ class Checkpointer:
                 inputs.to_now()
             self._rng_at_epoch = rng.capture()
             inputs.note_start()
-            yield from dataset
+            yield from self._given(iter(dataset))
         else:
             yield from self._interrupted(dataset, inputs, resumed)
 
@@ -202,7 +225,13 @@ class Checkpointer:
         moved = rng.moved(self._rng_at_epoch) if inputs.hidden.python else ()
         inputs.reads_to_now()
         rng.restore(resumed.state["rng"], leave=moved)
-        yield from iterator
+        yield from self._given(iterator)
+
+    def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._in_step = True
+            yield batch
+        self._in_step = False
 
     def _advance(self, dataset: Any) -> None:
         """Lets the dataset draw the orders of past epochs."""
@@ -219,13 +248,16 @@ class Checkpointer:
         """Counts a trained batch, and saves if that is due; call it after each, on every worker.
 
         Raises:
+            Preempted: A worker was asked to end; everything is saved.
             BackupError: Too many backups have failed in a row.
             FencedError: A newer run has taken the directory.
         """
         self._require_open()
         self.batch += batches
         self.steps += batches
+        self._in_step = False
         self._engine.poll()
+        self._leave_if_asked(self._leaving.boundary())
         if self._schedule.due(self.steps, self._engine.writing):
             began = time.perf_counter()
             snapshot = self._snapshot("within")
@@ -235,13 +267,15 @@ class Checkpointer:
     def save(self) -> None:
         """Saves now, between two steps, waiting for a backup that is being written."""
         self._require_open()
-        self._engine.save(self._snapshot("within" if self.batch else "between"), must=True)
+        self._engine.save(self._now(), must=True)
 
     def close(self) -> None:
         """Training has ended: commits its end, and deletes the backup if that was asked for."""
         if self._open:
+            self._leave_if_asked(self._leaving.at_the_end())
             self._open = False
             self._engine.finish(self._snapshot("end"), delete=self._delete)
+            self._leaving.close()
 
     def __enter__(self) -> Self:
         return self
@@ -252,7 +286,23 @@ class Checkpointer:
         if error is None:
             self.close()
         else:
-            self._engine.drain()
+            self._leaving.on_exception(error, self.steps, lambda: None if self._in_step else self._now())
+            self._leaving.close()
+
+    def _now(self) -> Snapshot:
+        return self._snapshot("within" if self.batch else "between")
+
+    def _leave_if_asked(self, request: StopRequest | None) -> None:
+        if request is not None:
+            try:
+                self._leaving.depart(request, self._now())
+            finally:
+                self._open = False
+                self._leaving.close()
+
+    def _say(self, text: str) -> None:
+        if self._cluster.is_chief:
+            print(text, flush=True)
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
         reasons, conditions = exactness.inexact_reasons(saved, now), [*exactness.conditions(saved), _LOOP]
@@ -268,9 +318,8 @@ class Checkpointer:
         self._past = position.epoch
         self._resumed = saved
         rng.restore(saved.state["rng"])
-        if self._cluster.is_chief:
-            answer = exactness.answer(reasons, conditions)
-            print(f"Restored {self._storage.display(commit)}: {position}; {answer}", flush=True)
+        answer = exactness.answer(reasons, conditions)
+        self._say(f"Restored {self._storage.display(commit)}: {position}; {answer}")
         self._say_more(reasons)
 
     def _say_more(self, reasons: list[str]) -> None:

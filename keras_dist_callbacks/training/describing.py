@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_dist_callbacks._compat import rng
+from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON
 
 
@@ -20,6 +21,16 @@ def describe(strategy: Any, workers: int) -> dict[str, JSON]:
         "replicas": int(strategy.num_replicas_in_sync),
         "workers": workers,
         "seed": rng.global_seed(),
+    }
+
+
+def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
+    """What `describe` tells, and what else a running fit() must not change."""
+    return {
+        **describe(fit.model.distribute_strategy, workers),
+        "model": str(fit.model.name),
+        "steps_per_execution": fit.steps_per_execution,
+        "steps_per_epoch": fit.steps_per_epoch or fit.num_batches,
     }
 
 

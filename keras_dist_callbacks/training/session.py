@@ -8,17 +8,16 @@ pulled and dropped.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from keras_dist_callbacks._compat import building, replay, rng, variables
 from keras_dist_callbacks._compat import fit as seam
-from keras_dist_callbacks._compat.coordination import is_peer_error
+from keras_dist_callbacks._compat.step_control import control
 from keras_dist_callbacks.backups import exactness
-from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
+from keras_dist_callbacks.cluster.agreed_stop import StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.collector import collector_paused
 from keras_dist_callbacks.engine.engine import BackupEngine
@@ -28,33 +27,12 @@ from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.training import hidden_state
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables, capture, jsonable_logs
 from keras_dist_callbacks.training.data_position import DataPosition
-from keras_dist_callbacks.training.describing import describe
+from keras_dist_callbacks.training.describing import describe_fit
+from keras_dist_callbacks.training.leaving import STOPPED, Leaving
+from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.step_count import StepCount
 from keras_dist_callbacks.training.unlisted import UnlistedState
-
-_EXCEPTION_BUDGET_SECONDS = 120.0
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What a fit was resumed from.
-
-    Attributes:
-        commit: The commit's name in the backup directory.
-        position: Where it was taken.
-        notes: Why the continuation is not exact, one sentence each; empty if it is.
-        conditions: What could not be seen: it is exact if these hold; empty if everything was seen.
-    """
-
-    commit: str
-    position: Position
-    notes: tuple[str, ...]
-    conditions: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        """`"exact"`, `"exact if"` or `"not exact"`."""
-        return exactness.verdict(self.notes, self.conditions)
+from keras_dist_callbacks.training.untold import untold
 
 
 class FitSession:
@@ -68,6 +46,7 @@ class FitSession:
         policy: SavePolicy,
         owner: Any,
         announce: Callable[[Restored], None],
+        leaving: Leaving,
         *,
         strict: bool | str = False,
         read_again: bool = False,
@@ -78,6 +57,11 @@ class FitSession:
         self._schedule = Schedule(policy, cluster)
         self._owner = owner  # the callback itself: not part of the state
         self._announce = announce
+        self._leaving = leaving
+        self._request: StopRequest | None = None  # to leave, as soon as the step is over
+        self._trained: Snapshot | None = None  # behind an epoch's last step, until the next one begins
+        self._in_epoch = False
+        self._stops = False
         self._strict = strict
         self._read_again = read_again
         self._saved: WorkerState | None = None
@@ -115,14 +99,15 @@ class FitSession:
             hidden_state.build_as(self._saved, self._fit)
         self._data = DataPosition(self._fit, self._callbacks, read_again=self._read_again)
         self._unlisted = UnlistedState(self._fit, self._data, self._callbacks, warn=self._cluster.is_chief)
-        self._description = self._describe()
+        self._description = describe_fit(self._fit, self._cluster.num_workers)
         self._engine.claim(self._description)
-        self._undo = seam.control(self._fit, self)
+        self._undo = control(self._fit, self)
         if self._saved is not None:
             saved = self._saved
             notes = self._cluster.agree(lambda: self._prepare_restore(saved), "restoring")
             if saved.position.kind != "within":
                 self._report(saved, notes)
+        self._leaving.begin()
 
     def start_at(self, epoch: int) -> None:
         """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
@@ -149,27 +134,58 @@ class FitSession:
             self._first_epoch = epoch
         self._count.begin_epoch(epoch)
 
-    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> None:
+    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
+        self._trained = None
+        self._in_epoch = True
         self._count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
         saved, self._saved = self._saved, None
         self._data.note()
         if saved is None:
             self._data.enter_epoch(resuming=False)
             self._rng_at_epoch = rng.capture()
-            return
+            return True
         notes = self._cluster.agree(lambda: self._enter_interrupted_epoch(saved, steps), "restoring within an epoch")
         self._report(saved, notes)
+        stops = any(self._cluster.gather(bool(saved.state["stop_training"]), "stop within an epoch"))
+        self._fit.model.stop_training = stops
+        return not stops
 
-    def after_step(self, end_step: int) -> None:
-        """Between two steps, after all callbacks: counts, and saves if that is due."""
+    def step_done(self, end_step: int) -> None:
+        """A step is complete; no callback was told yet."""
         self._count.trained_to(end_step)
+
+    def batch_end(self) -> None:
+        """Behind a step and all callbacks; fit looks at `stop_training` next."""
+        model = self._fit.model
+        alone = bool(model.stop_training) and not self._stops and self._cluster.num_workers > 1
+        if alone:
+            model.stop_training = False  # until all workers do it behind the same step
+        self._act(self._leaving.boundary(stop="stop_training" if alone else None))
+        if alone and self._request is not None:
+            model.stop_training = True  # for the run that goes on
+
+    def after_step(self) -> None:
+        """Between two steps, after all callbacks: saves if that is due, or leaves."""
+        self._depart_if_asked(lambda: self._capture("within"))
         self._engine.poll()
         if self._schedule.due(self._count.step, self._engine.writing):
             began = time.perf_counter()
             snapshot = self._capture("within")
             self._schedule.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
             self._engine.save(snapshot)
+
+    def epoch_trained(self) -> None:
+        """Behind an epoch's last step: what follows may be interrupted, and is then done again as a whole."""
+        self._in_epoch = False
+        if self._leaving.options.saves:
+            self._trained = self._capture("within")
+        self._depart_if_asked(self._behind_last_step)
+
+    def test_batch_end(self) -> None:
+        """Behind a step of validation within fit."""
+        self._act(self._leaving.boundary())
+        self._depart_if_asked(self._behind_last_step)
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
@@ -179,30 +195,55 @@ class FitSession:
         """After every other callback's `on_epoch_end`."""
         self._count.end_epoch(epoch)
         self._engine.poll()
+        model = self._fit.model
+        if self._cluster.num_workers > 1:
+            model.stop_training = any(self._cluster.gather(bool(model.stop_training), "stop at an epoch's end"))
+        self._act(self._leaving.boundary())
+        self._depart_if_asked(lambda: self._capture("between"))
         if self._schedule.at_epoch_end:
             self._engine.save(self._capture("between"), must=True)
+            self._trained = None
 
     def train_end(self, *, delete: bool) -> None:
         """After every other callback's `on_train_end`."""
         self._fit.forget_start()
         if self._saved is not None:
             raise BackupError(f"fit() ended before it came to {self._saved.position}; the backup is untouched")
+        self._trained = None
+        self._request = self._leaving.at_the_end()
+        self._depart_if_asked(lambda: self._capture("end"))
         self._engine.finish(self._capture("end"), delete=delete)
         self.close()
 
-    def on_exception(self, error: BaseException) -> None:
-        """An exception leaves the training loop: what was handed over is committed before it is raised on."""
-        if is_peer_error(error):
-            self._engine.abort()
-        self._engine.drain(_EXCEPTION_BUDGET_SECONDS)
-        self._engine.abort()
-        later = self._engine.take_failure()
-        for note in [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]:
-            error.add_note(note)
+    def on_exception(self, error: BaseException, *, in_step: bool) -> None:
+        """An exception leaves fit: what is known of training is committed before it is raised on."""
+        known = not in_step and self._saved is None
+        self._leaving.on_exception(error, self._count.step, lambda: self._at_exception(error) if known else None)
         self.close()
 
+    # --- leaving early
+
+    def _act(self, request: StopRequest | None) -> None:
+        if request is not None and request.kind == STOPPED:
+            self._stops = self._fit.model.stop_training = True
+        elif request is not None:
+            self._request = request
+
+    def _depart_if_asked(self, snapshot: Callable[[], Snapshot]) -> None:
+        if self._request is not None:
+            self._leaving.depart(self._request, snapshot())
+
+    def _behind_last_step(self) -> Snapshot:
+        return self._trained or self._capture("within")
+
+    def _at_exception(self, error: BaseException) -> Snapshot | None:
+        if self._trained is not None or not self._in_epoch:
+            return self._trained
+        return self._capture("within", untold(error, self._callbacks))
+
     def close(self) -> None:
-        """Takes every wrapper away."""
+        """Takes every wrapper away, and gives signals back."""
+        self._leaving.close()
         variables.forget(self._fit.model)
         if self._undo is not None:
             self._data.close()
@@ -241,7 +282,7 @@ class FitSession:
         self._rng_at_epoch = saved.state["rng_at_epoch"]
         self._data.restore_rng(self._rng_at_epoch)
         self._data.enter_epoch(resuming=True)
-        self._skip(steps, saved)
+        replay.drop_steps(steps, saved.position.batch, self._fit)
         self._data.read_again()
         notes = self._early_notes + self._apply(saved)
         self._data.restore_rng(saved.state["rng"])
@@ -255,18 +296,6 @@ class FitSession:
         notes += self._unlisted.restore(saved)
         return notes + apply_callbacks(self._callbacks, saved)
 
-    def _skip(self, steps: Iterator[tuple[int, int, Any]], saved: WorkerState) -> None:
-        done, batches = 0, saved.position.batch
-        while done < batches:
-            item = next(steps, None)
-            if item is None:
-                replay.drop(iter(()), batches - done, batches)
-                return
-            ragged = self._fit.known_length is None and done + self._fit.steps_per_execution >= batches
-            begin, end, data = item
-            replay.drop(data, min(end + 1, batches) - begin, batches, at_least=1 if ragged else None)
-            done = end + 1
-
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
         found = self._data.reasons + exactness.inexact_reasons(
             saved,
@@ -278,27 +307,17 @@ class FitSession:
         open_conditions = exactness.conditions(saved)
         if saved.position.kind == "end" and saved.position.epoch >= self._fit.epochs:
             open_conditions = []  # no step is left that could differ
-        seen = self._cluster.gather([[*found, *notes], open_conditions], "exactness")
-        reasons, unseen = (
-            tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True)
-        )
-        self.restored = Restored(self._commit, saved.position, reasons, unseen)
-        refused = reasons or (unseen if self._strict == "certain" else ())
-        if refused and self._strict:
-            certain = "would not be exact" if reasons else "is exact only if"
-            raise BackupError(
-                f"strict={self._strict!r}, and going on from {self._commit} {certain}: {'; '.join(refused)}. Nothing "
-                "was changed"
-            )
+        self.restored = Restored.judged(self._commit, saved.position, [*found, *notes], open_conditions, self._cluster)
+        self.restored.require(self._strict)
         self._announce(self.restored)
 
     # --- capturing
 
-    def _capture(self, kind: Any) -> Snapshot:
+    def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with collector_paused():
-            return self._capture_all(kind)
+            return self._capture_all(kind, missed)
 
-    def _capture_all(self, kind: Any) -> Snapshot:
+    def _capture_all(self, kind: Any, missed: Sequence[str]) -> Snapshot:
         within = kind == "within"
         topics: dict[str, JSON] = {
             "rng": rng.capture(),
@@ -308,6 +327,8 @@ class FitSession:
             "finalized": kind == "end" and self._finalizes(),
             "stop_training": bool(self._fit.model.stop_training),
         }
+        if missed:
+            topics[exactness.UNTOLD] = list(missed)
         if within:
             topics["rng_at_epoch"] = self._rng_at_epoch
             if self._rng_before_epoch != self._rng_at_epoch:
@@ -323,12 +344,3 @@ class FitSession:
         """Whether the weights at the end of fit are not those of its last step."""
         averages = bool(getattr(self._fit.model.optimizer, "use_ema", False))
         return averages or any(getattr(c, "restore_best_weights", False) for c in self._callbacks)
-
-    def _describe(self) -> dict[str, JSON]:
-        model = self._fit.model
-        return {
-            **describe(model.distribute_strategy, self._cluster.num_workers),
-            "model": str(model.name),
-            "steps_per_execution": self._fit.steps_per_execution,
-            "steps_per_epoch": self._fit.steps_per_epoch or self._fit.num_batches,
-        }

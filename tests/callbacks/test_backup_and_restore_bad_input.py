@@ -43,11 +43,6 @@ def test_save_freq_that_is_no_frequency_is_refused(save_freq: Any) -> None:
         kdc.BackupAndRestore("somewhere", save_freq=save_freq)
 
 
-def test_save_on_preemption_only_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="preemption only"):
-        kdc.BackupAndRestore("somewhere", save_freq=False)
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

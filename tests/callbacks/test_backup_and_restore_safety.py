@@ -199,7 +199,7 @@ def test_two_successive_backups_share_no_file_also_after_one_whose_fate_is_unkno
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from keras_dist_callbacks.backups.store import BackupStore
-    from keras_dist_callbacks.engine.engine import EngineOptions
+    from keras_dist_callbacks.engine.options import EngineOptions
     from keras_dist_callbacks.errors import StorageError
     from tests.support.recording import RecordingStore, Run
 

@@ -17,7 +17,7 @@ import pytest
 from keras_dist_callbacks.backups import codec, reading
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
-from keras_dist_callbacks.engine.engine import EngineOptions
+from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError
 from tests.support.recording import ROOT, Files, Operation, RecordingStore, Run, tensors_at
 

@@ -1,0 +1,202 @@
+"""All workers stop behind the same step, whoever asks for it, with no call between workers on any other step.
+
+Each worker counts its boundaries (behind a step, a step of validation, an epoch). Whoever wants to stop publishes a
+request. A thread on each worker waits for it, answers with the next boundary of its own, and from then on the main
+thread may not pass that one before all answers are there. Everybody stops at the latest boundary among the answers:
+nobody is beyond it, and nobody waits in a collective for somebody who has stopped before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from keras_dist_callbacks.cluster import messaging
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError
+
+_FOREVER = 1e8
+_RETRY_SECONDS = 1.0
+_CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """What a worker asked for.
+
+    Attributes:
+        kind: What is to be done at the boundary; for the callers to know.
+        why: The reason, for messages.
+        worker: Who asked.
+    """
+
+    kind: str
+    why: str
+    worker: int
+
+
+class AgreedStop:
+    """The boundaries of one run, and where to stop.
+
+    Args:
+        cluster: Who has to agree.
+        name: What tells this run from another; the same on every worker.
+        on_request: Called on every worker, in a thread of its own, as soon as a request is known there.
+        timeout: Seconds to wait for the others' answers.
+    """
+
+    def __init__(
+        self, cluster: Cluster, name: str, on_request: Callable[[StopRequest], None], timeout: float = 60.0
+    ) -> None:
+        self._cluster = cluster
+        self._key = f"kdc/{name}/stop"
+        self._on_request = on_request
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._wishes: queue.SimpleQueue[StopRequest | None] = queue.SimpleQueue()
+        self._unmet: list[StopRequest] = []
+        self._passed = self._round = 0
+        self._answer: int | None = None
+        self._request: StopRequest | None = None
+        self._noted: StopRequest | None = None
+        self._stop_at = 0
+        self._decided, self._taken, self._closing = threading.Event(), threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        """Begins to listen; with one worker there is nobody to listen to."""
+        if self._cluster.num_workers > 1:
+            for run in (self._publish, self._watch):
+                threading.Thread(target=run, name=f"kdc-stop{run.__name__}", daemon=True).start()
+
+    @property
+    def pending(self) -> StopRequest | None:
+        """A request that is known here and was not acted on."""
+        with self._lock:
+            return self._request or next(iter(self._unmet), None) or self._noted
+
+    def note(self, kind: str, why: str) -> None:
+        """Remembers a request that is to follow; it only sets a value, as a handler of signals may.
+
+        With one worker that is enough to stop at the next boundary.
+        """
+        self._noted = self._noted or StopRequest(kind, why, self._cluster.worker_index)
+
+    def request(self, kind: str, why: str) -> None:
+        """Asks all workers to stop at one of their next boundaries; from any thread, returns at once."""
+        wish = StopRequest(kind, why, self._cluster.worker_index)
+        if self._cluster.num_workers == 1:
+            self.note(kind, why)
+            self._on_request(wish)
+        else:
+            self._wishes.put(wish)
+
+    def boundary(self, kind: str | None = None, why: str = "") -> StopRequest | None:
+        """The main thread is between two steps; to be called at the same ones on every worker.
+
+        Args:
+            kind: Ask for a stop at this boundary, or at one as near as the others allow.
+            why: Its reason.
+
+        Returns:
+            The request, if this is the boundary where all stop.
+
+        Raises:
+            ClusterTimeoutError: A stop was asked for, and not every worker has answered.
+        """
+        wish = None if kind is None else StopRequest(kind, why, self._cluster.worker_index)
+        if self._cluster.num_workers == 1:
+            request, self._noted = wish or self._noted, None
+            return request
+        with self._lock:
+            here = self._passed + 1
+            if self._answer is None and wish is None:
+                self._passed = here
+                return None
+            if self._answer is None:
+                self._answer = here
+        if wish is not None:
+            self._wishes.put(wish)
+        return self._hold(here)
+
+    def close(self) -> None:
+        """No boundary follows. The chief calls it when every worker is past its last."""
+        self._closing.set()
+        self._taken.set()
+        self._wishes.put(None)
+        if self._cluster.num_workers > 1 and self._cluster.is_chief:
+            threading.Thread(target=self._tell_closed, args=(self._round,), daemon=True).start()
+
+    def _hold(self, here: int) -> StopRequest | None:
+        if not self._decided.wait(self._timeout):
+            raise ClusterTimeoutError(
+                f"{self._cluster.name}: a stop was asked for, but not every worker answered within {self._timeout:g} s"
+            )
+        with self._lock:
+            self._passed = here
+            if here < self._stop_at:
+                return None
+            request, self._request, self._answer = self._request, None, None
+            self._round += 1
+            self._decided.clear()
+        self._taken.set()
+        return request
+
+    # --- in threads of their own
+
+    def _publish(self) -> None:
+        while (wish := self._wishes.get()) is not None:
+            with self._lock:
+                if all(unmet.kind != wish.kind for unmet in self._unmet):
+                    self._unmet.append(wish)
+                number = self._round
+            with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
+                messaging.publish_once(self._of(number, "request"), json.dumps(asdict(wish)).encode(), self._timeout)
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            number = self._round
+            try:
+                value = messaging.fetch(self._of(number, "request"), _FOREVER, self._closing.is_set)
+                request = None if value is None else StopRequest(**json.loads(value))
+                if request is None or request.kind == _CLOSED:
+                    return
+                self._agree(number, request)
+            except ClusterError:  # a cut may heal; a lost cluster shows itself at the next training step
+                self._closing.wait(_RETRY_SECONDS)
+                continue
+            self._taken.wait()
+            self._taken.clear()
+            with self._lock:
+                self._unmet = [wish for wish in self._unmet if wish.kind != request.kind]
+                again = list(self._unmet)
+            for wish in again:
+                self._wishes.put(wish)
+
+    def _agree(self, number: int, request: StopRequest) -> None:
+        me = self._cluster.worker_index
+        with self._lock:
+            if self._answer is None:
+                self._answer = self._passed + 1
+            mine = self._answer
+        self._on_request(request)
+        messaging.publish_once(self._of(number, f"answer/{me}"), str(mine).encode(), self._timeout)
+        answers = [mine]
+        for worker in range(self._cluster.num_workers):
+            if worker != me:
+                value = messaging.fetch(self._of(number, f"answer/{worker}"), _FOREVER, self._closing.is_set)
+                answers.append(int(value or 0))
+        with self._lock:
+            self._request, self._stop_at = request, max(answers)
+        self._decided.set()
+
+    def _tell_closed(self, number: int) -> None:
+        with contextlib.suppress(ClusterError):
+            closed = StopRequest(_CLOSED, "", self._cluster.worker_index)
+            messaging.publish_once(self._of(number, "request"), json.dumps(asdict(closed)).encode(), self._timeout)
+
+    def _of(self, number: int, topic: str) -> str:
+        return f"{self._key}/{number}/{topic}"

@@ -1,0 +1,26 @@
+"""How backups are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How backups are written.
+
+    Attributes:
+        double_checkpoint: A commit shares no blob with the one before it.
+        when_busy: `"skip"` a backup or `"wait"` when the one before is still being written.
+        max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
+        timeout: Seconds to wait for other workers.
+        progress: Show long uploads on a terminal.
+        max_local_state: Bytes of worker-local tensors above which a worker's are left out of a backup.
+    """
+
+    double_checkpoint: bool = False
+    when_busy: str = "skip"
+    max_failed_saves: int | None = 10
+    timeout: float = 600.0
+    progress: bool = False
+    max_local_state: int = 64 * 2**20

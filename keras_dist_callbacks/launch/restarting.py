@@ -1,0 +1,65 @@
+"""Exit codes that tell a scheduler whether to start a job again."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ClusterTimeoutError, PeerLostError, StorageError
+
+_LOST_PEER = {"UnavailableError", "DeadlineExceededError", "AbortedError"}
+
+
+@contextlib.contextmanager
+def restartable() -> Iterator[None]:
+    """Ends the process with exit code 138 where starting the job again helps, and as Python does where it does not.
+
+    It helps after the loss of another worker, a time-out of the cluster, and when a store is not available; a
+    preemption has that code anyway. All other errors would come again: exit code 1.
+
+    Example:
+        ```python
+        with kdc.restartable():
+            model.fit(dataset, epochs=12, callbacks=[kdc.BackupAndRestore("gs://bucket/run1/backup")])
+        ```
+
+    Raises:
+        SystemExit: With 138, once the error was printed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_worth_a_restart(error):
+            raise
+        sys.excepthook(type(error), error, error.__traceback__)
+        print(f"exit code {RESTART_EXIT_CODE}: start this job again", file=sys.stderr, flush=True)
+        raise SystemExit(RESTART_EXIT_CODE) from error
+
+
+def is_worth_a_restart(error: BaseException) -> bool:
+    """Whether the same program may well succeed when it is started again."""
+    if isinstance(error, PeerLostError | ClusterTimeoutError):
+        return True
+    if isinstance(error, StorageError):
+        return error.unavailable
+    cause = error.__cause__  # such as too many backups that failed in a row
+    if cause is not None and type(error).__module__.startswith("keras_dist_callbacks."):
+        return is_worth_a_restart(cause)
+    # TensorFlow's, told by their names: nothing here may import it.
+    return any(c.__module__.startswith("tensorflow.") and c.__name__ in _LOST_PEER for c in type(error).__mro__)
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Runs a Python script as `python script.py args` does, with the exit codes of `restartable`.
+
+    Args:
+        script: Its path.
+        arguments: What it finds in `sys.argv[1:]`.
+    """
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    with restartable():
+        runpy.run_path(script, run_name="__main__")

@@ -1,0 +1,302 @@
+"""Leaving a run early: at a preemption, at Ctrl-C, and when one worker alone wants to stop."""
+
+from __future__ import annotations
+
+import _thread
+import builtins
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from keras_dist_callbacks._compat.coordination import is_peer_error
+from keras_dist_callbacks.backups.snapshot import Position, Snapshot
+from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.engine import BackupEngine
+from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError
+from keras_dist_callbacks.training.notices import Notice, NoticeWatch
+from keras_dist_callbacks.training.signals import SignalWatch, is_foreign
+from keras_dist_callbacks.training.watchdog import Watchdog
+
+PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
+_INTERRUPT_SECONDS = 10.0
+_BUDGET_SECONDS = 120.0
+_told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class LeaveOptions:
+    """What is done before a run is left.
+
+    Attributes:
+        on_preemption: Save when the process is asked to end.
+        grace_period: Seconds from there on, after which it ends anyway.
+        signals: What asks it to end.
+        notice: Something else that does, asked each second.
+        on_exception: Save when an exception leaves training between two steps, or Ctrl-C is pressed.
+    """
+
+    on_preemption: bool = True
+    grace_period: float = 25.0
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
+    notice: Notice | None = None
+    on_exception: bool = True
+
+    @property
+    def saves(self) -> bool:
+        """Whether there is anything to be ready for."""
+        return self.on_preemption or self.on_exception
+
+    @classmethod
+    def parse(
+        cls,
+        save_before_preemption: bool,
+        grace_period: float,
+        preemption_signals: Sequence[str | int],
+        preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None,
+        save_on_exception: bool,
+    ) -> LeaveOptions:
+        """The options that callbacks' arguments stand for.
+
+        Raises:
+            ConfigError: One of them is wrong.
+        """
+        if not grace_period > 0:
+            raise ConfigError(f"grace_period is a number of seconds above 0, got {grace_period!r}")
+        if isinstance(preemption_signals, str | int):
+            preemption_signals = (preemption_signals,)
+        signals = tuple(dict.fromkeys(_signal(s) for s in preemption_signals))
+        notice = None if preemption_notice is None else Notice.of(preemption_notice)
+        return cls(bool(save_before_preemption), float(grace_period), signals, notice, bool(save_on_exception))
+
+
+class Leaving:
+    """Watches for what ends one run early, and ends it.
+
+    Args:
+        options: What was asked for.
+        engine: The run's.
+        cluster: Who has to agree.
+        name: What tells this run from another; the same on every worker.
+        say: Prints a line, on the chief.
+    """
+
+    def __init__(
+        self, options: LeaveOptions, engine: BackupEngine, cluster: Cluster, name: str, say: Callable[[str], None]
+    ) -> None:
+        self.options = options
+        self._engine = engine
+        self._cluster = cluster
+        self._say = say
+        self._stop = AgreedStop(cluster, name, self._on_request)
+        self._signals = SignalWatch(self._on_signal, self._at_once)
+        self._notice: NoticeWatch | None = None
+        self._watchdog = Watchdog(options.grace_period, self._last_words)
+        self._impatience: threading.Timer | None = None
+        self._signalled: signal.Signals | None = None
+        self._begun = self._finishing = False
+        self.departed = False
+
+    def begin(self) -> None:
+        """Training begins: from now on signals are taken over."""
+        self._begun = True
+        self._stop.start()
+        signals = self._ours()
+        if signals:
+            self._signals.install(signals)
+        if self.options.on_preemption and self.options.notice is not None:
+            self._notice = NoticeWatch(self.options.notice, lambda why: self._stop.request(PREEMPTED, why))
+            self._notice.start()
+
+    def boundary(self, *, stop: str | None = None) -> StopRequest | None:
+        """Between two steps, on every worker; the request if this is where all stop.
+
+        Args:
+            stop: This worker is to stop here, for this reason, without leaving.
+        """
+        return self._stop.boundary(None if stop is None else STOPPED, stop or "")
+
+    def at_the_end(self) -> StopRequest | None:
+        """No step follows: a request that no boundary was left for, on any worker; later ones come too late."""
+        pending = self._stop.pending
+        wish = None if pending is None or pending.kind == STOPPED else [pending.kind, pending.why, pending.worker]
+        found = next(filter(None, self._cluster.gather(wish, "leaving at the end")), None)
+        if found is None:
+            self._finishing = True
+            self._watchdog.cancel()
+        return None if found is None else StopRequest(*found)
+
+    def depart(self, request: StopRequest, snapshot: Snapshot) -> NoReturn:
+        """Saves, and ends the run on every worker.
+
+        Args:
+            request: Why.
+            snapshot: What is to be saved.
+
+        Raises:
+            Preempted: The process was asked to end.
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        self.departed = True
+        if self._impatience is not None:
+            self._impatience.cancel()
+        preempted, position = request.kind == PREEMPTED, snapshot.position
+        left = self._watchdog.left if preempted else _BUDGET_SECONDS
+        try:
+            saved = self._engine.leave(snapshot, left)
+            text = _outcome(request, saved, position, self._engine.take_notes(), self._cluster.num_workers)
+        except ClusterError as error:
+            text = f"{_cause(request, self._cluster.num_workers)} at {position}: {error}"
+        if not preempted:
+            raise KeyboardInterrupt(text)
+        self._say(f"{text}. Start the job again to go on")
+        handler = None if self._signalled is None else self._signals.earlier(self._signalled)
+        if handler is not None and self._signalled is not None:
+            handler(int(self._signalled), None)
+        raise Preempted(text)
+
+    def on_exception(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> None:
+        """An exception ends the run: what was handed over is committed before it is raised on, and notes say more.
+
+        Args:
+            error: The exception; one of `depart` is left as it is.
+            step: Batches trained.
+            at_hand: Captures the state behind the last step; None if it is not known.
+        """
+        if self.departed:
+            return
+        newest = self._engine.committed
+        if is_peer_error(error):
+            self._engine.abort()
+        elif self._saves_at(error):
+            try:
+                snapshot = at_hand() if newest is None or newest.step < step else None
+                if snapshot is not None:
+                    self._engine.save(snapshot, must=True)
+            except Exception as failure:  # noqa: BLE001 - the first error is the one to be seen
+                error.add_note(f"training could not be saved: {failure}")
+        self._engine.drain(_BUDGET_SECONDS)
+        self._engine.abort()
+        later = self._engine.take_failure()
+        for note in [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]:
+            error.add_note(note)
+        newest = self._engine.committed
+        lost = step - (newest.step if newest else 0)
+        error.add_note(
+            (f"the newest backup is at {newest}" if newest else "there is no backup")
+            + (f"; a restart trains {lost} step(s) again" if lost > 0 else "; a restart loses no step")
+        )
+
+    def _saves_at(self, error: BaseException) -> bool:
+        ours = isinstance(error, KdcError) and not isinstance(error, StorageError)
+        return self.options.on_exception and not ours and self._cluster.num_workers == 1
+
+    def close(self) -> None:
+        """The run is over: gives signals back. A watchdog that counts goes on if the run was left for it."""
+        if not self._begun:
+            return
+        self._begun = False
+        self._stop.close()
+        if self._notice is not None:
+            self._notice.stop()
+        if self._impatience is not None:
+            self._impatience.cancel()
+        if not self.departed:
+            self._watchdog.cancel()
+        self._signals.remove(keep_defaults=self.departed)
+        if self._signalled is not None and not self.departed:
+            handler = self._signals.earlier(self._signalled)
+            if handler is not None:
+                handler(int(self._signalled), None)
+
+    # --- what asks for it
+
+    def _ours(self) -> list[signal.Signals]:
+        """Those signals that may be taken over."""
+        wanted = list(self.options.signals) if self.options.on_preemption else []
+        if not wanted and not self.options.on_exception:
+            return []
+        if threading.current_thread() is not threading.main_thread():
+            self._tell(f"{_names(wanted)} is not watched for: fit() runs in a thread that is not the main one")
+            return []
+        if getattr(builtins, "__IPYTHON__", False):
+            self._tell(f"{_names(wanted)} is not watched for in notebooks")
+            return []
+        ours = []
+        for number in wanted:
+            tensorflow = number == signal.SIGTERM and self._cluster.num_workers > 1
+            if is_foreign(number) and not tensorflow:
+                self._tell(f"{number.name} is not watched for: something other than Python handles it")
+            elif signal.getsignal(number) != signal.SIG_IGN:
+                ours.append(number)
+        if self.options.on_exception and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            ours.append(signal.SIGINT)
+        return ours
+
+    def _at_once(self, number: signal.Signals) -> None:
+        if not self._finishing:
+            self._stop.note(*self._meaning(number))
+
+    def _meaning(self, number: signal.Signals) -> tuple[str, str]:
+        ends = number in self.options.signals and self.options.on_preemption
+        return (PREEMPTED, number.name) if ends else (INTERRUPTED, "Ctrl-C")
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        kind, why = self._meaning(number)
+        if kind == INTERRUPTED:
+            self._impatience = threading.Timer(_INTERRUPT_SECONDS, _thread.interrupt_main)
+            self._impatience.daemon = True
+            self._impatience.start()
+        else:
+            self._signalled = number
+        if not self._finishing:
+            self._stop.request(kind, why)
+
+    def _on_request(self, request: StopRequest) -> None:
+        if request.kind == PREEMPTED and not self._finishing:
+            self._watchdog.start()
+
+    def _last_words(self) -> str:
+        newest = self._engine.committed
+        return (
+            f"{self._cluster.name}: the grace period of {self.options.grace_period:g} s is over; the newest backup is "
+            f"at {newest}" + (", and what was trained since is trained again" if newest else "")
+        )
+
+    def _tell(self, text: str) -> None:
+        if self.options.on_preemption and text not in _told:
+            _told.add(text)
+            self._say(text)
+
+
+def _outcome(request: StopRequest, saved: Position | None, position: Position, notes: list[str], workers: int) -> str:
+    cause = f"{_cause(request, workers)} at {position}"
+    if saved is not None and saved.step == position.step:
+        return f"{cause}; everything is saved"
+    because = f" ({'; '.join(notes)})" if notes else ""
+    if saved is None:
+        return f"{cause}; nothing is saved{because}"
+    return f"{cause}; not saved{because}: the newest backup is {position.step - saved.step} steps old"
+
+
+def _cause(request: StopRequest, workers: int) -> str:
+    where = f" on worker {request.worker}" if workers > 1 else ""
+    verb = "Preempted" if request.kind == PREEMPTED else "Interrupted"
+    return f"{verb} by {request.why}{where}"
+
+
+def _names(signals: Sequence[signal.Signals]) -> str:
+    return ", ".join(number.name for number in signals) or "Ctrl-C"
+
+
+def _signal(value: Any) -> signal.Signals:
+    try:
+        number = signal.Signals[value] if isinstance(value, str) else signal.Signals(value)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"preemption_signals are names such as 'SIGTERM' or 'SIGUSR1', got {value!r}") from error
+    if number in (signal.SIGKILL, signal.SIGSTOP):
+        raise ConfigError(f"preemption_signals: no process can watch for {number.name}")
+    return number

@@ -1,0 +1,151 @@
+"""News of a coming preemption that is no signal: a file, a function, the metadata servers of two clouds."""
+
+from __future__ import annotations
+
+import os
+import threading
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_dist_callbacks.errors import ConfigError
+
+_EVERY_SECONDS = 1.0
+_TIMEOUT_SECONDS = 2.0
+_AWS_TOKEN_SECONDS = 21600
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What says that this machine is going to be taken away.
+
+    Attributes:
+        name: For messages.
+        given: Whether it says so now.
+    """
+
+    name: str
+    given: Callable[[], bool]
+
+    @classmethod
+    def of(cls, source: str | os.PathLike[str] | Callable[[], bool]) -> Notice:
+        """A path that appears, or a function that returns True.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        if callable(source):
+            return cls(getattr(source, "__name__", type(source).__name__), source)
+        if not isinstance(source, str | os.PathLike):
+            raise ConfigError(f"preemption_notice is a path or a function, got {source!r}")
+        path = Path(source)
+        return cls(f"the file {path}", path.exists)
+
+
+class NoticeWatch:
+    """Asks for a notice each second, in a thread.
+
+    Args:
+        notice: What is asked.
+        on_notice: Called once, with its name.
+    """
+
+    def __init__(self, notice: Notice, on_notice: Callable[[str], None]) -> None:
+        self._notice = notice
+        self._on_notice = on_notice
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begins.
+
+        Raises:
+            Exception: Whatever the function raises when it is asked for the first time.
+        """
+        if self._notice.given():
+            self._on_notice(self._notice.name)
+            return
+        threading.Thread(target=self._poll, name="kdc-notice", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends; does not wait for a question that is on its way."""
+        self._stopped.set()
+
+    def _poll(self) -> None:
+        told = False
+        while not self._stopped.wait(_EVERY_SECONDS):
+            try:
+                given = self._notice.given()
+            except Exception as error:  # noqa: BLE001 - the user's function; the next answer may be better
+                if not told:
+                    warnings.warn(f"the preemption notice {self._notice.name} failed: {error}", stacklevel=2)
+                told = True
+                continue
+            if given:
+                self._on_notice(self._notice.name)
+                return
+
+
+def gce_notice(endpoint: str | None = None) -> Callable[[], bool]:
+    """Asks Google Compute Engine's metadata server whether this instance is being preempted.
+
+    For `BackupAndRestore(preemption_notice=kdc.gce_notice())`. The server's `instance/preempted` turns to `TRUE`
+    (Google Cloud's documentation of preemptible instances).
+
+    Args:
+        endpoint: Base URL of the server. Defaults to `http://` and `GCE_METADATA_HOST`, or Google's own name.
+
+    Returns:
+        A function that returns whether a preemption was announced; it raises `OSError` where there is no server.
+    """
+    base = endpoint or f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
+
+    def gce() -> bool:
+        answer = _ask(f"{base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+        return answer is not None and answer.strip().upper() == "TRUE"
+
+    return gce
+
+
+def aws_notice(endpoint: str | None = None) -> Callable[[], bool]:
+    """Asks Amazon EC2's metadata server whether this spot instance is going to be stopped or taken away.
+
+    For `BackupAndRestore(preemption_notice=kdc.aws_notice())`. The server's `spot/instance-action` does not exist
+    before (Amazon's documentation of spot interruptions); it is asked with a token (IMDSv2).
+
+    Args:
+        endpoint: Base URL of the server. Defaults to `AWS_EC2_METADATA_SERVICE_ENDPOINT`, or Amazon's own address.
+
+    Returns:
+        A function that returns whether an interruption was announced; it raises `OSError` where there is no server.
+    """
+    base = (endpoint or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip("/")
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_SECONDS)}
+    tokens: list[str] = []
+
+    def aws() -> bool:
+        if not tokens:
+            tokens.append(_ask(f"{base}/latest/api/token", lifetime, "PUT") or "")
+        try:
+            action = _ask(f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": tokens[0]})
+        except urllib.error.HTTPError:
+            tokens.clear()  # it may have expired
+            raise
+        return action is not None
+
+    return aws
+
+
+def _ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
+    """The body of an answer; None for one that says that there is nothing of that name."""
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - a metadata server's address
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # these servers are never behind a proxy
+    try:
+        with opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
+            return str(response.read().decode())
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise

@@ -1,0 +1,57 @@
+"""What a run was resumed from, and whether its continuation is exact."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import BackupError
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a fit was resumed from.
+
+    Attributes:
+        commit: The commit's name in the backup directory.
+        position: Where it was taken.
+        notes: Why the continuation is not exact, one sentence each; empty if it is.
+        conditions: What could not be seen: it is exact if these hold; empty if everything was seen.
+    """
+
+    commit: str
+    position: Position
+    notes: tuple[str, ...]
+    conditions: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """`"exact"`, `"exact if"` or `"not exact"`."""
+        return exactness.verdict(self.notes, self.conditions)
+
+    @classmethod
+    def judged(
+        cls, commit: str, position: Position, found: Sequence[str], conditions: Sequence[str], cluster: Cluster
+    ) -> Restored:
+        """The same answer on every worker, from what each of them found."""
+        seen = cluster.gather([list(found), list(conditions)], "exactness")
+        notes, unseen = (tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True))
+        return cls(commit, position, notes, unseen)
+
+    def require(self, strict: bool | str) -> None:
+        """Refuses what is not exact, or not certain to be.
+
+        Raises:
+            BackupError: It is not as `strict` wants it.
+        """
+        refused = self.notes or (self.conditions if strict == "certain" else ())
+        if refused and strict:
+            certain = "would not be exact" if self.notes else "is exact only if"
+            raise BackupError(
+                f"strict={strict!r}, and going on from {self.commit} {certain}: {'; '.join(refused)}. Nothing "
+                "was changed"
+            )

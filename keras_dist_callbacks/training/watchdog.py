@@ -1,0 +1,61 @@
+"""Ends this process when a grace period is over, whatever its main thread is doing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE
+
+_FLUSH_SECONDS = 1.0
+
+
+class Watchdog:
+    """A time-out for the rest of the process' life.
+
+    Args:
+        seconds: From `start` on.
+        last_words: Called when the time is over; what it returns goes to stderr.
+    """
+
+    def __init__(self, seconds: float, last_words: Callable[[], str]) -> None:
+        self._seconds = seconds
+        self._last_words = last_words
+        self._lock = threading.Lock()
+        self._deadline: float | None = None
+        self._cancelled = threading.Event()
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self._seconds if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def start(self) -> None:
+        """The time begins to run; a second call changes nothing."""
+        with self._lock:
+            if self._deadline is not None:
+                return
+            self._deadline = time.monotonic() + self._seconds
+        threading.Thread(target=self._wait, name="kdc-watchdog", daemon=True).start()
+
+    def cancel(self) -> None:
+        """The process may go on."""
+        self._cancelled.set()
+
+    def _wait(self) -> None:
+        if self._cancelled.wait(self.left):
+            return
+        flushing = threading.Thread(target=_flush, daemon=True)  # the main thread may hold their locks
+        flushing.start()
+        os.write(2, f"{self._last_words()}\n".encode())
+        flushing.join(_FLUSH_SECONDS)
+        os._exit(RESTART_EXIT_CODE)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -1,0 +1,77 @@
+"""A job of several workers in which one alone does something, or was told something else."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+from keras_dist_callbacks.testing import StepLog
+
+BATCH, STEPS = 12, 6
+
+
+class Stops(keras.callbacks.Callback):
+    """Ends training on this worker, as an EarlyStopping with a metric of its own would."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.where == "batch" and (self.epoch, batch) == (1, 2):
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.where == "epoch" and epoch == 1:
+            self.model.stop_training = True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory")
+    parser.add_argument("--who", type=int, default=1, help="which worker; -1: all of them")
+    parser.add_argument("--does", default="nothing")
+    parser.add_argument("--own-strategy", action="store_true", help="TensorFlow's own way to join the cluster")
+    args = parser.parse_args()
+    me = kdc.Cluster.detect().worker_index
+    does = args.does if args.who in (me, -1) else "nothing"
+    if does == "too late":
+        tf.constant(1.0) + 1.0
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if args.own_strategy else kdc.make_strategy()
+    keras.utils.set_random_seed(1)
+    directory = Path(args.directory, "elsewhere" if does == "directory" else "backup")
+    backup = kdc.BackupAndRestore(directory, save_freq=2 if does == "save_freq" else "epoch", delete_checkpoint=False)
+    rows = BATCH * (STEPS - 1 if does == "rows" else STEPS)
+    x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(BATCH).with_options(options)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    callbacks: list[Any] = [StepLog(f"{args.directory}/steps-worker{{worker}}"), backup]
+    if does in ("batch", "epoch"):
+        callbacks.insert(0, Stops(does))
+    if does == "checkpoint":
+        callbacks.insert(0, kdc.ModelCheckpoint(f"{args.directory}/{{epoch}}.keras"))
+    model.fit(data, epochs=4, verbose=0, callbacks=callbacks)
+    print("finished", flush=True)
+
+
+if __name__ == "__main__":
+    main()

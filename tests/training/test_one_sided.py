@@ -1,0 +1,94 @@
+"""What one worker alone does, or was told otherwise, never leaves the others hanging."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from keras_dist_callbacks.testing import read_steps
+from tests.support import SUPPORT
+from tests.support.one_sided import STEPS
+from tests.support.processes import job
+
+SECONDS = 120.0
+
+
+def run(directory: Path, workers: int, *options: str) -> tuple[list[int | None], list[str], float]:
+    """Exit codes and logs of all workers, and the seconds that it took."""
+    command = [sys.executable, str(SUPPORT / "one_sided.py"), str(directory), *options]
+    with job(command, workers, directory / "logs", grace=60.0) as cluster:
+        began = time.monotonic()
+        cluster.start()
+        codes = list(cluster.wait(SECONDS))
+        return codes, [cluster.log(worker) for worker in range(workers)], time.monotonic() - began
+
+
+def trained(directory: Path, worker: int) -> list[tuple[int, int]]:
+    return [(step.epoch, step.batch) for step in read_steps(f"{directory}/steps-worker{worker}")]
+
+
+def steps_until(epoch: int, batch: int) -> list[tuple[int, int]]:
+    every = [(e, b) for e in range(4) for b in range(STEPS)]
+    return every[: every.index((epoch, batch)) + 1]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("workers", "who"), [(2, 1), (2, -1), (3, 0)])
+def test_stop_training_in_an_epoch_on_one_worker_stops_all_at_the_same_step(
+    tmp_path: Path, workers: int, who: int
+) -> None:
+    codes, logs, _ = run(tmp_path, workers, "--who", str(who), "--does", "batch")
+    assert codes == [0] * workers, logs
+    stops = [trained(tmp_path, worker) for worker in range(workers)]
+    assert all(steps == stops[0] for steps in stops)
+    # where all stop by themselves, they stop where they would without this package
+    assert stops[0] in ([steps_until(1, 2)] if who == -1 else [steps_until(1, 2), steps_until(1, 3)])
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("who", [0, -1])
+def test_stop_training_at_the_end_of_an_epoch_on_one_worker_stops_all_there(tmp_path: Path, who: int) -> None:
+    codes, logs, _ = run(tmp_path, 2, "--who", str(who), "--does", "epoch")
+    assert codes == [0, 0], logs
+    for worker in range(2):
+        assert trained(tmp_path, worker) == steps_until(1, STEPS - 1)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("directory", ["the backup directory", "backup on worker 0", "elsewhere on worker 1"]),
+        ("save_freq", ["save_freq: 'epoch' on worker 0; 2 on worker 1"]),
+        ("rows", ["the number of batches: 6 on worker 0; 5 on worker 1"]),
+        ("checkpoint", ["BackupAndRestore on worker 0; BackupAndRestore, ModelCheckpoint on worker 1"]),
+    ],
+)
+def test_workers_that_disagree_are_told_at_the_start(tmp_path: Path, does: str, words: list[str]) -> None:
+    codes, logs, _ = run(tmp_path, 2, "--does", does)
+    assert codes == [1, 1], logs
+    for log in logs:
+        assert "ConfigError: the workers disagree about" in log
+        assert all(word in log for word in words), log
+    assert trained(tmp_path, 0) == trained(tmp_path, 1) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_tensorflows_own_way_to_join_a_cluster_works(tmp_path: Path) -> None:
+    codes, logs, _ = run(tmp_path, 2, "--own-strategy")
+    assert codes == [0, 0], logs
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_a_strategy_that_is_made_too_late_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    codes, logs, _ = run(tmp_path, 2, "--who", "-1", "--does", "too late")
+    assert codes == [1, 1], logs
+    assert all("make_strategy() came too late" in log and "Call it first" in log for log in logs)

@@ -1,0 +1,146 @@
+"""Signals are seen at once, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from keras_dist_callbacks.training.signals import SignalWatch, is_foreign
+
+SOON = 10.0
+
+
+class Seen:
+    """What a watch has called back with."""
+
+    def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
+        self.at_once: list[signal.Signals] = []
+        self.thread = ""
+        self.came = threading.Event()
+
+    def __call__(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+        self.thread = threading.current_thread().name
+        self.came.set()
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def watch(seen: Seen) -> Iterator[SignalWatch]:
+    made = SignalWatch(seen, seen.at_once.append)
+    yield made
+    made.remove()
+
+
+def test_a_signal_is_told_in_a_thread_and_in_the_handler(seen: Seen, watch: SignalWatch) -> None:
+    watch.install([signal.SIGUSR1])
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert seen.came.wait(SOON)
+    assert seen.signals == [signal.SIGUSR1]
+    assert seen.at_once == [signal.SIGUSR1]
+    assert seen.thread == "kdc-signals"
+
+
+def test_a_second_signal_changes_nothing(seen: Seen, watch: SignalWatch) -> None:
+    watch.install([signal.SIGUSR1, signal.SIGUSR2])
+    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(os.getpid(), number)
+    deadline = time.monotonic() + SOON
+    while len(seen.signals) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert seen.signals == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.mark.process
+def test_it_is_seen_while_the_main_thread_runs_no_bytecode() -> None:
+    """A step may take longer than the grace period; Python's own handlers wait for its end."""
+    code = """
+        import ctypes, os, signal, threading, time
+        from keras_dist_callbacks.training.signals import SignalWatch
+        seen = []
+        watch = SignalWatch(lambda number: seen.append(time.monotonic()), lambda number: None)
+        watch.install([signal.SIGUSR1])
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        begin = time.monotonic()
+        libc = ctypes.CDLL(None)
+        while time.monotonic() - begin < 3:  # a signal ends the call early, and the handler runs between two only
+            libc.usleep(3_000_000)
+        assert 0.3 < seen[0] - begin < 2.5, seen[0] - begin
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
+def test_signals_are_given_back(seen: Seen) -> None:
+    def own(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGUSR1, own)
+    try:
+        watch = SignalWatch(seen, seen.at_once.append)
+        watch.install([signal.SIGUSR1, signal.SIGUSR2])
+        assert watch.earlier(signal.SIGUSR1) is own
+        assert watch.earlier(signal.SIGUSR2) is None
+        watch.remove()
+        assert signal.getsignal(signal.SIGUSR1) is own
+        assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_was_set_meanwhile_stays(seen: Seen) -> None:
+    def own(number: int, frame: object) -> None: ...
+
+    watch = SignalWatch(seen, seen.at_once.append)
+    watch.install([signal.SIGUSR1])
+    signal.signal(signal.SIGUSR1, own)
+    try:
+        watch.remove()
+        assert signal.getsignal(signal.SIGUSR1) is own
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_an_event_loop_keeps_its_signals(seen: Seen, watch: SignalWatch) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        came = asyncio.Event()
+        loop.add_signal_handler(signal.SIGUSR2, came.set)
+        watch.install([signal.SIGUSR1])
+        os.kill(os.getpid(), signal.SIGUSR2)
+        await asyncio.wait_for(came.wait(), SOON)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.to_thread(seen.came.wait, SOON)
+        loop.remove_signal_handler(signal.SIGUSR2)
+
+    asyncio.run(main())
+    assert seen.signals == [signal.SIGUSR1]
+
+
+@pytest.mark.process
+def test_a_handler_of_another_language_is_told_from_pythons() -> None:
+    code = """
+        import ctypes, signal
+        from keras_dist_callbacks.training.signals import is_foreign
+        assert not is_foreign(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        assert not is_foreign(signal.SIGUSR1)
+        handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
+        ctypes.CDLL(None).signal(int(signal.SIGUSR2), handler)
+        assert is_foreign(signal.SIGUSR2)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+    assert not is_foreign(signal.SIGUSR1)
