@@ -87,6 +87,13 @@ def delete_value(key: str) -> None:
     _context().delete_config_key_value(key)
 
 
+def report_error(text: str) -> None:
+    """Makes every other worker fail at once with this text."""
+    import tensorflow as tf
+
+    _context().report_error_to_cluster(tf.errors.UNAVAILABLE, text)
+
+
 def peer_errors() -> tuple[type[Exception], ...]:
     """What TensorFlow raises when another worker is gone."""
     import tensorflow as tf

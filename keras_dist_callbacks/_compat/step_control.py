@@ -52,7 +52,7 @@ class StepControl(Protocol):
         ...
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
-        """An exception leaves fit; it is raised on afterwards.
+        """An exception leaves fit; it is raised on afterwards, unless this raises another in its place.
 
         Args:
             error: The exception.

@@ -36,7 +36,7 @@ def publish(key: str, value: bytes, timeout: float) -> int:
     deadline = time.monotonic() + timeout
     for number, chunk in enumerate(chunks):
         prefix = f"{len(chunks)}:" if number == 0 else ""
-        _bounded(
+        bounded(
             functools.partial(coordination.set_value, f"{key}/{number}", prefix + chunk),
             deadline - time.monotonic(),
             f"setting {key}",
@@ -52,7 +52,7 @@ def publish_once(key: str, value: bytes, timeout: float) -> bool:
         PeerLostError: The service is gone.
     """
     text = f"1:{base64.b64encode(value).decode('ascii')}"
-    return _bounded(functools.partial(coordination.set_once, f"{key}/0", text), timeout, f"setting {key}")
+    return bounded(functools.partial(coordination.set_once, f"{key}/0", text), timeout, f"setting {key}")
 
 
 def chunk_count(value: bytes) -> int:
@@ -83,7 +83,7 @@ def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False)
 def forget(key: str, chunks: int = 1) -> None:
     """Removes what `publish` set, so that the service's memory does not grow."""
     for number in range(chunks):
-        _bounded(functools.partial(coordination.delete_value, f"{key}/{number}"), 10.0, f"deleting {key}")
+        bounded(functools.partial(coordination.delete_value, f"{key}/{number}"), 10.0, f"deleting {key}")
 
 
 def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str | None:
@@ -92,12 +92,12 @@ def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str 
         if left <= 0 or give_up():
             return None
         wait = min(_SLICE_MS, left)
-        value = _bounded(functools.partial(coordination.get_value, key, wait), wait / 1000 + 30.0, f"getting {key}")
+        value = bounded(functools.partial(coordination.get_value, key, wait), wait / 1000 + 30.0, f"getting {key}")
         if value is not None:
             return value
 
 
-def _bounded(operation: Callable[[], _T], timeout: float, what: str) -> _T:
+def bounded(operation: Callable[[], _T], timeout: float, what: str) -> _T:
     """Runs a request that may never return (a partitioned network) in a thread that can be left behind."""
     outcome: list[_T] = []
     failure: list[Exception] = []

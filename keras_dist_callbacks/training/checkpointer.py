@@ -286,8 +286,10 @@ class Checkpointer:
         if error is None:
             self.close()
         else:
-            self._leaving.on_exception(error, self.steps, lambda: None if self._in_step else self._now())
-            self._leaving.close()
+            try:
+                self._leaving.on_exception(error, self.steps, lambda: None if self._in_step else self._now())
+            finally:
+                self._leaving.close()
 
     def _now(self) -> Snapshot:
         return self._snapshot("within" if self.batch else "between")

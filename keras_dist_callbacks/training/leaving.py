@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from keras_dist_callbacks._compat.coordination import is_peer_error
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
+from keras_dist_callbacks.cluster import loss
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
@@ -24,6 +24,7 @@ from keras_dist_callbacks.training.watchdog import Watchdog
 PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
 _INTERRUPT_SECONDS = 10.0
 _BUDGET_SECONDS = 120.0
+_LOSS_BUDGET_SECONDS = 15.0
 _told: set[str] = set()
 
 
@@ -165,30 +166,46 @@ class Leaving:
             error: The exception; one of `depart` is left as it is.
             step: Batches trained.
             at_hand: Captures the state behind the last step; None if it is not known.
+
+        Raises:
+            PeerLostError: The exception means that another worker is lost; this one says which.
         """
         if self.departed:
             return
-        newest = self._engine.committed
-        if is_peer_error(error):
+        lost = loss.explained(self._cluster, error) if loss.is_loss(self._cluster, error) else None
+        if lost is None:
+            loss.say_farewell(self._cluster, error)
+            self._save_at(error, step, at_hand)
+        else:
             self._engine.abort()
-        elif self._saves_at(error):
-            try:
-                snapshot = at_hand() if newest is None or newest.step < step else None
-                if snapshot is not None:
-                    self._engine.save(snapshot, must=True)
-            except Exception as failure:  # noqa: BLE001 - the first error is the one to be seen
-                error.add_note(f"training could not be saved: {failure}")
-        self._engine.drain(_BUDGET_SECONDS)
+        self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
         self._engine.abort()
         later = self._engine.take_failure()
-        for note in [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]:
-            error.add_note(note)
+        notes = [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
+        for note in [*notes, *self._cost(step)]:
+            (lost or error).add_note(note)
+        if lost is not None:
+            raise lost from error
+
+    def _save_at(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> None:
+        newest = self._engine.committed
+        if not self._saves_at(error) or (newest is not None and newest.step >= step):
+            return
+        try:
+            snapshot = at_hand()
+            if snapshot is not None:
+                self._engine.save(snapshot, must=True)
+        except Exception as failure:  # noqa: BLE001 - the first error is the one to be seen
+            error.add_note(f"training could not be saved: {failure}")
+
+    def _cost(self, step: int) -> list[str]:
+        """What a restart costs; the chief alone knows which backup is the newest."""
+        if not self._cluster.is_chief:
+            return []
         newest = self._engine.committed
         lost = step - (newest.step if newest else 0)
-        error.add_note(
-            (f"the newest backup is at {newest}" if newest else "there is no backup")
-            + (f"; a restart trains {lost} step(s) again" if lost > 0 else "; a restart loses no step")
-        )
+        where = f"the newest backup is at {newest}" if newest else "there is no backup"
+        return [f"{where}; a restart {f'trains {lost} step(s) again' if lost > 0 else 'loses no step'}"]
 
     def _saves_at(self, error: BaseException) -> bool:
         ours = isinstance(error, KdcError) and not isinstance(error, StorageError)

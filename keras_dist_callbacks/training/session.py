@@ -218,8 +218,10 @@ class FitSession:
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
         known = not in_step and self._saved is None
-        self._leaving.on_exception(error, self._count.step, lambda: self._at_exception(error) if known else None)
-        self.close()
+        try:
+            self._leaving.on_exception(error, self._count.step, lambda: self._at_exception(error) if known else None)
+        finally:
+            self.close()
 
     # --- leaving early
 

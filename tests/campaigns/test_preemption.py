@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.testing import read_steps
+from keras_dist_callbacks.testing import LocalCluster, read_steps
 from keras_dist_callbacks.testing.local_cluster import Attempt, run_until_done
 from tests.campaigns.test_kill_matrix import STRATEGIES, WORKLOAD, assert_only_the_chief_wrote, assert_same
 from tests.support.processes import job
@@ -16,16 +19,22 @@ EPOCH_END, EPOCH_BEGIN, TRAIN_END = "phase=epoch_end,epoch=1", "phase=epoch_begi
 PHASES = (TRAIN, VALIDATION, EPOCH_END, EPOCH_BEGIN, TRAIN_END)
 
 
-def run(
-    directory: Path, strategy: str, source: str, signals: list[str], *options: str, preload: bool = True
-) -> list[Attempt]:
-    """A job that gets signals, each once, and is started again; its recordings lie in the directory."""
+GRACE = 25.0
+
+
+def workload(directory: Path, strategy: str, source: str, *options: str, preload: bool = True) -> LocalCluster:
     kind, workers = STRATEGIES[strategy]
     arguments = ["--strategy", kind, "--source", source, *options, "--record", f"{directory}/run"]
     arguments += ["--backup-dir", f"{directory}/backup", "--audit", f"{directory}/audit"]
     arguments += ["--step-log", f"{directory}/steps"]
+    return job([*WORKLOAD, *arguments], workers, directory / "logs", grace=60.0, preload=preload)
+
+
+def run(directory: Path, strategy: str, source: str, signals: list[str], *options: str) -> list[Attempt]:
+    """A job that gets signals, each once, and is started again; its recordings lie in the directory."""
+    workers = STRATEGIES[strategy][1]
     extra = [["--kill", f"{signal},sig=SIGTERM,after_commit=false"] for signal in signals]
-    with job([*WORKLOAD, *arguments], workers, directory / "logs", grace=60.0, preload=preload) as cluster:
+    with workload(directory, strategy, source, *options) as cluster:
         attempts = run_until_done(cluster, len(extra), 60.0 + 40.0 * len(extra) * workers, extra_args=extra)
         assert attempts[-1].succeeded, cluster.tails()
     return attempts
@@ -82,3 +91,55 @@ def test_a_preempted_job_saves_leaves_and_loses_nothing(
     signals: list[str],  # type: ignore[no-untyped-def]
 ) -> None:
     check(tmp_path, reference, strategy, source, signals)
+
+
+def steps_of(directory: Path, worker: int) -> int:
+    path = Path(f"{directory}/steps-worker{worker}")
+    return len(read_steps(path)) if path.exists() else 0
+
+
+def strike(cluster: LocalCluster, directory: Path, draw: random.Random, workers: int) -> tuple[int, str]:
+    """SIGTERM to one worker: within its start, or within or between some steps later."""
+    victim = draw.randrange(workers)
+    steps = draw.choice([None, *range(27), *range(27)])
+    cluster.start()
+    if steps is None:
+        delay = draw.uniform(0.0, 4.0)
+    else:
+        delay = draw.uniform(0.0, 0.05)
+        while steps_of(directory, victim) < steps and cluster.poll()[victim] is None:
+            time.sleep(0.002)
+    time.sleep(delay)
+    cluster.kill(victim, signal.SIGTERM)
+    return victim, f"worker {victim}, {'the start' if steps is None else f'{steps} steps'} and {delay:.3f} s"
+
+
+@pytest.mark.chaos
+@pytest.mark.kill
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(100))
+def test_a_signal_at_any_instant_loses_no_step(tmp_path: Path, reference, seed: int) -> None:  # type: ignore[no-untyped-def]
+    draw = random.Random(seed)  # noqa: S311 - nothing to do with security
+    strategy = list(STRATEGIES)[seed % len(STRATEGIES)]
+    workers = STRATEGIES[strategy][1]
+    expected = reference(strategy, "shuffled")
+    with workload(tmp_path, strategy, "shuffled") as cluster:
+        victim, where = strike(cluster, tmp_path, draw, workers)
+        struck = time.monotonic()
+        codes = cluster.wait(GRACE + 90.0)
+        seconds = time.monotonic() - struck
+        print(f"{strategy}, {where}: {codes} after {seconds:.1f} s and {steps_of(tmp_path, victim)} steps")
+        assert codes[victim] in {138, 0, -signal.SIGTERM}, cluster.tails()
+        if codes[victim] == 138:
+            assert set(codes) == {138}, cluster.tails()
+            assert seconds < GRACE
+        if codes[victim] == -signal.SIGTERM:  # before fit, or behind it
+            assert seconds < 5.0 or workers > 1
+            assert steps_of(tmp_path, victim) in {0, 27}
+            if steps_of(tmp_path, victim) == 27:
+                return
+        if any(codes):
+            cluster.start()
+            assert cluster.wait(120.0) == [0] * workers, cluster.tails()
+    assert_same(tmp_path, expected, strategy)
+    assert_nothing_lost(tmp_path, expected, strategy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,15 @@ from keras_dist_callbacks.testing import StepLog
 BATCH, STEPS = 12, 6
 
 
-class Stops(keras.callbacks.Callback):
-    """Ends training on this worker, as an EarlyStopping with a metric of its own would."""
+FAULTS = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "leave": lambda: os._exit(0),
+}
+
+
+class Acts(keras.callbacks.Callback):
+    """Does something on this worker: ends training as an EarlyStopping with a metric of its own would, or fails."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -33,8 +41,13 @@ class Stops(keras.callbacks.Callback):
         self.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.where == "batch" and (self.epoch, batch) == (1, 2):
-            self.model.stop_training = True
+        if (self.epoch, batch) == (1, 2):
+            if self.where == "batch":
+                self.model.stop_training = True
+            elif self.where == "raise":
+                raise ValueError("a bug of one worker")
+            elif self.where in FAULTS:
+                FAULTS[self.where]()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self.where == "epoch" and epoch == 1:
@@ -65,11 +78,12 @@ def main() -> None:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.1), "mse")
     callbacks: list[Any] = [StepLog(f"{args.directory}/steps-worker{{worker}}"), backup]
-    if does in ("batch", "epoch"):
-        callbacks.insert(0, Stops(does))
+    if does in ("batch", "epoch", "raise", *FAULTS):
+        callbacks.insert(0, Acts(does))
     if does == "checkpoint":
         callbacks.insert(0, kdc.ModelCheckpoint(f"{args.directory}/{{epoch}}.keras"))
-    model.fit(data, epochs=4, verbose=0, callbacks=callbacks)
+    with kdc.restartable():
+        model.fit(data, epochs=4, verbose=0, callbacks=callbacks)
     print("finished", flush=True)
 
 

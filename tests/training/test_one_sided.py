@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,12 +15,19 @@ from tests.support.one_sided import STEPS
 from tests.support.processes import job
 
 SECONDS = 120.0
+PEER_TIMEOUT = 30.0
+LOST = {
+    "kill": "has ended: nothing listens|sends no heartbeats|does not answer",
+    "freeze": "sends no heartbeats|does not answer",
+    "leave": "has ended: nothing listens|sends no heartbeats|does not answer",
+    "raise": "said that it ended with ValueError: a bug of one worker",
+}
 
 
-def run(directory: Path, workers: int, *options: str) -> tuple[list[int | None], list[str], float]:
+def run(directory: Path, workers: int, *options: str, grace: float = 60.0) -> tuple[list[int | None], list[str], float]:
     """Exit codes and logs of all workers, and the seconds that it took."""
     command = [sys.executable, str(SUPPORT / "one_sided.py"), str(directory), *options]
-    with job(command, workers, directory / "logs", grace=60.0) as cluster:
+    with job(command, workers, directory / "logs", grace=grace) as cluster:
         began = time.monotonic()
         cluster.start()
         codes = list(cluster.wait(SECONDS))
@@ -77,6 +85,39 @@ def test_workers_that_disagree_are_told_at_the_start(tmp_path: Path, does: str, 
         assert "ConfigError: the workers disagree about" in log
         assert all(word in log for word in words), log
     assert trained(tmp_path, 0) == trained(tmp_path, 1) == []
+
+
+def check_loss(directory: Path, workers: int, who: int, does: str) -> None:
+    codes, logs, _ = run(directory, workers, "--who", str(who), "--does", does, grace=PEER_TIMEOUT + 10.0)
+    name = "the chief" if who == 0 else f"worker {who}"
+    for worker in set(range(workers)) - {who}:
+        assert codes[worker] == 138, logs[worker]  # killed by the cluster it would be -9
+        told = re.search(r"^\S*PeerLostError: (.*)$", logs[worker], re.MULTILINE)
+        assert told is not None, logs[worker]
+        assert re.search(rf"{name} \(\S+\) (?:{LOST[does]})", told[1]), told[1]
+    if who != 0:
+        assert "the newest backup is at the end of epoch 1 (step 6)" in logs[0]
+    if does == "raise":
+        assert codes[who] == 1
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("workers", "who", "does"), [(2, 1, "kill"), (3, 0, "raise")])
+def test_a_lost_worker_is_named_and_the_others_end_with_138(tmp_path: Path, workers: int, who: int, does: str) -> None:
+    check_loss(tmp_path, workers, who, does)
+
+
+@pytest.mark.chaos
+@pytest.mark.kill
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("does", LOST)
+@pytest.mark.parametrize("chief", [True, False])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_every_lost_worker_is_named_and_the_others_end_with_138(
+    tmp_path: Path, workers: int, chief: bool, does: str
+) -> None:
+    check_loss(tmp_path, workers, 0 if chief else workers - 1, does)
 
 
 @pytest.mark.cluster
