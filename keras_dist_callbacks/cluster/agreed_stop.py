@@ -56,6 +56,7 @@ class AgreedStop:
         self._key = f"kdc/{name}/stop"
         self._on_request = on_request
         self._timeout = timeout
+        self._alone = cluster.num_workers == 1
         self._lock = threading.Lock()
         self._wishes: queue.SimpleQueue[StopRequest | None] = queue.SimpleQueue()
         self._unmet: list[StopRequest] = []
@@ -68,7 +69,7 @@ class AgreedStop:
 
     def start(self) -> None:
         """Begins to listen; with one worker there is nobody to listen to."""
-        if self._cluster.num_workers > 1:
+        if not self._alone:
             for run in (self._publish, self._watch):
                 threading.Thread(target=run, name=f"kdc-stop{run.__name__}", daemon=True).start()
 
@@ -88,7 +89,7 @@ class AgreedStop:
     def request(self, kind: str, why: str) -> None:
         """Asks all workers to stop at one of their next boundaries; from any thread, returns at once."""
         wish = StopRequest(kind, why, self._cluster.worker_index)
-        if self._cluster.num_workers == 1:
+        if self._alone:
             self.note(kind, why)
             self._on_request(wish)
         else:
@@ -107,10 +108,10 @@ class AgreedStop:
         Raises:
             ClusterTimeoutError: A stop was asked for, and not every worker has answered.
         """
+        if self._alone:
+            request, self._noted = self._noted, None
+            return StopRequest(kind, why, 0) if request is None and kind is not None else request
         wish = None if kind is None else StopRequest(kind, why, self._cluster.worker_index)
-        if self._cluster.num_workers == 1:
-            request, self._noted = wish or self._noted, None
-            return request
         with self._lock:
             here = self._passed + 1
             if self._answer is None and wish is None:
@@ -127,7 +128,7 @@ class AgreedStop:
         self._closing.set()
         self._taken.set()
         self._wishes.put(None)
-        if self._cluster.num_workers > 1 and self._cluster.is_chief:
+        if not self._alone and self._cluster.is_chief:
             threading.Thread(target=self._tell_closed, args=(self._round,), daemon=True).start()
 
     def _hold(self, here: int) -> StopRequest | None:

@@ -62,6 +62,7 @@ class FitSession:
         self._trained: Snapshot | None = None  # behind an epoch's last step, until the next one begins
         self._in_epoch = False
         self._stops = False
+        self._has_peers = cluster.num_workers > 1
         self._strict = strict
         self._read_again = read_again
         self._saved: WorkerState | None = None
@@ -158,7 +159,7 @@ class FitSession:
     def batch_end(self) -> None:
         """Behind a step and all callbacks; fit looks at `stop_training` next."""
         model = self._fit.model
-        alone = bool(model.stop_training) and not self._stops and self._cluster.num_workers > 1
+        alone = self._has_peers and model.stop_training and not self._stops
         if alone:
             model.stop_training = False  # until all workers do it behind the same step
         self._act(self._leaving.boundary(stop="stop_training" if alone else None))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from keras_dist_callbacks.cluster.strategy import make_strategy
 from keras_dist_callbacks.errors import ConfigError
+from tests.support.processes import job
 from tests.support.tf_config import WORKERS, config
 
 
@@ -44,3 +49,24 @@ def test_a_strategy_that_joins_nobody_is_refused(tmp_path: Any, monkeypatch: pyt
     monkeypatch.setenv("TF_CONFIG", json.dumps(config(WORKERS)))
     with pytest.raises(ConfigError, match="TF_CONFIG names 3 workers, but the model was made under"):
         tiny.fit(tiny.model(), tmp_path)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_sigterm_ends_a_worker_between_the_strategy_and_fit(tmp_path: Path) -> None:
+    """TensorFlow takes SIGTERM over while it builds the cluster, and would swallow it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\nimport keras_dist_callbacks as kdc\nkdc.make_strategy()\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    with job([sys.executable, str(script)], 2, tmp_path / "logs", grace=1.0) as cluster:
+        cluster.start()
+        deadline = time.monotonic() + 60.0
+        while not all("ready" in cluster.log(worker) for worker in range(2)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        struck = time.monotonic()
+        for worker in range(2):
+            cluster.kill(worker, signal.SIGTERM)
+        assert cluster.wait(30.0) == [-signal.SIGTERM] * 2
+        assert time.monotonic() - struck < 5.0

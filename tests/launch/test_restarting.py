@@ -1,0 +1,95 @@
+"""Which errors a job is started again for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks import errors
+from keras_dist_callbacks.launch.restarting import is_worth_a_restart
+
+
+def store_error(*, unavailable: bool) -> errors.StorageError:
+    error = errors.StorageError("cannot write")
+    error.unavailable = unavailable
+    return error
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+AGAIN = [
+    errors.PeerLostError("worker 1 is gone"),
+    errors.ClusterTimeoutError("no answer"),
+    store_error(unavailable=True),
+    caused(errors.BackupError("10 backups failed in a row"), store_error(unavailable=True)),
+    tf.errors.UnavailableError(None, None, "Collective ops is aborted"),
+    tf.errors.DeadlineExceededError(None, None, "no heartbeat"),
+]
+NEVER = [
+    errors.FencedError("a newer run owns it"),
+    errors.ConfigError("wrong"),
+    errors.DamagedBackupError("none is whole"),
+    errors.BackupMismatchError("another model"),
+    errors.ClusterError("restoring failed on worker 1: ValueError: x"),
+    store_error(unavailable=False),
+    caused(ValueError("a bug"), errors.PeerLostError("gone")),
+    tf.errors.InvalidArgumentError(None, None, "shapes"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", AGAIN, ids=lambda error: type(error).__name__)
+def test_what_may_pass_ends_with_138(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, kdc.restartable():
+        raise error
+    assert ended.value.code == 138
+    shown = capsys.readouterr().err
+    assert str(error) in shown
+    assert "exit code 138: start this job again" in shown
+
+
+@pytest.mark.parametrize("error", NEVER, ids=lambda error: type(error).__name__)
+def test_what_would_come_again_is_raised_as_it_is(error: Exception) -> None:
+    assert not is_worth_a_restart(error)
+    with pytest.raises(type(error)) as raised, kdc.restartable():
+        raise error
+    assert raised.value is error
+
+
+def test_other_exits_stay_what_they_are() -> None:
+    for code in (0, 3, "a text"):
+        with pytest.raises(SystemExit) as ended, kdc.restartable():
+            raise SystemExit(code)
+        assert ended.value.code == code
+
+
+SCRIPT = """
+import sys
+from beside import WORD
+from keras_dist_callbacks.errors import PeerLostError
+assert __name__ == "__main__" and sys.argv[1:] == ["--help", WORD], sys.argv
+if WORD == "lost":
+    raise PeerLostError("worker 1 is gone")
+if WORD == "bug":
+    raise ValueError("a bug")
+print("it ran")
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("word", "code"), [("fine", 0), ("bug", 1), ("lost", 138)])
+def test_kdc_run_runs_a_script_as_python_does(tmp_path: Path, word: str, code: int) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text(f"WORD = {word!r}\n")
+    command = [sys.executable, "-m", "keras_dist_callbacks.cli", "run", str(tmp_path / "script.py"), "--help", word]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert ("it ran" in ended.stdout) == (code == 0)
