@@ -53,6 +53,16 @@ class RunningFit:
 
         return isinstance(self.input, tf.data.Dataset) and int(self.input.cardinality()) == tf.data.INFINITE_CARDINALITY
 
+    @property
+    def made_one_more(self) -> bool:
+        """Whether the epoch that has just ended made an iterator that nothing will be read of.
+
+        Of an input of unknown length Keras takes as many batches as the first epoch had, and one: an epoch that has
+        them all ends before its iterator does, and then another one is made.
+        """
+        iterator = self.epoch_iterator
+        return self.known_length is None and not self.steps_per_epoch and iterator._current_iterator is not None
+
     def set_num_batches(self, value: int | None) -> None:
         """What an earlier, complete epoch taught Keras about an input of unknown length."""
         if self.epoch_iterator._num_batches is None:

@@ -45,11 +45,15 @@ def caches(dataset: Any) -> bool:
 def draws_late(dataset: Any) -> bool:
     """Whether a pass makes iterators, each with a draw of its own, only when it gets to them.
 
-    Those of the later parts of `concatenate`, of each pass of a `repeat`, and of datasets that a function captured.
+    Those of the later parts of `concatenate`, of each pass of a `repeat`, of the parts that `sample_from_datasets` and
+    `choose_from_datasets` take from, and of datasets that a function captured. The choices of the latter cannot be
+    looked into.
     """
     for stage in stages(original(dataset)):
         inputs, kind = list(getattr(stage, "_inputs", list)()), type(stage).__name__
-        late = inputs[1:] if "Concatenate" in kind else inputs if "Repeat" in kind else []
+        if kind == "_VariantDataset":
+            return True
+        late = inputs[1:] if "Concatenate" in kind or "Directed" in kind else inputs if "Repeat" in kind else []
         if any(_draws(part) for source in late for part in stages(source)) or _captures_datasets(stage):
             return True
     return False

@@ -10,7 +10,8 @@ for real, and what was consumed of it is pulled and dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from keras_dist_callbacks._compat import pipeline
@@ -18,6 +19,7 @@ from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.errors import BackupError
 
 _ALL = 2**62
+_NONE: Mapping[int, int] = MappingProxyType({})
 # Keras gives arrays the same order in every epoch, and PyDatasets one from Python's random state, which is restored.
 _ITERATORS_WITHOUT_INFLUENCE = ("ArrayDataAdapter", "PyDatasetAdapter")
 
@@ -44,6 +46,7 @@ def replay_epochs(
     *,
     training: bool = True,
     before_reading: Callable[[], None] = lambda: None,
+    by_count: Mapping[int, int] = _NONE,
 ) -> None:
     """Puts the iterators into the state before `epoch`.
 
@@ -54,6 +57,7 @@ def replay_epochs(
         validations: How many validations were complete.
         training: Whether the training data need it.
         before_reading: Called before an iterator of the training data that lives across epochs is read.
+        by_count: Batches of the epochs whose iterator did not come to its end, for an input of unknown length.
     """
     if epoch <= first:
         return
@@ -63,7 +67,7 @@ def replay_epochs(
     with _StandIns(iterator, created), _StandIns(validation, created):
         for past in range(first, epoch):
             if iterator is not None:
-                _count_epoch(iterator)
+                _count_epoch(iterator, by_count.get(past))
             if validation is not None and validations and fit.validates(past):
                 _count_validation(fit, validation)
                 validations -= 1
@@ -73,7 +77,12 @@ def replay_epochs(
 
 
 def read_epochs(
-    fit: RunningFit, first: int, epoch: int, validations: int, advance: Callable[[int], None] = lambda count: None
+    fit: RunningFit,
+    first: int,
+    epoch: int,
+    validations: int,
+    advance: Callable[[int], None] = lambda count: None,
+    by_count: Mapping[int, int] = _NONE,
 ) -> None:
     """Reads past epochs again, for an input whose own Python state moves by being read.
 
@@ -83,10 +92,11 @@ def read_epochs(
         epoch: The epoch to go on with.
         validations: How many validations were complete.
         advance: Called with each number of batches of the training data that were read.
+        by_count: As in `replay_epochs`.
     """
     validation = fit.validation_iterator() if validations else None
     for past in range(first, epoch):
-        _read_epoch(fit.epoch_iterator, advance)
+        _read_epoch(fit.epoch_iterator, advance, by_count.get(past))
         if validation is not None and validations and fit.validates(past):
             if fit.builds_before_evaluating:
                 *_, data = next(_own_steps(validation))
@@ -96,8 +106,12 @@ def read_epochs(
             validations -= 1
 
 
-def _read_epoch(iterator: Any, advance: Callable[[int], None]) -> None:
-    for *_, data in _own_steps(iterator):
+def _read_epoch(iterator: Any, advance: Callable[[int], None], by_count: int | None = None) -> None:
+    for begin, *_, data in _own_steps(iterator):
+        if by_count is not None and begin >= by_count:
+            iter(iterator._get_iterator())
+            iterator.data_adapter.on_epoch_end()
+            return
         count = _pull(data, iterator.steps_per_execution)
         advance(count)
         if count < iterator.steps_per_execution:  # what Keras does when an input ends
@@ -181,11 +195,13 @@ class _StandIns:
         return self._created[-1]
 
 
-def _count_epoch(iterator: Any) -> None:
+def _count_epoch(iterator: Any, by_count: int | None = None) -> None:
     steps = _own_steps(iterator)
     if not (iterator.steps_per_epoch or iterator._num_batches):
-        *_, data = next(steps)  # of unknown length: one iterator, read to its end
-        data.pulled = _ALL
+        *_, data = next(steps)  # of unknown length: one iterator, read to its end, mostly
+        data.pulled = by_count or _ALL
+        if by_count:
+            iterator._get_iterator()
         iterator.data_adapter.on_epoch_end()
         return
     for *_, data in steps:

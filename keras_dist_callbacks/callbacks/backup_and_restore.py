@@ -94,6 +94,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         ConfigError: An argument is wrong.
     """
 
+    restored: Restored | None = None
+    _session: FitSession | None = None
+    _prepared: Preparation | None = None
+
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
@@ -122,26 +126,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         super().__init__()
         enable_for_cluster()
         _check_arguments(backup_dir, when_busy, max_failed_saves, strict, replay)
-        self.backup_dir = os.fspath(backup_dir)
-        self.save_freq = save_freq
-        self.double_checkpoint = double_checkpoint
-        self.delete_checkpoint = delete_checkpoint
-        self.verbose = verbose
-        self.restored: Restored | None = None
+        self.backup_dir, self.save_freq, self.verbose = os.fspath(backup_dir), save_freq, verbose
+        self.double_checkpoint, self.delete_checkpoint = double_checkpoint, delete_checkpoint
+        self._strict, self._read_again = strict, replay == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
         self._options = EngineOptions(
             double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0, max_local_state
         )
-        self._leave_options = LeaveOptions.parse(
-            save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception
-        )
-        self._strict = strict
-        self._read_again = replay == "read"
+        leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
+        self._leave_options = LeaveOptions.parse(*leaving)
         self._storage = Storage.open(
             backup_dir, storage_options, fsync=fsync, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
-        self._session: FitSession | None = None
-        self._prepared: Preparation | None = None
 
     def set_model(self, model: Any) -> None:
         """Chooses the backup to resume from, and becomes the last callback of the list."""

@@ -8,9 +8,8 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from keras_dist_callbacks._compat import pipeline, replay, rng, variables
 from keras_dist_callbacks._compat.hidden_input import look_at_source
@@ -30,19 +29,11 @@ from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.input_state import InputState
 from keras_dist_callbacks.training.leaving import LeaveOptions, Leaving
+from keras_dist_callbacks.training.loop_parts import Trained
 from keras_dist_callbacks.training.stateless import is_stateless
 
 _opened = itertools.count(1)
 _LOOP = "your loop changes nothing but what the Checkpointer was given"
-
-
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """The parts of a training loop under the names that a Keras model has for them."""
-
-    variables: list[Any]
-    optimizer: Any
-    metrics: list[Any]
 
 
 class Checkpointer:
@@ -100,6 +91,15 @@ class Checkpointer:
         ConfigError: An argument is wrong, or the optimizer has no variables yet.
     """
 
+    epoch = batch = steps = 0
+    _open = _in_step = False
+    _past = 0
+    _resumed: WorkerState | None = None
+    _input: InputState | None = None
+    _dataset: Any = None
+    _read: Any = None
+    _rng_at_epoch: JSON = None
+
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
@@ -126,31 +126,20 @@ class Checkpointer:
         preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None = None,
         save_on_exception: bool = True,
     ) -> None:
-        _require_variables(model, optimizer)
-        self.epoch = self.batch = self.steps = 0
         self.state = {} if state is None else state
-        self._trained = _Trained([*model.variables, *variables], optimizer, list(metrics))
-        self._strategy = model.distribute_strategy
-        self._delete, self._strict, self._cluster = delete_checkpoint, strict, Cluster.detect()
+        self._trained = Trained.of(model, optimizer, metrics, variables)
+        self._delete, self._strict, self._strategy = delete_checkpoint, strict, model.distribute_strategy
+        self._cluster = Cluster.detect()
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
         self._storage = Storage.open(
             backup_dir, storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
-        options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), next(_opened)
-        self._engine = BackupEngine.open(self._storage, self._cluster, f"checkpointer{name}", options)
-        leave_options = LeaveOptions.parse(
-            save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception
-        )
-        self._leaving = Leaving(leave_options, self._engine, self._cluster, f"checkpointer{name}", self._say)
+        options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), f"loop{next(_opened)}"
+        self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
+        leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
+        self._leaving = Leaving(LeaveOptions.parse(*leaving), self._engine, self._cluster, name, self._say)
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
-        self._in_step = False
-        self._resumed: WorkerState | None = None
-        self._past = 0
-        self._dataset = self._read = cast(Any, None)
-        self._input: InputState | None = None
-        self._rng_at_epoch: JSON = None
-        self._open = False
 
     def restore(self) -> bool:
         """Puts everything back to the newest backup, and claims the directory; call it once, before training.
@@ -354,11 +343,3 @@ class Checkpointer:
     def _require_open(self) -> None:
         if not self._open:
             raise BackupError("call restore() before training, and make a new Checkpointer after close()")
-
-
-def _require_variables(model: Any, optimizer: Any) -> None:
-    if not model.built or (optimizer is not None and not optimizer.built):
-        raise ConfigError(
-            "Checkpointer needs all variables: call the model on a batch and "
-            "optimizer.build(model.trainable_variables) first"
-        )

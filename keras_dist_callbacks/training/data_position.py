@@ -7,7 +7,7 @@ knows its own position, or past epochs are replayed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
@@ -21,6 +21,7 @@ from keras_dist_callbacks.training.stateless import is_stateless
 
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _TOPIC = "input"
+_BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not come to its end
 _LENGTH_AND_STATE = (
     "under a strategy, two runs may read an input of unknown length differently where its functions change variables "
     "or it is cached; give it a length (assert_cardinality)"
@@ -60,6 +61,7 @@ class DataPosition:
         self._epoch_ends = EpochEnds(fit.input)
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None
+        self._runs: list[list[int]] = []
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, HeldTensor] = {}
         self.is_rewindable = self._addressed or self._methods is not None or not self._was_iterated()
@@ -96,9 +98,11 @@ class DataPosition:
         knows = self._methods is not None and _TOPIC in saved.state
         notes = self.hides.begin_restore(saved)
         self._epoch_ends.replay(saved.tensors)
+        self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
+        by_count = {epoch: batches for begin, end, batches in self._runs for epoch in range(begin, end)}
         validations, by_itself = int(saved.state["validations"]), self._addressed or knows
         if self._read_again and not by_itself:
-            self._read(first, saved.position.epoch, validations)
+            self._read(first, saved.position.epoch, validations, by_count)
         else:
             replay.replay_epochs(
                 self._fit,
@@ -107,6 +111,7 @@ class DataPosition:
                 validations,
                 training=not by_itself,
                 before_reading=self._before_reading,
+                by_count=by_count,
             )
         self._epoch_ends.replayed()
         self._note_moved()
@@ -117,16 +122,28 @@ class DataPosition:
             self.hides.to_now()
         return notes
 
-    def _read(self, first: int, epoch: int, validations: int) -> None:
+    def _read(self, first: int, epoch: int, validations: int, by_count: Mapping[int, int]) -> None:
         batches = self._fit.steps_per_epoch or self._fit.known_length
         if self._fit.steps_per_epoch:
             self._since = rng.capture()
         with reading("reading past epochs again", None if batches is None else batches * (epoch - first)) as advance:
-            replay.read_epochs(self._fit, first, epoch, validations, advance)
+            replay.read_epochs(self._fit, first, epoch, validations, advance, by_count)
+
+    def epoch_trained(self, epoch: int, trained: int) -> None:
+        """An epoch's last batch was trained, after so many."""
+        batches = self._fit.num_batches
+        if batches is None or trained < batches or not self._fit.made_one_more:
+            return
+        if self._runs and self._runs[-1][1:] == [epoch, batches]:
+            self._runs[-1][1] = epoch + 1
+        else:
+            self._runs.append([epoch, epoch + 1, batches])
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
         """The topics and tensors of a snapshot: the input's own account, and what it hides."""
         topics, tensors = self.hides.capture()
+        if self._runs:
+            topics[_BY_COUNT] = [list(run) for run in self._runs]
         return {**self.state, **topics}, {**self.tensors, **tensors, **self._epoch_ends.capture()}
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError
 from keras_dist_callbacks.training.notices import Notice, NoticeWatch
-from keras_dist_callbacks.training.signals import SignalWatch, is_foreign
+from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign
 from keras_dist_callbacks.training.watchdog import Watchdog
 
 PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
@@ -219,11 +219,11 @@ class Leaving:
         self._stop.close()
         if self._notice is not None:
             self._notice.stop()
+        self._signals.remove(keep_defaults=self.departed)  # its thread starts what is cancelled here
         if self._impatience is not None:
             self._impatience.cancel()
         if not self.departed:
             self._watchdog.cancel()
-        self._signals.remove(keep_defaults=self.departed)
         if self._signalled is not None and not self.departed:
             handler = self._signals.earlier(self._signalled)
             if handler is not None:
@@ -247,9 +247,9 @@ class Leaving:
             tensorflow = number == signal.SIGTERM and self._cluster.num_workers > 1
             if is_foreign(number) and not tensorflow:
                 self._tell(f"{number.name} is not watched for: something other than Python handles it")
-            elif signal.getsignal(number) != signal.SIG_IGN:
+            elif handler_of(number) != signal.SIG_IGN:
                 ours.append(number)
-        if self.options.on_exception and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if self.options.on_exception and handler_of(signal.SIGINT) is signal.default_int_handler:
             ours.append(signal.SIGINT)
         return ours
 

@@ -179,6 +179,7 @@ class FitSession:
     def epoch_trained(self) -> None:
         """Behind an epoch's last step: what follows may be interrupted, and is then done again as a whole."""
         self._in_epoch = False
+        self._data.epoch_trained(self._count.epoch, self._count.batch)
         if self._leaving.options.saves:
             self._trained = self._capture("within")
         self._depart_if_asked(self._behind_last_step)

@@ -55,11 +55,7 @@ class SignalWatch:
         else:
             signal.set_wakeup_fd(loops)  # an event loop's: Python's own handlers tell the thread, a little later
         for number in signals:
-            handler = signal.getsignal(number)
-            before = getattr(handler, "__self__", None)
-            if isinstance(before, SignalWatch):  # of a run that was left, in a process that went on
-                handler = before._earlier.get(number)
-            self._earlier[number] = handler
+            self._earlier[number] = handler_of(number)
             signal.signal(number, self._handle)
 
     def earlier(self, number: signal.Signals) -> Callable[[int, types.FrameType | None], Any] | None:
@@ -106,6 +102,14 @@ class SignalWatch:
                 for number in set(numbers) & {int(s) for s in self._earlier} - seen:
                     seen.add(number)  # a second one changes nothing
                     self._on_signal(signal.Signals(number))
+
+
+def handler_of(number: signal.Signals) -> Any:
+    """A signal's handler as users know it: behind what a run that was never closed has left."""
+    handler = signal.getsignal(number)
+    while isinstance(watch := getattr(handler, "__self__", None), SignalWatch):
+        handler = watch._earlier.get(number)
+    return handler
 
 
 def is_foreign(number: signal.Signals) -> bool:

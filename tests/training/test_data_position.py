@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import keras
 import pytest
+import tensorflow as tf
 
 from tests.support import tiny
 from tests.support.inputs import INPUTS
@@ -28,3 +31,27 @@ def test_an_input_goes_on_exactly_where_it_was(tmp_path: Path, name: str, where:
     history = tiny.fit(model, tmp_path, epochs=5, **INPUTS[name]())
     assert history.history == expected.history
     tiny.assert_same(model, reference)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_epochs_of_changing_lengths_resume_exactly(tmp_path: Path, seed: int) -> None:
+    """Keras makes one iterator more behind an epoch with more batches than the first, and never reads it."""
+
+    def varying() -> tf.data.Dataset:
+        rows = tf.data.Dataset.from_tensor_slices(tiny.data()).shuffle(tiny.ROWS, seed=seed).enumerate()
+        some = rows.filter(lambda place, row: row[0][0] > tf.sin(tf.cast(place, tf.float32)))
+        return some.map(lambda place, row: row).batch(2)
+
+    def run(backup: Path | None, *callbacks: Any) -> tuple[keras.Model, tiny.CountSteps]:
+        built, steps = tiny.model(), tiny.CountSteps()
+        tf.random.set_seed(seed)
+        tiny.fit(built, backup, [steps, *callbacks], x=varying(), epochs=6)
+        return built, steps
+
+    expected, steps = run(None)
+    lengths = [sum(epoch == e for e, _ in steps.trained) for epoch in range(6)]
+    assert len(set(lengths)) > 1
+    with pytest.raises(tiny.Stop):
+        run(tmp_path, tiny.StopAt(4, 2))
+    tiny.assert_same(run(tmp_path)[0], expected)
