@@ -118,8 +118,11 @@ class DataPosition:
         if self._methods is not None and knows:
             getattr(self._source, self._methods[1])(from_json(saved.state[_TOPIC], saved.tensors))
         self._fit.set_num_batches(saved.state["num_batches"])
-        if saved.position.kind != "within" and self._fit.begins_iterator:
-            self.hides.to_now()
+        if saved.position.kind != "within":
+            if self._fit.begins_iterator:
+                self.hides.to_now()
+            else:  # its iterator lives on, and has read ahead by itself
+                self.hides.reads_to_now()
         return notes
 
     def _read(self, first: int, epoch: int, validations: int, by_count: Mapping[int, int]) -> None:

@@ -202,3 +202,19 @@ def test_an_input_that_shuffles_itself_does_so_again_beside_a_callback_that_draw
 def test_an_input_that_cannot_be_remembered_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"stateless_input takes the input itself .* got a list"):
         kdc.stateless_input([1, 2])
+
+
+def test_validation_data_go_on_beside_training_data_that_never_end(tmp_path: Path) -> None:
+    """A backup from between two epochs, where the iterator over the training data lives on."""
+
+    def run(backup: Path | None, *callbacks: Any) -> keras.Model:
+        built = tiny.model()
+        endless = inputs.rows().repeat().batch(tiny.BATCH)
+        options = {"x": endless, "steps_per_epoch": 4, "validation_data": with_generator()}
+        tiny.fit(built, backup, callbacks, save_freq="epoch", **options)
+        return built
+
+    expected = run(None)
+    with pytest.raises(tiny.Stop):
+        run(tmp_path, tiny.StopAt(2, 1))
+    tiny.assert_same(run(tmp_path), expected)
