@@ -47,11 +47,13 @@ class RunningFit:
         return None if value is None else int(value)
 
     @property
-    def is_endless(self) -> bool:
-        """Whether the input is a dataset that never ends."""
+    def ends_unexpectedly(self) -> bool:
+        """Whether the input is a dataset whose end Keras finds only by reaching it."""
         import tensorflow as tf
 
-        return isinstance(self.input, tf.data.Dataset) and int(self.input.cardinality()) == tf.data.INFINITE_CARDINALITY
+        if self.known_length is not None or self.steps_per_epoch or not isinstance(self.input, tf.data.Dataset):
+            return False
+        return bool(int(self.input.cardinality()) == tf.data.UNKNOWN_CARDINALITY)
 
     @property
     def made_one_more(self) -> bool:

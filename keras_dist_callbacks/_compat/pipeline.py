@@ -37,11 +37,6 @@ def caches_randomness(dataset: Any) -> bool:
     )
 
 
-def caches(dataset: Any) -> bool:
-    """Whether a part of it is cached."""
-    return any("Cache" in type(stage).__name__ for stage in stages(original(dataset)))
-
-
 def draws_late(dataset: Any) -> bool:
     """Whether a pass makes iterators, each with a draw of its own, only when it gets to them.
 

@@ -22,9 +22,11 @@ from keras_dist_callbacks.training.stateless import is_stateless
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _TOPIC = "input"
 _BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not come to its end
-_LENGTH_AND_STATE = (
-    "under a strategy, two runs may read an input of unknown length differently where its functions change variables "
-    "or it is cached; give it a length (assert_cardinality)"
+# Keras finds the end of such an input by a step without data, which runs in part on some replicas, and not always on
+# the same ones: counters, metrics and slots differ between two undisturbed runs.
+_UNKNOWN_LENGTH = (
+    "with several replicas, the end of an input of unknown length leaves a step half done, not always in the same way; "
+    "give the input a length (assert_cardinality), or repeat() it and give steps_per_epoch"
 )
 _iterated: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -189,9 +191,8 @@ class DataPosition:
         """Why the input of this run cannot be exact."""
         found = [*self.hides.hidden.unordered, *self.hides.validation.unordered]
         replicas = int(self._fit.model.distribute_strategy.num_replicas_in_sync)
-        stateful = bool(self.hides.hidden.variables) or pipeline.caches(self._fit.data)
-        if replicas > 1 and self._fit.known_length is None and stateful and not self._fit.is_endless:
-            found.append(_LENGTH_AND_STATE)
+        if replicas > 1 and self._fit.ends_unexpectedly:
+            found.append(_UNKNOWN_LENGTH)
         return found
 
     def _unsettled(self) -> list[str]:

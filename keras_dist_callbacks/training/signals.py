@@ -12,6 +12,7 @@ from typing import Any
 
 _END = b"\0"
 _JOIN_SECONDS = 5.0
+_installed: list[SignalWatch] = []
 _PROC_STATUS = Path("/proc/self/status")
 
 
@@ -44,6 +45,9 @@ class SignalWatch:
 
     def install(self, signals: Sequence[signal.Signals]) -> None:
         """Takes the signals over; in the main thread."""
+        while _installed:
+            _installed.pop().remove()  # of a run that was never closed
+        _installed.append(self)
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         self._pipe = reading, writing
@@ -71,6 +75,8 @@ class SignalWatch:
         """
         if self._pipe is None or threading.current_thread() is not threading.main_thread():
             return
+        if self in _installed:
+            _installed.remove(self)
         for number, handler in self._earlier.items():
             deadly = handler in (None, signal.SIG_DFL)
             if signal.getsignal(number) == self._handle and not (deadly and keep_defaults):

@@ -61,7 +61,7 @@ _COMMANDS = {
 
 @pytest.mark.process
 def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_path: Path) -> None:
-    assert {command.name or command.callback.__name__ for command in app.registered_commands} == set(_COMMANDS)
+    assert {c.name or c.callback.__name__ for c in app.registered_commands} == {*_COMMANDS, "run"}
     store = begin(tmp_path)
     commit(store, 1)
     commit(store, 2)
@@ -76,6 +76,10 @@ def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_pa
         result = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert (result.returncode, result.stderr) == (0, ""), command
         assert json.loads(result.stdout)["url"] == str(tmp_path)
+    (tmp_path / "script.py").write_text("print('it ran')")  # what it imports is its own affair
+    line = [sys.executable, "-c", script, "run", str(tmp_path / "script.py")]
+    result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "it ran\n", "")
 
 
 @pytest.mark.process
@@ -95,6 +99,7 @@ def test_exit_codes_are_in_every_help() -> None:
         result = kdc(*command, "--help")
         assert result.exit_code == 0
         assert "Exit codes: 0 all is well" in " ".join(result.stdout.split())
+    assert "and 138 where starting it again helps" in " ".join(kdc("run", "--help").stdout.split())
 
 
 def test_wrong_usage_is_exit_code_2() -> None:

@@ -101,6 +101,17 @@ def test_signals_are_given_back(seen: Seen) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_run_that_was_never_closed_gives_way_to_the_next(seen: Seen, watch: SignalWatch) -> None:
+    left_behind = Seen()
+    SignalWatch(left_behind, left_behind.at_once.append).install([signal.SIGUSR1])
+    watch.install([signal.SIGUSR1])
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert seen.came.wait(SOON)
+    assert left_behind.signals == left_behind.at_once == []
+    watch.remove()
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
 def test_a_handler_that_was_set_meanwhile_stays(seen: Seen) -> None:
     def own(number: int, frame: object) -> None: ...
 
