@@ -134,7 +134,7 @@ def not_saved_reason(names: list[str]) -> str:
 def _untold_reason(names: list[str]) -> str:
     return (
         f"an exception in a callback ended the interrupted run, and {', '.join(names)} did not hear of its last batch, "
-        "or hear of the next one twice; delete the backup's newest commit to go on from the one before"
+        "or hear of the next one twice; to go on from the backup before, delete the newest file of commits/"
     )
 
 

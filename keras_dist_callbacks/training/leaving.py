@@ -103,14 +103,14 @@ class Leaving:
 
     def begin(self) -> None:
         """Training begins: from now on signals are taken over."""
+        if self.options.on_preemption and self.options.notice is not None:
+            self._notice = NoticeWatch(self.options.notice, lambda why: self._stop.request(PREEMPTED, why))
+            self._notice.start()  # first: it may raise, and nothing is to be given back then
         self._begun = True
         self._stop.start()
         signals = self._ours()
         if signals:
             self._signals.install(signals)
-        if self.options.on_preemption and self.options.notice is not None:
-            self._notice = NoticeWatch(self.options.notice, lambda why: self._stop.request(PREEMPTED, why))
-            self._notice.start()
 
     def boundary(self, *, stop: str | None = None) -> StopRequest | None:
         """Between two steps, on every worker; the request if this is where all stop.
@@ -122,6 +122,7 @@ class Leaving:
 
     def at_the_end(self) -> StopRequest | None:
         """No step follows: a request that no boundary was left for, on any worker; later ones come too late."""
+        self._signals.release(signal.SIGINT)  # there is no step left for it to wait for
         pending = self._stop.pending
         wish = None if pending is None or pending.kind == STOPPED else [pending.kind, pending.why, pending.worker]
         found = next(filter(None, self._cluster.gather(wish, "leaving at the end")), None)
@@ -199,13 +200,19 @@ class Leaving:
             error.add_note(f"training could not be saved: {failure}")
 
     def _cost(self, step: int) -> list[str]:
-        """What a restart costs; the chief alone knows which backup is the newest."""
-        if not self._cluster.is_chief:
-            return []
+        """What a restart costs."""
         newest = self._engine.committed
         lost = step - (newest.step if newest else 0)
+        return [
+            f"{where}; a restart {f'trains {lost} step(s) again' if lost > 0 else 'loses no step'}"
+            for where in self._newest()
+        ]
+
+    def _newest(self) -> list[str]:
+        """Where the newest backup is; the chief alone knows."""
+        newest = self._engine.committed
         where = f"the newest backup is at {newest}" if newest else "there is no backup"
-        return [f"{where}; a restart {f'trains {lost} step(s) again' if lost > 0 else 'loses no step'}"]
+        return [where] if self._cluster.is_chief else []
 
     def _saves_at(self, error: BaseException) -> bool:
         ours = isinstance(error, KdcError) and not isinstance(error, StorageError)
@@ -277,11 +284,10 @@ class Leaving:
             self._watchdog.start()
 
     def _last_words(self) -> str:
-        newest = self._engine.committed
-        return (
-            f"{self._cluster.name}: the grace period of {self.options.grace_period:g} s is over; the newest backup is "
-            f"at {newest}" + (", and what was trained since is trained again" if newest else "")
+        over = (
+            f"{self._cluster.name}: the grace period of {self.options.grace_period:g} s is over, so this process ends"
         )
+        return "; ".join([over, *self._newest()])
 
     def _tell(self, text: str) -> None:
         if self.options.on_preemption and text not in _told:

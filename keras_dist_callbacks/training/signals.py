@@ -67,6 +67,11 @@ class SignalWatch:
         handler = self._earlier.get(number)
         return handler if callable(handler) and handler is not signal.default_int_handler else None
 
+    def release(self, number: signal.Signals) -> None:
+        """Gives one signal back; in the main thread."""
+        if number in self._earlier and signal.getsignal(number) == self._handle:
+            signal.signal(number, self._earlier.pop(number))
+
     def remove(self, *, keep_defaults: bool = False) -> None:
         """Gives the signals back, where nobody else has taken them since; does nothing in another thread.
 

@@ -1,11 +1,12 @@
-"""A run that is left early saves what was trained: at a signal, a notice, Ctrl-C and an exception."""
+"""A run that is left early saves what was trained: at a signal and a notice."""
 
 from __future__ import annotations
 
-import _thread
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,62 +18,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.training import leaving
 from tests.support import tiny
-
-FOREVER = 1e6  # a watchdog that is started by a test must not end the process of all tests
-Act = Callable[[], Any]
-
-
-class At(keras.callbacks.Callback):
-    """Does something once, in one hook."""
-
-    def __init__(self, hook: str, when: tuple[int, int], act: Act) -> None:
-        super().__init__()
-        self.epoch = 0
-        setattr(self, hook, lambda index, logs=None: self._come(hook, index, when, act))
-
-    def _come(self, hook: str, index: int, when: tuple[int, int], act: Act) -> None:
-        if hook == "on_epoch_begin":
-            self.epoch = index
-        now = (index, 0) if "epoch" in hook else (self.epoch_of_history(), index)
-        if now == when:
-            act()
-
-    def epoch_of_history(self) -> int:
-        return len(self.model.history.epoch)
-
-
-class Remembers(keras.callbacks.Callback):
-    """Has a state of its own, which each batch changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.batches += 1
-
-
-kdc.register_callback_state(At, None)
-
-
-def raise_signal(number: signal.Signals = signal.SIGUSR1) -> Act:
-    return lambda: signal.raise_signal(number)
-
-
-def fail() -> None:
-    raise tiny.Stop("stopped here")
-
-
-def validation() -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(tiny.data()).shuffle(tiny.ROWS, seed=5).batch(tiny.BATCH)
-
-
-def fit(backup: Path | None, *callbacks: Any, validate: bool = True, **options: Any) -> keras.Model:
-    built = tiny.model()
-    chosen = {"preemption_signals": ["SIGUSR1"], "grace_period": FOREVER, "save_on_exception": True, **options}
-    arguments = {"validation_data": validation()} if validate else {}
-    tiny.fit(built, backup, callbacks, save_freq=chosen.pop("save_freq", "epoch"), options=chosen, **arguments)
-    return built
+from tests.support.left_early import FOREVER, Act, At, fail, fit, goes_on, raise_signal, validation
 
 
 @pytest.fixture(autouse=True)
@@ -85,16 +31,6 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def reference() -> keras.Model:
     return fit(None)
-
-
-def goes_on(backup: Path, reference: keras.Model, *callbacks: Any, **options: Any) -> kdc.BackupAndRestore:
-    """The run that follows: its end, and what it says."""
-    built = tiny.model()
-    callback = kdc.BackupAndRestore(backup, **options)
-    tiny.fit(built, None, [*callbacks, callback], validation_data=validation())
-    tiny.assert_same(built, reference)
-    assert callback.restored is not None
-    return callback
 
 
 WHERE = {
@@ -207,85 +143,39 @@ def test_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
     assert steps.trained == []
 
 
-EXCEPTIONS = {
-    "a callback behind a step": ("on_train_batch_end", (1, 2), (1, 3)),
-    "a callback before a step": ("on_train_batch_begin", (1, 2), (1, 2)),
-    "validation": ("on_test_batch_end", (1, 1), (1, 5)),
-    "an epoch's end": ("on_epoch_end", (1, 0), (1, 5)),
-}
+def test_a_notice_that_cannot_be_asked_is_an_error_before_training(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    steps = tiny.CountSteps()
+    with pytest.raises(OSError, match="refused"):
+        fit(tmp_path, steps, preemption_notice=kdc.gce_notice("http://127.0.0.1:9"))
+    assert steps.trained == []
+    assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("where", EXCEPTIONS)
-def test_an_exception_between_two_steps_is_saved(tmp_path: Path, reference: keras.Model, where: str) -> None:
-    hook, when, (epoch, batch) = EXCEPTIONS[where]
-    with pytest.raises(tiny.Stop) as raised:
-        fit(tmp_path, At(hook, when, fail), save_freq=False)
-    assert "a restart loses no step" in raised.value.__notes__[-1]
-    restored = goes_on(tmp_path, reference).restored
-    assert (restored.position.epoch, restored.position.batch) == (epoch, batch)
-    assert restored.verdict == "exact"
+HANGS = """
+import os, signal, sys, time
+import numpy as np, keras
+import keras_dist_callbacks as kdc
+
+class Hangs(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+backup = kdc.BackupAndRestore(sys.argv[1], grace_period=1.0)
+model.fit(np.zeros((8, 2)), np.zeros((8, 1)), verbose=0, callbacks=[Hangs(), backup])
+"""
 
 
-@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
-def test_a_callback_that_an_exception_kept_from_hearing_is_named(tmp_path: Path, reference: keras.Model) -> None:
-    with pytest.raises(tiny.Stop):
-        fit(tmp_path, At("on_train_batch_end", (1, 2), fail), Remembers(), save_freq=False)
-    after = goes_on(tmp_path, reference, At("on_epoch_end", (9, 0), fail), Remembers()).restored
-    assert any("Remembers did not hear of its last batch" in note for note in after.notes)
-
-
-def test_an_exception_out_of_a_step_leaves_the_last_backup_and_says_what_it_costs(tmp_path: Path) -> None:
-    def batches() -> Iterator[tuple[Any, Any]]:
-        x, y = tiny.data()
-        for number in range(8):
-            if number == 7:
-                raise tiny.Stop("the input fails")
-            yield x[:8], y[:8]
-
-    spec = (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 1)))
-    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    built = tiny.model()
-    callback = kdc.BackupAndRestore(tmp_path, save_freq=5, when_busy="wait")
-    with pytest.raises(tf.errors.OpError) as raised:
-        built.fit(data, epochs=1, verbose=0, callbacks=[callback], shuffle=False)
-    assert raised.value.__notes__[-1] == (
-        "the newest backup is at epoch 1, batch 5 (step 5); a restart trains 2 step(s) again"
+@pytest.mark.process
+def test_a_step_that_never_ends_is_ended_by_the_grace_period(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
-
-
-def test_it_can_leave_exceptions_alone(tmp_path: Path) -> None:
-    with pytest.raises(tiny.Stop) as raised:
-        fit(tmp_path, At("on_train_batch_end", (1, 2), fail), save_on_exception=False)
-    assert raised.value.__notes__[-1].endswith("a restart trains 3 step(s) again")
-
-
-def test_the_first_ctrl_c_waits_for_the_step(tmp_path: Path, reference: keras.Model) -> None:
-    with pytest.raises(KeyboardInterrupt, match="Interrupted by Ctrl-C at epoch 2, batch 3"):
-        fit(tmp_path, At("on_train_batch_begin", (1, 2), raise_signal(signal.SIGINT)), save_freq=False)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert goes_on(tmp_path, reference).restored.position.step == tiny.STEPS + 3
-
-
-def test_the_second_ctrl_c_is_raised_at_once(tmp_path: Path) -> None:
-    def twice() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("it went on")
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, At("on_train_batch_begin", (1, 2), twice))
-
-
-def test_ctrl_c_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "_INTERRUPT_SECONDS", 0.2)
-    waiting = threading.Event()
-
-    def hangs() -> None:
-        _thread.interrupt_main()
-        waiting.wait(60)
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, At("on_train_batch_begin", (1, 2), hangs))
+    assert ended.returncode == 138, ended.stderr
+    assert "the grace period of 1 s is over, so this process ends; there is no backup" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""Exceptions and Ctrl-C: what was trained before them is saved."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.engine.engine import BackupEngine
+from keras_dist_callbacks.training import leaving
+from tests.support import tiny
+from tests.support.left_early import At, Remembers, fail, fit, goes_on, raise_signal
+
+
+@pytest.fixture
+def reference() -> keras.Model:
+    return fit(None)
+
+
+EXCEPTIONS = {
+    "a callback behind a step": ("on_train_batch_end", (1, 2), (1, 3)),
+    "a callback before a step": ("on_train_batch_begin", (1, 2), (1, 2)),
+    "validation": ("on_test_batch_end", (1, 1), (1, 5)),
+    "an epoch's end": ("on_epoch_end", (1, 0), (1, 5)),
+}
+
+
+@pytest.mark.parametrize("where", EXCEPTIONS)
+def test_an_exception_between_two_steps_is_saved(tmp_path: Path, reference: keras.Model, where: str) -> None:
+    hook, when, (epoch, batch) = EXCEPTIONS[where]
+    with pytest.raises(tiny.Stop) as raised:
+        fit(tmp_path, At(hook, when, fail), save_freq=False)
+    assert "a restart loses no step" in raised.value.__notes__[-1]
+    restored = goes_on(tmp_path, reference).restored
+    assert (restored.position.epoch, restored.position.batch) == (epoch, batch)
+    assert restored.verdict == "exact"
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_a_callback_that_an_exception_kept_from_hearing_is_named(tmp_path: Path, reference: keras.Model) -> None:
+    with pytest.raises(tiny.Stop):
+        fit(tmp_path, At("on_train_batch_end", (1, 2), fail), Remembers(), save_freq=False)
+    after = goes_on(tmp_path, reference, At("on_epoch_end", (9, 0), fail), Remembers()).restored
+    assert any("Remembers did not hear of its last batch" in note for note in after.notes)
+
+
+def test_an_exception_out_of_a_step_leaves_the_last_backup_and_says_what_it_costs(tmp_path: Path) -> None:
+    def batches() -> Iterator[tuple[Any, Any]]:
+        x, y = tiny.data()
+        for number in range(8):
+            if number == 7:
+                raise tiny.Stop("the input fails")
+            yield x[:8], y[:8]
+
+    spec = (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 1)))
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    built = tiny.model()
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=5, when_busy="wait")
+    with pytest.raises(tf.errors.OpError) as raised:
+        built.fit(data, epochs=1, verbose=0, callbacks=[callback], shuffle=False)
+    assert raised.value.__notes__[-1] == (
+        "the newest backup is at epoch 1, batch 5 (step 5); a restart trains 2 step(s) again"
+    )
+
+
+def test_it_can_leave_exceptions_alone(tmp_path: Path) -> None:
+    with pytest.raises(tiny.Stop) as raised:
+        fit(tmp_path, At("on_train_batch_end", (1, 2), fail), save_on_exception=False)
+    assert raised.value.__notes__[-1].endswith("a restart trains 3 step(s) again")
+
+
+def test_the_first_ctrl_c_waits_for_the_step(tmp_path: Path, reference: keras.Model) -> None:
+    with pytest.raises(KeyboardInterrupt, match="Interrupted by Ctrl-C at epoch 2, batch 3"):
+        fit(tmp_path, At("on_train_batch_begin", (1, 2), raise_signal(signal.SIGINT)), save_freq=False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert goes_on(tmp_path, reference).restored.position.step == tiny.STEPS + 3
+
+
+def test_the_second_ctrl_c_is_raised_at_once(tmp_path: Path) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, At("on_train_batch_begin", (1, 2), twice))
+
+
+def test_a_ctrl_c_behind_the_last_step_is_raised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the end of training is committed, there is no step to wait for."""
+    finish = BackupEngine.finish
+
+    def interrupted(engine: BackupEngine, *arguments: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        finish(engine, *arguments, **options)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(BackupEngine, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path)
+
+
+def test_ctrl_c_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "_INTERRUPT_SECONDS", 0.2)
+    waiting = threading.Event()
+
+    def hangs() -> None:
+        _thread.interrupt_main()
+        waiting.wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, At("on_train_batch_begin", (1, 2), hangs))
