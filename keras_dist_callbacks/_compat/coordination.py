@@ -69,7 +69,7 @@ def set_once(key: str, value: str) -> bool:
 
 
 def get_value(key: str, timeout_ms: int) -> str | None:
-    """The value, waiting for it up to `timeout_ms` (1 or more); None if it did not come."""
+    """The value, waiting for it up to `timeout_ms` (1 or more); None if it did not come, or the host is frozen."""
     import tensorflow as tf
 
     context = _context()
@@ -87,8 +87,22 @@ def delete_value(key: str) -> None:
     _context().delete_config_key_value(key)
 
 
+def lost_tasks(jobs: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Job and task of those workers that the service has given up, such as for want of heartbeats.
+
+    Only for the process that hosts the service: the call holds the GIL, and elsewhere does not return while the host
+    is frozen (measured on TF 2.21).
+    """
+    tasks = [(name, index) for name, count in jobs for index in range(count)]
+    states = _context().get_task_states(jobs)
+    return [task for task, state in zip(tasks, states, strict=True) if state is not None]
+
+
 def report_error(text: str) -> None:
-    """Makes every other worker fail at once with this text."""
+    """Makes every other worker fail at once with this text.
+
+    While the host of the service is frozen, the call holds the GIL and does not return (measured on TF 2.21).
+    """
     import tensorflow as tf
 
     _context().report_error_to_cluster(tf.errors.UNAVAILABLE, text)

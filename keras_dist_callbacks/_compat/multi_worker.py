@@ -13,9 +13,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.errors import CompatError
 
 _MARK = "_kdc_original"
+_explain: list[Callable[[BaseException], BaseException]] = []
 
 
 def is_multi_worker(strategy: Any) -> bool:
@@ -64,6 +66,11 @@ def enable_multi_worker_fit() -> Callable[[], None]:
     return _disable
 
 
+def explain_with(explain: Callable[[BaseException], BaseException]) -> None:
+    """What makes a plain error of TensorFlow's at the start of `fit`, which means a lost worker, of it."""
+    _explain[:] = [explain]
+
+
 def _disable() -> None:
     from keras.src.backend.tensorflow import trainer
 
@@ -105,15 +112,25 @@ def _symbolic_build_from_local_values(original: Callable[..., None]) -> Callable
             return
         strategy = self._distribute_strategy
         if iterator is not None:
-            for *_, batches in iterator:
-                data_batch = next(batches)
-                break
+            data_batch = _first_batch(iterator)
         local = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], data_batch)
         with strategy.scope():
             self._symbolic_build(data_batch=local)
 
     setattr(_maybe_symbolic_build, _MARK, original)
     return _maybe_symbolic_build
+
+
+def _first_batch(iterator: Any) -> Any:
+    """Which the workers make together: here a lost one shows itself first."""
+    try:
+        for *_, batches in iterator:
+            return next(batches)
+    except coordination.peer_errors() as error:
+        if not _explain:
+            raise
+        raise _explain[0](error) from error
+    return None
 
 
 def _reduce_scalars_across_workers(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -97,6 +97,7 @@ class _Seam:
         self._watch("on_epoch_end")
         self._watch("on_test_begin", self._watch_validation)
         self._watch("on_test_end")
+        self._watch("on_train_end")
         self._watch_steps()
         return self._detach
 

@@ -14,7 +14,7 @@ import keras
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import multi_worker
 from keras_dist_callbacks.backups import exactness
-from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.options import EngineOptions
@@ -69,7 +69,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         retry: How long a request to a store that is not local may take, and how long one that fails is tried again.
             Defaults to `RetryPolicy()`: two minutes, with growing pauses.
         max_bytes_per_second: A cap on the rate of uploads, which leaves the rest of the line to others.
-        timeout: Seconds to wait for other workers.
+        timeout: Seconds to wait for another worker that lives but does not answer.
         verbose: 1 prints one line at a restore, and shows a bar on a terminal while an upload lasts for more than
             some seconds; 0 prints nothing.
         strict: True turns a resume that is "not exact" into an error before the first step, instead of a warning;
@@ -86,6 +86,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             as `gce_notice()` or `aws_notice()`; asked each second.
         save_on_exception: Save when an exception leaves `fit()` between two steps, on one worker without others; and
             hold the first Ctrl-C until the step is over and saved, at most 10 seconds.
+        peer_timeout: Seconds within which this process ends when another worker is lost: with `PeerLostError`, which
+            names it, or else with exit code 138. Lost is a worker whose process ended, that said so, or that sends no
+            heartbeats (`make_strategy(heartbeat_timeout=...)`, 10 seconds of these); never one that is only slow.
 
     Attributes:
         restored: What the running or last fit was resumed from, a `Restored`, or None.
@@ -113,7 +116,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         fsync: bool = True,
         retry: RetryPolicy | None = None,
         max_bytes_per_second: float | None = None,
-        timeout: float = 600.0,
+        timeout: float = PATIENCE_SECONDS,
         verbose: int = 1,
         strict: bool | str = False,
         replay: str = "create",
@@ -122,6 +125,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         preemption_signals: Sequence[str | int] = ("SIGTERM",),
         preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None = None,
         save_on_exception: bool = True,
+        peer_timeout: float = 30.0,
     ) -> None:
         super().__init__()
         enable_for_cluster()
@@ -130,11 +134,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.double_checkpoint, self.delete_checkpoint = double_checkpoint, delete_checkpoint
         self._strict, self._read_again = strict, replay == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
-        self._options = EngineOptions(
-            double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0, max_local_state
-        )
+        options = (double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0, max_local_state)
+        self._options = EngineOptions(*options)
         leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
-        self._leave_options = LeaveOptions.parse(*leaving)
+        self._leave_options = LeaveOptions.parse(*leaving, peer_timeout)
         self._storage = Storage.open(
             backup_dir, storage_options, fsync=fsync, retry=retry, max_bytes_per_second=max_bytes_per_second
         )

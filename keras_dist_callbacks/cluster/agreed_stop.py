@@ -12,6 +12,7 @@ import contextlib
 import json
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -21,6 +22,7 @@ from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError
 
 _FOREVER = 1e8
 _RETRY_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
 _CLOSED = "closed"
 
 
@@ -107,6 +109,7 @@ class AgreedStop:
 
         Raises:
             ClusterTimeoutError: A stop was asked for, and not every worker has answered.
+            PeerLostError: A worker is lost that has not answered.
         """
         if self._alone:
             request, self._noted = self._noted, None
@@ -132,10 +135,14 @@ class AgreedStop:
             threading.Thread(target=self._tell_closed, args=(self._round,), daemon=True).start()
 
     def _hold(self, here: int) -> StopRequest | None:
-        if not self._decided.wait(self._timeout):
-            raise ClusterTimeoutError(
-                f"{self._cluster.name}: a stop was asked for, but not every worker answered within {self._timeout:g} s"
-            )
+        deadline = time.monotonic() + self._timeout
+        while not self._decided.wait(_LOOK_SECONDS):
+            messaging.raise_if_lost()
+            if time.monotonic() > deadline:
+                raise ClusterTimeoutError(
+                    f"{self._cluster.name}: a stop was asked for, but not every worker answered within "
+                    f"{self._timeout:g} s"
+                )
         with self._lock:
             self._passed = here
             if here < self._stop_at:

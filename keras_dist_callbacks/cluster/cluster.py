@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from keras_dist_callbacks._compat import multi_worker
-from keras_dist_callbacks.cluster import messaging
+from keras_dist_callbacks.cluster import messaging, peers
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 
+PATIENCE_SECONDS = 3600.0
+"""How long to wait for a worker that lives but does not answer, such as one that uploads; a lost one ends it."""
 _PARTING_SECONDS = 10.0
 _T = TypeVar("_T")
 _calls: collections.Counter[str] = collections.Counter()
@@ -26,7 +28,7 @@ _calls: collections.Counter[str] = collections.Counter()
 class Cluster(Role):
     """Facts of this process and the means to agree with the other workers."""
 
-    def gather(self, value: Any, tag: str, timeout: float = 120.0) -> list[Any]:
+    def gather(self, value: Any, tag: str, timeout: float = PATIENCE_SECONDS) -> list[Any]:
         """Every worker's JSON value, in worker order, on every worker.
 
         Every worker must call it, with the same tags in the same order.
@@ -44,7 +46,7 @@ class Cluster(Role):
             for i in range(self.num_workers)
         ]
 
-    def broadcast(self, value: Any, tag: str, timeout: float = 120.0) -> Any:
+    def broadcast(self, value: Any, tag: str, timeout: float = PATIENCE_SECONDS) -> Any:
         """The chief's JSON value, on every worker; the others' argument is ignored."""
         if self.num_workers == 1:
             return value
@@ -54,11 +56,11 @@ class Cluster(Role):
             return value
         return json.loads(self._await(key, 0, tag, timeout))
 
-    def barrier(self, tag: str, timeout: float = 120.0) -> None:
+    def barrier(self, tag: str, timeout: float = PATIENCE_SECONDS) -> None:
         """Returns when every worker has called it."""
         self.gather(None, tag, timeout)
 
-    def agree(self, action: Callable[[], _T], tag: str, timeout: float = 120.0) -> _T:
+    def agree(self, action: Callable[[], _T], tag: str, timeout: float = PATIENCE_SECONDS) -> _T:
         """Runs `action` on every worker; if it fails on one, all raise.
 
         Raises:
@@ -81,7 +83,7 @@ class Cluster(Role):
             raise ClusterError(f"{tag} failed on " + "; ".join(failed))
         return result  # type: ignore[return-value]
 
-    def on_chief(self, action: Callable[[], _T], tag: str, timeout: float = 600.0) -> _T | None:
+    def on_chief(self, action: Callable[[], _T], tag: str, timeout: float = PATIENCE_SECONDS) -> _T | None:
         """Runs `action` on the chief alone while the others wait; its error is raised on all.
 
         Returns:
@@ -89,7 +91,7 @@ class Cluster(Role):
         """
         return self.agree(action if self.is_chief else _nothing, tag, timeout)
 
-    def require_same(self, facts: Mapping[str, str], tag: str, timeout: float = 120.0) -> None:
+    def require_same(self, facts: Mapping[str, str], tag: str, timeout: float = PATIENCE_SECONDS) -> None:
         """Checks that every worker was told the same.
 
         Args:
@@ -113,7 +115,7 @@ class Cluster(Role):
             self._part(tag)
             raise ConfigError(f"the workers disagree about {'. '.join(differences)}. Give all of them the same")
 
-    def leave(self, tag: str, timeout: float = 120.0) -> None:
+    def leave(self, tag: str, timeout: float = PATIENCE_SECONDS) -> None:
         """Returns at once on a worker, and on the chief when every worker has called it.
 
         The chief hosts the coordination service: it must be the last to go.
@@ -150,6 +152,7 @@ class Cluster(Role):
         return f"kdc/{tag}/{_calls[tag]}"
 
     def _await(self, key: str, source: int, tag: str, timeout: float) -> bytes:
+        peers.watch(self)
         value = messaging.fetch(key, timeout)
         if value is None:
             raise ClusterTimeoutError(

@@ -19,6 +19,30 @@ from keras_dist_callbacks.errors import ClusterTimeoutError, PeerLostError
 _T = TypeVar("_T")
 _CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB
 _SLICE_MS = 1000
+_SILENCE_SECONDS = 20.0  # longer than heartbeats may stay away
+_LOOK_SECONDS = 0.25
+_loss: list[str] = []  # what is known of a lost worker; a process has one cluster, and it does not come back
+
+
+def declare_lost(text: str) -> None:
+    """Another worker is lost: whoever waits in this module raises, from now on."""
+    if not _loss:
+        _loss.append(text)
+
+
+def lost() -> str | None:
+    """Which worker is lost and why, once that is known."""
+    return _loss[0] if _loss else None
+
+
+def raise_if_lost() -> None:
+    """Raises if another worker is known to be lost.
+
+    Raises:
+        PeerLostError: It names the worker.
+    """
+    if _loss:
+        raise PeerLostError(f"{_loss[0]}. Training cannot go on without it: start all workers again")
 
 
 def publish(key: str, value: bytes, timeout: float) -> int:
@@ -64,7 +88,7 @@ def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False)
     """Waits for what `publish` set; None if it did not come in time or `give_up` said so.
 
     Raises:
-        PeerLostError: The coordination service is gone.
+        PeerLostError: The coordination service is gone, or a worker.
     """
     deadline = time.monotonic() + timeout
     first = _fetch_chunk(f"{key}/0", deadline, give_up)
@@ -92,13 +116,19 @@ def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str 
         if left <= 0 or give_up():
             return None
         wait = min(_SLICE_MS, left)
-        value = bounded(functools.partial(coordination.get_value, key, wait), wait / 1000 + 30.0, f"getting {key}")
+        get = functools.partial(coordination.get_value, key, wait)
+        value = bounded(get, wait / 1000 + _SILENCE_SECONDS, f"getting {key}")
         if value is not None:
             return value
 
 
 def bounded(operation: Callable[[], _T], timeout: float, what: str) -> _T:
-    """Runs a request that may never return (a partitioned network) in a thread that can be left behind."""
+    """Runs a request that may never return (a partitioned network) in a thread that can be left behind.
+
+    Raises:
+        ClusterTimeoutError: It did not return in time.
+        PeerLostError: The coordination service is gone, or a worker is known to be lost meanwhile.
+    """
     outcome: list[_T] = []
     failure: list[Exception] = []
 
@@ -110,7 +140,11 @@ def bounded(operation: Callable[[], _T], timeout: float, what: str) -> _T:
 
     thread = threading.Thread(target=run, name="kdc-coordination", daemon=True)
     thread.start()
-    thread.join(max(0.0, timeout))
+    deadline = time.monotonic() + timeout
+    while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+        thread.join(min(left, _LOOK_SECONDS))
+        if thread.is_alive():
+            raise_if_lost()
     if failure:
         if isinstance(failure[0], coordination.peer_errors()):
             raise PeerLostError(f"{what}: the coordination service is gone ({failure[0]})") from failure[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import hashlib
 import signal
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_dist_callbacks._compat import coordination, multi_worker
-from keras_dist_callbacks.cluster import preflight
+from keras_dist_callbacks.cluster import loss, peers, preflight
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import ConfigError
 
@@ -21,7 +22,7 @@ def make_strategy(
     kind: str = "auto",
     *,
     startup_timeout: float = 300.0,
-    heartbeat_timeout: float = 10.0,
+    heartbeat_timeout: float = peers.HEARTBEAT_SECONDS,
     devices: list[str] | None = None,
     communication_options: Any = None,
 ) -> Any:
@@ -34,7 +35,8 @@ def make_strategy(
             TF_CONFIG names more than one training worker (never for the evaluator), Mirrored when this
             process has more than one GPU, else the default strategy.
         startup_timeout: Seconds to wait for the other workers before a clear error.
-        heartbeat_timeout: Seconds after which a silent worker counts as lost.
+        heartbeat_timeout: Seconds after which a silent worker counts as lost. A slow one is not silent: threads of
+            TensorFlow's send heartbeats, whatever Python is doing.
         devices: Devices for MirroredStrategy. Defaults to all GPUs.
         communication_options: `tf.distribute.experimental.CommunicationOptions` for MultiWorkerMirrored.
 
@@ -70,7 +72,12 @@ def enable_for_cluster() -> None:
     """
     role = Role.detect()
     if role.num_workers > 1 and not role.is_evaluator:
-        multi_worker.enable_multi_worker_fit()
+        _enable(role)
+
+
+def _enable(role: Role) -> None:
+    multi_worker.enable_multi_worker_fit()
+    multi_worker.explain_with(functools.partial(loss.explained, role))
 
 
 def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, options: Any) -> Any:
@@ -89,7 +96,8 @@ def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, optio
         register_ms=int(startup_timeout * 1000),
         shutdown_ms=int(max(10.0, heartbeat_timeout) * 1000),
     )
-    multi_worker.enable_multi_worker_fit()
+    peers.expect_heartbeats(heartbeat_timeout)
+    _enable(cluster)
     with _sigterm_kept(), _exit_if_stuck(startup_timeout):
         return multi_worker.build_strategy(jobs, cluster.task_type, cluster.task_id, options)
 

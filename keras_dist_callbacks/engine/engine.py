@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import platform
@@ -25,13 +26,14 @@ from keras_dist_callbacks.backups.snapshot import (
     WorkerState,
 )
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.collector import collector_paused
 from keras_dist_callbacks.engine.exchange import Exchange, LocalState
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.picking import load, newest_good
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
-from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, StorageError
+from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.progress import uploads
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -215,7 +217,8 @@ class BackupEngine:
         self.save(snapshot, must=True)
         self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._options.timeout)
         self._writer.wait()
-        self._cluster.leave("end of fit", self._options.timeout)
+        with contextlib.suppress(PeerLostError):  # everything is done: whoever is lost now has ended as it may
+            self._cluster.leave("end of fit", self._options.timeout)
         if self._skipped:
             self._note(
                 f"{self._skipped} of {self._saves} backups were left out because the one before was still being "
@@ -263,7 +266,8 @@ class BackupEngine:
             limit = self._options.max_failed_saves
             if limit is not None and self._failed >= limit:
                 raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
-            self._note(f"the backup at {snapshot.position} failed and training goes on: {error}")
+            goes_on = "" if messaging.lost() else " and training goes on"
+            self._note(f"the backup at {snapshot.position} failed{goes_on}: {error}")
         else:
             self._failed = 0
         finally:

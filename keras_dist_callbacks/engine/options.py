@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -13,7 +15,7 @@ class EngineOptions:
         double_checkpoint: A commit shares no blob with the one before it.
         when_busy: `"skip"` a backup or `"wait"` when the one before is still being written.
         max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
-        timeout: Seconds to wait for other workers.
+        timeout: Seconds to wait for another worker that lives but does not answer.
         progress: Show long uploads on a terminal.
         max_local_state: Bytes of worker-local tensors above which a worker's are left out of a backup.
     """
@@ -21,6 +23,6 @@ class EngineOptions:
     double_checkpoint: bool = False
     when_busy: str = "skip"
     max_failed_saves: int | None = 10
-    timeout: float = 600.0
+    timeout: float = PATIENCE_SECONDS
     progress: bool = False
     max_local_state: int = 64 * 2**20

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.engine.policies import SavePolicy
 
 _FIRST_LOOKS = (1, 2, 5, 10, 20)
@@ -36,7 +36,7 @@ class Schedule:
         self,
         policy: SavePolicy,
         cluster: Cluster,
-        timeout: float = 600.0,
+        timeout: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.at_epoch_end = policy.at_epoch_end

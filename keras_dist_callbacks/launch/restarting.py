@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,8 @@ def restartable() -> Iterator[None]:
     except Exception as error:
         if not is_worth_a_restart(error):
             raise
-        sys.excepthook(type(error), error, error.__traceback__)
+        told = _explained(error)
+        sys.excepthook(type(told), told, told.__traceback__)
         print(f"exit code {RESTART_EXIT_CODE}: start this job again", file=sys.stderr, flush=True)
         raise SystemExit(RESTART_EXIT_CODE) from error
 
@@ -50,6 +52,15 @@ def is_worth_a_restart(error: BaseException) -> bool:
         return is_worth_a_restart(cause)
     # TensorFlow's, told by their names: nothing here may import it.
     return any(c.__module__.startswith("tensorflow.") and c.__name__ in _LOST_PEER for c in type(error).__mro__)
+
+
+def _explained(error: Exception) -> Exception:
+    """TensorFlow's own words for a lost worker name none; the cluster knows more."""
+    if not type(error).__module__.startswith("tensorflow."):
+        return error
+    loss = importlib.import_module("keras_dist_callbacks.cluster.loss")  # not above: it may import TensorFlow
+    told: Exception = loss.explained_here(error)
+    return told
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.cluster.agreed_stop import StopRequest
-from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
@@ -72,7 +72,7 @@ class Checkpointer:
         max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
         strict: True turns a resume that is "not exact" into an error instead of a warning; `"certain"` one that is
             "exact if ..." too, which every resume of a loop of your own is.
-        timeout: Seconds to wait for other workers.
+        timeout: Seconds to wait for another worker that lives but does not answer.
         save_before_preemption: As in `BackupAndRestore`: `step()`, or the end of an epoch, saves on all workers and
             raises `Preempted` when one was asked to end.
         grace_period: Seconds after which a process that was asked to end does so.
@@ -80,6 +80,7 @@ class Checkpointer:
         preemption_notice: Something else that asks for it.
         save_on_exception: Save when an exception leaves the `with` block between `step()` and the next batch, on one
             worker without others; and hold the first Ctrl-C until then, at most 10 seconds.
+        peer_timeout: As in `BackupAndRestore`: seconds within which a process ends whose peer is lost.
 
     Attributes:
         epoch: The running epoch, from 0.
@@ -119,26 +120,26 @@ class Checkpointer:
         when_busy: str = "skip",
         max_failed_saves: int | None = 10,
         strict: bool | str = False,
-        timeout: float = 600.0,
+        timeout: float = PATIENCE_SECONDS,
         save_before_preemption: bool = True,
         grace_period: float = 25.0,
         preemption_signals: Sequence[str | int] = ("SIGTERM",),
         preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None = None,
         save_on_exception: bool = True,
+        peer_timeout: float = 30.0,
     ) -> None:
-        self.state = {} if state is None else state
         self._trained = Trained.of(model, optimizer, metrics, variables)
-        self._delete, self._strict, self._strategy = delete_checkpoint, strict, model.distribute_strategy
-        self._cluster = Cluster.detect()
+        self._delete, self._strict, self.state = delete_checkpoint, strict, {} if state is None else state
+        self._strategy, self._cluster = model.distribute_strategy, Cluster.detect()
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
-        self._storage = Storage.open(
-            backup_dir, storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
-        )
+        rate = max_bytes_per_second
+        self._storage = Storage.open(backup_dir, storage_options, retry=retry, max_bytes_per_second=rate)
         options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), f"loop{next(_opened)}"
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
-        self._leaving = Leaving(LeaveOptions.parse(*leaving), self._engine, self._cluster, name, self._say)
+        leave = LeaveOptions.parse(*leaving, peer_timeout)
+        self._leaving = Leaving(leave, self._engine, self._cluster, name, self._say)
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
 
     def restore(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
-from keras_dist_callbacks.cluster import loss
+from keras_dist_callbacks.cluster import loss, messaging, peers
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
@@ -25,6 +25,7 @@ PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
 _INTERRUPT_SECONDS = 10.0
 _BUDGET_SECONDS = 120.0
 _LOSS_BUDGET_SECONDS = 15.0
+_LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _told: set[str] = set()
 
 
@@ -38,6 +39,7 @@ class LeaveOptions:
         signals: What asks it to end.
         notice: Something else that does, asked each second.
         on_exception: Save when an exception leaves training between two steps, or Ctrl-C is pressed.
+        peer_timeout: Seconds within which this process ends when another worker is lost.
     """
 
     on_preemption: bool = True
@@ -45,6 +47,7 @@ class LeaveOptions:
     signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     notice: Notice | None = None
     on_exception: bool = True
+    peer_timeout: float = 30.0
 
     @property
     def saves(self) -> bool:
@@ -59,6 +62,7 @@ class LeaveOptions:
         preemption_signals: Sequence[str | int],
         preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None,
         save_on_exception: bool,
+        peer_timeout: float,
     ) -> LeaveOptions:
         """The options that callbacks' arguments stand for.
 
@@ -67,11 +71,14 @@ class LeaveOptions:
         """
         if not grace_period > 0:
             raise ConfigError(f"grace_period is a number of seconds above 0, got {grace_period!r}")
+        if not peer_timeout > 0:
+            raise ConfigError(f"peer_timeout is a number of seconds above 0, got {peer_timeout!r}")
         if isinstance(preemption_signals, str | int):
             preemption_signals = (preemption_signals,)
         signals = tuple(dict.fromkeys(_signal(s) for s in preemption_signals))
         notice = None if preemption_notice is None else Notice.of(preemption_notice)
-        return cls(bool(save_before_preemption), float(grace_period), signals, notice, bool(save_on_exception))
+        on_preemption, on_exception = bool(save_before_preemption), bool(save_on_exception)
+        return cls(on_preemption, float(grace_period), signals, notice, on_exception, float(peer_timeout))
 
 
 class Leaving:
@@ -96,9 +103,11 @@ class Leaving:
         self._signals = SignalWatch(self._on_signal, self._at_once)
         self._notice: NoticeWatch | None = None
         self._watchdog = Watchdog(options.grace_period, self._last_words)
+        to_end = max(_LEAST_SECONDS, options.peer_timeout - peers.silence())
+        self._loss_watchdog = Watchdog(to_end, self._words_after_loss)
         self._impatience: threading.Timer | None = None
         self._signalled: signal.Signals | None = None
-        self._begun = self._finishing = False
+        self._begun = self._finishing = self._stuck = False
         self.departed = False
 
     def begin(self) -> None:
@@ -107,6 +116,8 @@ class Leaving:
             self._notice = NoticeWatch(self.options.notice, lambda why: self._stop.request(PREEMPTED, why))
             self._notice.start()  # first: it may raise, and nothing is to be given back then
         self._begun = True
+        peers.watch(self._cluster)
+        peers.listen(self._on_loss)
         self._stop.start()
         signals = self._ours()
         if signals:
@@ -178,9 +189,10 @@ class Leaving:
             loss.say_farewell(self._cluster, error)
             self._save_at(error, step, at_hand)
         else:
-            self._engine.abort()
-        self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
+            self._on_loss()
+        drained = self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
         self._engine.abort()
+        self._stuck = not drained
         later = self._engine.take_failure()
         notes = [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
         for note in [*notes, *self._cost(step)]:
@@ -223,6 +235,7 @@ class Leaving:
         if not self._begun:
             return
         self._begun = False
+        peers.unlisten(self._on_loss)
         self._stop.close()
         if self._notice is not None:
             self._notice.stop()
@@ -231,6 +244,8 @@ class Leaving:
             self._impatience.cancel()
         if not self.departed:
             self._watchdog.cancel()
+        if not self._stuck:  # else a thread that writes would hold up the process' end
+            self._loss_watchdog.cancel()
         if self._signalled is not None and not self.departed:
             handler = self._signals.earlier(self._signalled)
             if handler is not None:
@@ -282,6 +297,14 @@ class Leaving:
     def _on_request(self, request: StopRequest) -> None:
         if request.kind == PREEMPTED and not self._finishing:
             self._watchdog.start()
+
+    def _on_loss(self, who: str = "") -> None:
+        self._engine.abort()
+        self._loss_watchdog.start()
+
+    def _words_after_loss(self) -> str:
+        lost = f"{self._cluster.name}: {messaging.lost() or 'another worker is lost'}. Training cannot go on without it"
+        return "; ".join([f"{lost}, and this process did not end by itself: it is ended", *self._newest()])
 
     def _last_words(self) -> str:
         over = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 from pathlib import Path
@@ -20,6 +21,7 @@ import tests.support.busy_machine  # noqa: F401 - it changes this process if it 
 from keras_dist_callbacks.testing import StepLog
 
 BATCH, STEPS = 12, 6
+SLOW_SECONDS = 25
 
 
 FAULTS = {
@@ -50,6 +52,8 @@ class Acts(keras.callbacks.Callback):
                 FAULTS[self.where]()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.where == "slow" and epoch == 1:
+            ctypes.PyDLL(None).sleep(SLOW_SECONDS)  # with the GIL held: no thread of Python's runs meanwhile
         if self.where == "epoch" and epoch == 1:
             self.model.stop_training = True
 
@@ -68,7 +72,8 @@ def main() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if args.own_strategy else kdc.make_strategy()
     keras.utils.set_random_seed(1)
     directory = Path(args.directory, "elsewhere" if does == "directory" else "backup")
-    backup = kdc.BackupAndRestore(directory, save_freq=2 if does == "save_freq" else "epoch", delete_checkpoint=False)
+    save_freq = 2 if does == "save_freq" else "epoch"
+    backup = kdc.BackupAndRestore(directory, save_freq=save_freq, delete_checkpoint=False, peer_timeout=12.0)
     rows = BATCH * (STEPS - 1 if does == "rows" else STEPS)
     x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
     options = tf.data.Options()
@@ -78,7 +83,7 @@ def main() -> None:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.1), "mse")
     callbacks: list[Any] = [StepLog(f"{args.directory}/steps-worker{{worker}}"), backup]
-    if does in ("batch", "epoch", "raise", *FAULTS):
+    if does in ("batch", "epoch", "raise", "slow", *FAULTS):
         callbacks.insert(0, Acts(does))
     if does == "checkpoint":
         callbacks.insert(0, kdc.ModelCheckpoint(f"{args.directory}/{{epoch}}.keras"))

@@ -1,0 +1,141 @@
+"""A job in which one worker is lost, at a moment of its choice; started again, it goes on."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.exchange import Exchange
+from keras_dist_callbacks.testing import StepLog
+
+BATCH, STEPS, EPOCHS = 12, 6, 3
+
+
+def cut_off(directory: str) -> None:
+    """Asks for the cable to be pulled, and goes on when it is."""
+    Path(directory, "cut").touch()
+    while not Path(directory, "is-cut").exists():
+        time.sleep(0.01)
+
+
+def lose(fault: str, directory: str) -> None:
+    """This worker is lost; when is noted."""
+    Path(directory, "lost-at").write_text(repr(time.time()), encoding="utf-8")
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "exit":
+        os._exit(0)
+    elif fault == "partition":
+        cut_off(directory)
+    else:
+        raise ValueError("a bug of one worker")
+
+
+class Loses(keras.callbacks.Callback):
+    """Acts in the second epoch, in a step or in validation, or at the end."""
+
+    def __init__(self, phase: str, act: Any) -> None:
+        super().__init__()
+        self.phase, self.act, self.epoch = phase, act, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.phase == "train" and (self.epoch, batch) == (1, 2):
+            self.act()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.phase == "validation" and (self.epoch, batch) == (1, 1):
+            self.act()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self.phase == "end":
+            self.act()
+
+
+def lose_while_saving(act: Any) -> None:
+    """Acts within the second save: on the chief before the commit, on a worker before its part is delivered."""
+    owner, name = (BackupStore, "commit") if kdc.Cluster.detect().is_chief else (Exchange, "deliver")
+    saves = []
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def saving(*args: Any, **kwargs: Any) -> Any:
+        saves.append(1)
+        if len(saves) == 2:
+            act()
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, saving)
+
+
+def dataset(rows: int, seed: int) -> tf.data.Dataset:
+    x = np.random.default_rng(seed).normal(size=(rows, 4)).astype("float32")
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(rows, seed=3)
+    return data.batch(BATCH).with_options(options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory")
+    parser.add_argument("--who", type=int, default=-1, help="which worker is lost; -1: none")
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--phase", default="")
+    args = parser.parse_args()
+    with kdc.restartable():
+        train(args)
+    print("finished", flush=True)
+
+
+def train(args: argparse.Namespace) -> None:
+    strategy = kdc.make_strategy(startup_timeout=15.0)
+    cluster = kdc.Cluster.detect()
+    acts = cluster.worker_index == args.who
+    act = functools.partial(lose, args.fault, args.directory)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    if acts and args.phase == "start-up":
+        act()
+    if acts and args.phase == "save":
+        lose_while_saving(act)
+    backup = kdc.BackupAndRestore(f"{args.directory}/backup", save_freq=4, when_busy="wait", delete_checkpoint=False)
+    callbacks = [StepLog(f"{args.directory}/steps-worker{{worker}}"), backup]
+    if acts:
+        callbacks.insert(0, Loses(args.phase, act))
+    model.fit(
+        dataset(BATCH * STEPS, 0),
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=callbacks,
+        validation_data=dataset(BATCH * 3, 1),
+    )
+    if cluster.is_chief:
+        resumed = 0 if backup.restored is None else backup.restored.position.step
+        print(f"resumed at {resumed}", flush=True)
+        np.savez(f"{args.directory}/final.npz", *model.get_weights())
+
+
+if __name__ == "__main__":
+    main()
