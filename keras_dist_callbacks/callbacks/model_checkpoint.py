@@ -17,6 +17,7 @@ from keras_dist_callbacks._compat.optimizers import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
 from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
@@ -57,6 +58,8 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
         max_bytes_per_second: A cap on the rate of uploads. Defaults to none.
+        write_on: `"chief"`, or `"all"` workers, each to a `filepath` of its own: then each keeps its own `best`. Under
+            MultiWorkerMirroredStrategy the models are the same. Defaults to `"chief"`.
 
     Raises:
         ConfigError: An argument is wrong, or the protocol of `filepath` is unknown or needs a package that
@@ -79,8 +82,10 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         storage_options: Mapping[str, Any] | None = None,
         retry: RetryPolicy | None = None,
         max_bytes_per_second: float | None = None,
+        write_on: str = "chief",
     ) -> None:
         enable_for_cluster()
+        check_write_on(write_on)
         path = os.fspath(filepath)
         directory, template = artifacts.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)
@@ -93,7 +98,8 @@ class ModelCheckpoint(DecidingModelCheckpoint):
             directory.format(), storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
         self._template = template
-        self._is_chief = True
+        self._write_on = write_on
+        self._writes = True
         self._generation = 1
         self._kept: list[str] = []
         self._last_saved: tuple[int, int] | None = None
@@ -102,19 +108,25 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         self._idle.set()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Probes the directory and finds what earlier runs left there, on the chief.
+        """Probes the directory and finds what earlier runs left there, on the workers that write.
 
         Raises:
-            ConfigError: TF_CONFIG names several workers, but the model was made for one.
+            ConfigError: TF_CONFIG names several workers, but the model was made for one; or with `write_on="all"` two
+                workers have the same `filepath`.
             StorageError: The directory cannot be used; raised on every worker.
         """
         super().on_train_begin(logs)
         cluster = Cluster.detect()
         cluster.require_connection(self.model.distribute_strategy)
-        self._is_chief = cluster.is_chief
-        if not self._is_chief:
+        self._writes = agree_on_writers(
+            cluster, "ModelCheckpoint", self._write_on, self._storage.display(self._template)
+        )
+        if not self._writes:
             self.verbose = 0
-        found = cluster.broadcast(cluster.on_chief(self._prepare, _TAG), _TAG) or {"generation": 1, "best": None}
+        found = cluster.agree(lambda: self._prepare() if self._writes else None, _TAG)
+        if self._write_on == "chief":
+            found = cluster.broadcast(found, _TAG)
+        found = found or {"generation": 1, "best": None}
         self._generation = found["generation"]
         self._published_best = Artifact(**found["best"]) if found["best"] else None
         restored = getattr(self.model, "_kdc_restored_from", None)
@@ -159,7 +171,7 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         self._take_published_best((generation, sequence))
 
     def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
-        """Serialises the model to a temporary file and hands it to the queue; the chief only."""
+        """Serialises the model to a temporary file and hands it to the queue, on a worker that writes."""
         artifact = Artifact(
             name=artifacts.split_filepath(filepath)[1],
             kind="weights" if self.save_weights_only else "model",
@@ -167,13 +179,13 @@ class ModelCheckpoint(DecidingModelCheckpoint):
             generation=self._generation,
             sequence=artifacts.next_sequence(),
             epoch=epoch + 1 if batch is None else epoch,
-            step=steps_taken(self.model.optimizer) if self._is_chief and self.model.optimizer else 0,
+            step=steps_taken(self.model.optimizer) if self._writes and self.model.optimizer else 0,
             monitor=self.monitor,
             value=_scalar(logs.get(self.monitor)),
             best_only=self.save_best_only,
         )
         self._last_saved = artifact.order
-        if not self._is_chief:
+        if not self._writes:
             return
         self._idle.wait()  # one file at a time: a slow store must not fill the local disk
         directory = Path(tempfile.mkdtemp(prefix="kdc-artifact-"))

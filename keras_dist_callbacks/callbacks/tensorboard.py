@@ -12,6 +12,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
 from keras_dist_callbacks.callbacks._event_sync import EventSync
+from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
@@ -48,10 +49,11 @@ class TensorBoard(OpenTensorBoard):
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
         sync_seconds: Least time between two rounds of copying. Defaults to 30.
+        write_on: `"chief"`, or `"all"` workers, each to a `log_dir` of its own. Defaults to `"chief"`.
 
     Raises:
-        ConfigError: `sync_seconds` is not above 0, or a protocol is unknown or needs a package that is not
-            installed.
+        ConfigError: `sync_seconds` is not above 0, `write_on="all"` has a `worker_log_dir`, or a protocol is unknown
+            or needs a package that is not installed.
         CompatError: The installed Keras is not supported.
     """
 
@@ -71,8 +73,10 @@ class TensorBoard(OpenTensorBoard):
         storage_options: Mapping[str, Any] | None = None,
         retry: RetryPolicy | None = None,
         sync_seconds: float = 30.0,
+        write_on: str = "chief",
     ) -> None:
         enable_for_cluster()
+        check_write_on(write_on)
         super().__init__(
             redact(log_dir),
             histogram_freq,
@@ -86,6 +90,9 @@ class TensorBoard(OpenTensorBoard):
         )
         if sync_seconds <= 0:
             raise ConfigError(f"sync_seconds must be above 0, got {sync_seconds!r}")
+        if write_on == "all" and worker_log_dir is not None:
+            raise ConfigError("write_on='all' writes to each worker's own log_dir; leave worker_log_dir out")
+        self._write_on, self._writes = write_on, True
         self._chief_dir = os.fspath(log_dir)
         self._worker_dir = None if worker_log_dir is None else os.fspath(worker_log_dir)
         self._storage_options = storage_options
@@ -113,6 +120,8 @@ class TensorBoard(OpenTensorBoard):
         cluster = Cluster.detect()
         if not cluster.is_evaluator:
             cluster.require_connection(model.distribute_strategy)
+        if self._worker_dir is None:
+            self._writes = agree_on_writers(cluster, "TensorBoard", self._write_on, redact(self._chief_dir))
         target = self._target(cluster)
         storage = (
             None
@@ -181,7 +190,7 @@ class TensorBoard(OpenTensorBoard):
         self._sync, self._local = None, None
 
     def _target(self, cluster: Cluster) -> str | None:
-        if cluster.is_chief:
+        if cluster.is_chief or (self._writes and self._worker_dir is None):
             return self._chief_dir
         if self._worker_dir is None:
             return None

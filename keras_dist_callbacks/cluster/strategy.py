@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_dist_callbacks._compat import coordination, multi_worker
+from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.cluster import loss, peers, preflight
 from keras_dist_callbacks.cluster.roles import Role
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
+
+_STUCK_SECONDS = 30.0  # behind TensorFlow's own time-out, which does not always come
 
 
 def make_strategy(
@@ -120,12 +123,16 @@ def _sigterm_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exit_if_stuck(seconds: float) -> Iterator[None]:
-    # TensorFlow holds the GIL here: only a watchdog outside of Python can end a build that never returns.
-    if sys.__stderr__ is None:
-        yield
-        return
-    faulthandler.dump_traceback_later(seconds + 30.0, exit=True, file=sys.__stderr__)
+    # TensorFlow holds the GIL here: only what is outside of Python can end a build that never returns.
+    seconds += _STUCK_SECONDS
+    take_back = exit_after(seconds + 1.0, RESTART_EXIT_CODE)
+    stderr = sys.__stderr__
+    if stderr is not None:
+        faulthandler.dump_traceback_later(seconds, exit=take_back is None, file=stderr)
     try:
         yield
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        if stderr is not None:
+            faulthandler.cancel_dump_traceback_later()
+        if take_back is not None:
+            take_back()

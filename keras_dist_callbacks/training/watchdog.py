@@ -1,4 +1,7 @@
-"""Ends this process when a grace period is over, whatever its main thread is doing."""
+"""Ends this process when a grace period is over, whatever its main thread is doing.
+
+A thread of Python's does it, which has last words; where it does not come to its turn, a timer of the system's does.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE
 
 _FLUSH_SECONDS = 1.0
+_GIL_SECONDS = 3.0  # for this thread to come to its turn, before the process is ended without it
 
 
 class Watchdog:
@@ -27,6 +32,7 @@ class Watchdog:
         self._lock = threading.Lock()
         self._deadline: float | None = None
         self._cancelled = threading.Event()
+        self._take_back: Callable[[], None] | None = None
 
     @property
     def left(self) -> float:
@@ -34,16 +40,21 @@ class Watchdog:
         return self._seconds if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def start(self) -> None:
-        """The time begins to run; a second call changes nothing."""
+        """The time begins to run; a second call changes nothing, nor one after `cancel`."""
         with self._lock:
-            if self._deadline is not None:
+            if self._deadline is not None or self._cancelled.is_set():
                 return
             self._deadline = time.monotonic() + self._seconds
+            self._take_back = exit_after(self._seconds + _GIL_SECONDS, RESTART_EXIT_CODE)
         threading.Thread(target=self._wait, name="kdc-watchdog", daemon=True).start()
 
     def cancel(self) -> None:
         """The process may go on."""
-        self._cancelled.set()
+        with self._lock:
+            self._cancelled.set()
+            take_back, self._take_back = self._take_back, None
+        if take_back is not None:
+            take_back()
 
     def _wait(self) -> None:
         if self._cancelled.wait(self.left):

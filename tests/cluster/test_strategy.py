@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -70,3 +71,25 @@ def test_sigterm_ends_a_worker_between_the_strategy_and_fit(tmp_path: Path) -> N
             cluster.kill(worker, signal.SIGTERM)
         assert cluster.wait(30.0) == [-signal.SIGTERM] * 2
         assert time.monotonic() - struck < 5.0
+
+
+STUCK = """
+import ctypes, json, os
+os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]},
+                                      "task": {"type": "worker", "index": 0}})
+from keras_dist_callbacks._compat import multi_worker
+from keras_dist_callbacks.cluster import preflight, strategy
+preflight.wait_for_everyone = lambda *arguments: None
+multi_worker.build_strategy = lambda *arguments: ctypes.PyDLL(None).sleep(60)
+strategy._STUCK_SECONDS = 0.5
+strategy.make_strategy(startup_timeout=1.0)
+"""
+
+
+@pytest.mark.process
+def test_a_start_in_which_tensorflow_never_returns_ends_with_138() -> None:
+    """It holds the GIL meanwhile, so that nothing in Python can end it."""
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 138, done.stderr
+    assert "Timeout (0:00:01" in done.stderr  # where it hangs
+    assert "make_strategy" in done.stderr

@@ -33,9 +33,14 @@ def cut_off(directory: str) -> None:
         time.sleep(0.01)
 
 
+def note_time(directory: str) -> None:
+    """From now on the others have to end."""
+    Path(directory, "lost-at").write_text(repr(time.time()), encoding="utf-8")
+
+
 def lose(fault: str, directory: str) -> None:
     """This worker is lost; when is noted."""
-    Path(directory, "lost-at").write_text(repr(time.time()), encoding="utf-8")
+    note_time(directory)
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "freeze":
@@ -101,6 +106,7 @@ def main() -> None:
     parser.add_argument("--who", type=int, default=-1, help="which worker is lost; -1: none")
     parser.add_argument("--fault", default="")
     parser.add_argument("--phase", default="")
+    parser.add_argument("--loop", action="store_true", help="a loop with Checkpointer instead of fit()")
     args = parser.parse_args()
     with kdc.restartable():
         train(args)
@@ -108,6 +114,8 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace) -> None:
+    if args.fault == "lone start":
+        note_time(args.directory)
     strategy = kdc.make_strategy(startup_timeout=15.0)
     cluster = kdc.Cluster.detect()
     acts = cluster.worker_index == args.who
@@ -120,6 +128,14 @@ def train(args: argparse.Namespace) -> None:
         act()
     if acts and args.phase == "save":
         lose_while_saving(act)
+    resumed = loop(args, strategy, model, acts, act) if args.loop else fit(args, model, acts, act)
+    if cluster.is_chief:
+        print(f"resumed at {resumed}", flush=True)
+        np.savez(f"{args.directory}/final.npz", *model.get_weights())
+
+
+def fit(args: argparse.Namespace, model: keras.Model, acts: bool, act: Any) -> int:
+    """Trains; the step that it was resumed at."""
     backup = kdc.BackupAndRestore(f"{args.directory}/backup", save_freq=4, when_busy="wait", delete_checkpoint=False)
     callbacks = [StepLog(f"{args.directory}/steps-worker{{worker}}"), backup]
     if acts:
@@ -131,10 +147,38 @@ def train(args: argparse.Namespace) -> None:
         callbacks=callbacks,
         validation_data=dataset(BATCH * 3, 1),
     )
-    if cluster.is_chief:
-        resumed = 0 if backup.restored is None else backup.restored.position.step
-        print(f"resumed at {resumed}", flush=True)
-        np.savez(f"{args.directory}/final.npz", *model.get_weights())
+    return 0 if backup.restored is None else backup.restored.position.step
+
+
+def loop(args: argparse.Namespace, strategy: tf.distribute.Strategy, model: keras.Model, acts: bool, act: Any) -> int:
+    """Trains with a loop; the step that it was resumed at."""
+    optimizer = model.optimizer
+    data = strategy.experimental_distribute_dataset(dataset(BATCH * STEPS, 0))
+    with strategy.scope():
+        optimizer.build(model.trainable_variables)
+
+    def replica_step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        strategy.run(replica_step, args=(x, y))
+
+    path = f"{args.directory}/backup"
+    options: dict[str, Any] = {"save_freq": 4, "when_busy": "wait", "delete_checkpoint": False}
+    with kdc.Checkpointer(path, model=model, optimizer=optimizer, **options) as checkpointer:
+        checkpointer.restore()
+        resumed = checkpointer.steps
+        for epoch in checkpointer.epochs(EPOCHS):
+            for x, y in checkpointer.batches(data):
+                step(x, y)
+                checkpointer.step()
+                if acts and args.phase == "train" and (epoch, checkpointer.batch) == (1, 3):
+                    act()
+    return resumed
 
 
 if __name__ == "__main__":

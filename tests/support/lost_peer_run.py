@@ -31,6 +31,8 @@ PEER_TIMEOUT = 30.0
 STARTUP_TIMEOUT = 15.0
 SLACK = 10.0
 COMMAND = [sys.executable, str(SUPPORT / "lost_peer_job.py")]
+# what `LocalCluster` sets, in which the job goes on: other kernels and numbers of threads would round otherwise
+_AS_THE_OTHERS = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_NUM_INTEROP_THREADS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
 _RUN_SECONDS = 180.0
 _PORT = 12345
 
@@ -43,6 +45,7 @@ class Case:
     chief: bool
     fault: str
     phase: str
+    loop: bool = False  # with Checkpointer, instead of fit()
 
     @property
     def who(self) -> int:
@@ -55,7 +58,8 @@ class Case:
         return (STARTUP_TIMEOUT if self.fault == "lone start" else PEER_TIMEOUT) + SLACK
 
     def __str__(self) -> str:
-        return f"{self.workers} workers, {'chief' if self.chief else 'worker'}, {self.fault}, {self.phase}"
+        where = f"{self.phase} of a loop" if self.loop else self.phase
+        return f"{self.workers} workers, {'chief' if self.chief else 'worker'}, {self.fault}, {where}"
 
 
 @dataclass(frozen=True)
@@ -76,26 +80,29 @@ class Row:
 def cases() -> list[Case]:
     """The whole table; a lone start has no phase but one."""
     every = itertools.product((2, 3), (True, False), FAULTS, PHASES)
-    return [Case(*parts) for parts in every if parts[2] != "lone start" or parts[3] == "start-up"]
+    fits = [Case(*parts) for parts in every if parts[2] != "lone start" or parts[3] == "start-up"]
+    loops = itertools.product((2,), (True, False), ("kill", "freeze", "raise", "exit"), ("train", "save"), (True,))
+    return fits + [Case(*parts) for parts in loops]
 
 
 def run(case: Case, directory: Path) -> Row:
     """Loses a worker, waits for the others, and starts the job again."""
-    faulty = [*COMMAND, str(directory / "job"), "--who", str(case.who), "--fault", case.fault, "--phase", case.phase]
+    command = [*COMMAND, *(["--loop"] if case.loop else [])]
+    faulty = [*command, str(directory / "job"), "--who", str(case.who), "--fault", case.fault, "--phase", case.phase]
     (directory / "job").mkdir()
     with _started(case, faulty, directory) as (processes, logs):
         seconds = _until_others_end(case, processes, directory / "job")
         codes = [process.poll() for process in processes]
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
-    at = _finished([*COMMAND, str(directory / "job")], case.workers, directory / "again")
-    return Row(seconds, codes, texts, at, _weights(directory / "job") == _undisturbed(case.workers))
+    at = _finished([*command, str(directory / "job")], case.workers, directory / "again")
+    return Row(seconds, codes, texts, at, _weights(directory / "job") == _undisturbed(case.workers, case.loop))
 
 
 @functools.cache
-def _undisturbed(workers: int) -> list[bytes]:
+def _undisturbed(workers: int, loop: bool) -> list[bytes]:
     """The weights of a run without a loss."""
     with tempfile.TemporaryDirectory(prefix="kdc-whole-") as directory:
-        _finished([*COMMAND, directory], workers, Path(directory, "logs"))
+        _finished([*COMMAND, directory, *(["--loop"] if loop else [])], workers, Path(directory, "logs"))
         return _weights(Path(directory))
 
 
@@ -132,7 +139,7 @@ def _started(case: Case, command: list[str], directory: Path) -> Iterator[tuple[
         started, logs = [], []
         for worker in range(case.workers) if network is not None else [case.who]:
             task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": worker}}
-            env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(task)}
+            env = {**os.environ, **_AS_THE_OTHERS, "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(task)}
             logs.append(directory / f"worker-{worker}.log")
             started.append(WorkerProcess(network.command(worker, command) if network else command, env, logs[-1]))
             stack.callback(started[-1].end)
@@ -191,12 +198,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, choices=(2, 3))
     parser.add_argument("--fault", choices=FAULTS)
     parser.add_argument("--phase", choices=PHASES)
+    parser.add_argument("--loop", action="store_true", help="only those with Checkpointer")
     parser.add_argument("--verbose", action="store_true", help="the ends of the logs too")
     args = parser.parse_args()
     against = reason_against()
     for case in cases():
         wanted = args.workers in (None, case.workers) and args.fault in (None, case.fault)
-        if not wanted or args.phase not in (None, case.phase):
+        if not wanted or args.phase not in (None, case.phase) or case.loop != args.loop:
             continue
         if case.fault == "partition" and against:
             print(f"{case}: skipped, {against}", flush=True)

@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--who", type=int, default=1, help="which worker; -1: all of them")
     parser.add_argument("--does", default="nothing")
+    parser.add_argument("--write-on", choices=["chief", "all"], help="checkpoints and events of each worker")
     parser.add_argument("--own-strategy", action="store_true", help="TensorFlow's own way to join the cluster")
     args = parser.parse_args()
     me = kdc.Cluster.detect().worker_index
@@ -87,6 +88,10 @@ def main() -> None:
         callbacks.insert(0, Acts(does))
     if does == "checkpoint":
         callbacks.insert(0, kdc.ModelCheckpoint(f"{args.directory}/{{epoch}}.keras"))
+    if args.write_on:
+        own = Path(args.directory, "shared" if does == "same path" else f"worker{me}")
+        callbacks.insert(0, kdc.ModelCheckpoint(own / "{epoch}.keras", write_on=args.write_on))
+        callbacks.insert(0, kdc.TensorBoard(own / "logs", write_on=args.write_on))
     with kdc.restartable():
         model.fit(data, epochs=4, verbose=0, callbacks=callbacks)
     print("finished", flush=True)

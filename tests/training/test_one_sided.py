@@ -87,6 +87,39 @@ def test_workers_that_disagree_are_told_at_the_start(tmp_path: Path, does: str, 
     assert trained(tmp_path, 0) == trained(tmp_path, 1) == []
 
 
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("write_on", ["chief", "all"])
+def test_workers_write_files_of_their_own_only_if_asked_to(tmp_path: Path, write_on: str) -> None:
+    codes, logs, _ = run(tmp_path, 2, "--write-on", write_on)
+    assert codes == [0, 0], logs
+    written = [sorted(p.name for p in (tmp_path / f"worker{worker}").glob("*.keras")) for worker in range(2)]
+    events = [len(list((tmp_path / f"worker{worker}" / "logs").rglob("events*"))) > 0 for worker in range(2)]
+    every = [f"{epoch}.keras" for epoch in range(1, 5)]
+    told = re.findall(r"^worker 1 writes nothing for (\w+): the chief alone does, to (\S+); .*$", logs[1], re.MULTILINE)
+    assert "writes nothing" not in logs[0]
+    if write_on == "all":
+        assert written == [every, every]
+        assert events == [True, True]
+        assert told == []
+    else:
+        assert written == [every, []]
+        assert events == [True, False]
+        chiefs = [("ModelCheckpoint", "{epoch}.keras"), ("TensorBoard", "logs")]
+        assert sorted(told) == [(name, f"{tmp_path}/worker0/{path}") for name, path in chiefs]
+        assert f"with write_on='all' this worker writes to {tmp_path}/worker1/logs too" in logs[1]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_workers_that_would_all_write_to_one_path_are_told_at_the_start(tmp_path: Path) -> None:
+    codes, logs, _ = run(tmp_path, 2, "--write-on", "all", "--who", "-1", "--does", "same path")
+    assert codes == [1, 1], logs
+    for log in logs:
+        assert "TensorBoard(write_on='all'): workers 0, 1 would all write to" in log
+    assert trained(tmp_path, 0) == trained(tmp_path, 1) == []
+
+
 def check_loss(directory: Path, workers: int, who: int, does: str) -> None:
     codes, logs, _ = run(directory, workers, "--who", str(who), "--does", does, grace=PEER_TIMEOUT + 10.0)
     name = "the chief" if who == 0 else f"worker {who}"

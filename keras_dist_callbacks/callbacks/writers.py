@@ -1,0 +1,50 @@
+"""Which workers write files of their own."""
+
+from __future__ import annotations
+
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError
+
+
+def check_write_on(write_on: str) -> None:
+    """Raises if the argument is neither `"chief"` nor `"all"`.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if write_on not in ("chief", "all"):
+        raise ConfigError(f"write_on must be 'chief' or 'all', got {write_on!r}")
+
+
+def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str) -> bool:
+    """Whether this worker writes; one that does not says so.
+
+    Args:
+        cluster: Who takes part.
+        callback: Its name, for messages.
+        write_on: `"chief"`, or `"all"`: each worker to a path of its own.
+        path: Where this worker would write, without credentials.
+
+    Raises:
+        ConfigError: All are to write, but two of them to one path; or workers differ about who does.
+    """
+    if cluster.num_workers == 1 or cluster.is_evaluator:
+        return True
+    cluster.require_same({f"write_on of {callback}": repr(write_on)}, f"{callback}, who writes")
+    paths = cluster.gather(path, f"{callback}, where")
+    if write_on == "all":
+        shared = [worker for worker, other in enumerate(paths) if paths.count(other) > 1]
+        if shared:
+            raise ConfigError(
+                f"{callback}(write_on='all'): workers {', '.join(map(str, shared))} would all write to "
+                f"{paths[shared[0]]}; give each worker a path of its own"
+            )
+        return True
+    if not cluster.is_chief:
+        other = "" if path == paths[0] else f" to {path} too"
+        print(
+            f"{cluster.name} writes nothing for {callback}: the chief alone does, to {paths[0]}; with write_on='all' "
+            f"this worker writes{other or ', to a path of its own'}",
+            flush=True,
+        )
+    return cluster.is_chief

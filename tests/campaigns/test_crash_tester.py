@@ -1,0 +1,58 @@
+"""ckpt-chaos, a crash tester that is not ours, at every file boundary of a small job: beside Keras' own callback."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT, SUPPORT
+
+EVERY = 1000  # more than there are
+SAMPLE = 12
+
+
+def verdicts(work: Path, points: int, modes: str, *options: str) -> collections.Counter[str]:
+    """How many crash points came out how, as its own report says."""
+    report = work.with_suffix(".md")
+    command = [sys.executable, "-m", "ckpt_chaos", "run", "--modes", modes, "--max-points", str(points), "--jobs", "1"]
+    command += ["--result-file", "{out}/final.bin", "--work", str(work), "--summary", str(report), "--grace", "20"]
+    command += ["--", sys.executable, str(SUPPORT / "crash_tester_job.py"), "--out", "{out}", *options]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=3000
+    )
+    assert "3/3 judging" in done.stdout, done.stdout + done.stderr
+    print(done.stdout)
+    found: collections.Counter[str] = collections.Counter()
+    for line in done.stdout.splitlines():
+        for verdict in ("PASS", "HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK", "CONTROL_FAIL"):
+            if line.startswith(f"{verdict}: "):
+                found[verdict] = int(line.rpartition(" ")[2])
+    crashed = [json.loads(path.read_text(encoding="utf-8"))["crashed"] for path in work.glob("pt_*/result.json")]
+    assert sum(crashed) == found.total() - 1, "the control apart, each point is one crash"
+    return found
+
+
+@pytest.mark.chaos
+@pytest.mark.kill
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("mode", ["before", "torn", "term"])
+def test_every_file_boundary_passes(tmp_path: Path, request: pytest.FixtureRequest, mode: str) -> None:
+    share = request.config.getoption("--chaos-share")
+    found = verdicts(tmp_path / "ours", EVERY if share == 1 else SAMPLE, mode)
+    assert found.total() > min(SAMPLE, 10)
+    assert set(found) == {"PASS"}, found
+
+
+@pytest.mark.chaos
+@pytest.mark.kill
+@pytest.mark.timeout(3000)
+def test_the_tester_finds_what_keras_own_callback_loses(tmp_path: Path) -> None:
+    found = verdicts(tmp_path / "keras", SAMPLE, "before,torn,term", "--rival")
+    assert found["HARD_FAIL"] + found["SILENT_DIVERGENCE"] > 0, found
