@@ -25,7 +25,8 @@ from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
-from keras_dist_callbacks.training.leaving import LeaveOptions, Leaving
+from keras_dist_callbacks.training.leave_options import LeaveOptions
+from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.session import FitSession
 

@@ -28,7 +28,8 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.input_state import InputState
-from keras_dist_callbacks.training.leaving import LeaveOptions, Leaving
+from keras_dist_callbacks.training.leave_options import LeaveOptions
+from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.loop_parts import Trained
 from keras_dist_callbacks.training.stateless import is_stateless
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import _thread
 import builtins
-import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
 from keras_dist_callbacks.cluster import loss, messaging, peers
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError
-from keras_dist_callbacks.training.notices import Notice, NoticeWatch
+from keras_dist_callbacks.errors import ClusterError, KdcError, Preempted, StorageError
+from keras_dist_callbacks.training.leave_options import LeaveOptions
+from keras_dist_callbacks.training.notices import NoticeWatch
 from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign
 from keras_dist_callbacks.training.watchdog import Watchdog
 
@@ -27,58 +26,7 @@ _BUDGET_SECONDS = 120.0
 _LOSS_BUDGET_SECONDS = 15.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _told: set[str] = set()
-
-
-@dataclass(frozen=True)
-class LeaveOptions:
-    """What is done before a run is left.
-
-    Attributes:
-        on_preemption: Save when the process is asked to end.
-        grace_period: Seconds from there on, after which it ends anyway.
-        signals: What asks it to end.
-        notice: Something else that does, asked each second.
-        on_exception: Save when an exception leaves training between two steps, or Ctrl-C is pressed.
-        peer_timeout: Seconds within which this process ends when another worker is lost.
-    """
-
-    on_preemption: bool = True
-    grace_period: float = 25.0
-    signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
-    notice: Notice | None = None
-    on_exception: bool = True
-    peer_timeout: float = 30.0
-
-    @property
-    def saves(self) -> bool:
-        """Whether there is anything to be ready for."""
-        return self.on_preemption or self.on_exception
-
-    @classmethod
-    def parse(
-        cls,
-        save_before_preemption: bool,
-        grace_period: float,
-        preemption_signals: Sequence[str | int],
-        preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None,
-        save_on_exception: bool,
-        peer_timeout: float,
-    ) -> LeaveOptions:
-        """The options that callbacks' arguments stand for.
-
-        Raises:
-            ConfigError: One of them is wrong.
-        """
-        if not grace_period > 0:
-            raise ConfigError(f"grace_period is a number of seconds above 0, got {grace_period!r}")
-        if not peer_timeout > 0:
-            raise ConfigError(f"peer_timeout is a number of seconds above 0, got {peer_timeout!r}")
-        if isinstance(preemption_signals, str | int):
-            preemption_signals = (preemption_signals,)
-        signals = tuple(dict.fromkeys(_signal(s) for s in preemption_signals))
-        notice = None if preemption_notice is None else Notice.of(preemption_notice)
-        on_preemption, on_exception = bool(save_before_preemption), bool(save_on_exception)
-        return cls(on_preemption, float(grace_period), signals, notice, on_exception, float(peer_timeout))
+_unheeded: list[signal.Signals] = []  # which came while a run ended, and which the next one obeys
 
 
 class Leaving:
@@ -122,6 +70,9 @@ class Leaving:
         signals = self._ours()
         if signals:
             self._signals.install(signals)
+        for number in [number for number in _unheeded if number in signals]:
+            _unheeded.remove(number)
+            self._stop.request(*self._meaning(number))
 
     def boundary(self, *, stop: str | None = None) -> StopRequest | None:
         """Between two steps, on every worker; the request if this is where all stop.
@@ -250,6 +201,8 @@ class Leaving:
             handler = self._signals.earlier(self._signalled)
             if handler is not None:
                 handler(int(self._signalled), None)
+            else:
+                _unheeded[:] = [self._signalled]
 
     # --- what asks for it
 
@@ -336,13 +289,3 @@ def _cause(request: StopRequest, workers: int) -> str:
 
 def _names(signals: Sequence[signal.Signals]) -> str:
     return ", ".join(number.name for number in signals) or "Ctrl-C"
-
-
-def _signal(value: Any) -> signal.Signals:
-    try:
-        number = signal.Signals[value] if isinstance(value, str) else signal.Signals(value)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"preemption_signals are names such as 'SIGTERM' or 'SIGUSR1', got {value!r}") from error
-    if number in (signal.SIGKILL, signal.SIGSTOP):
-        raise ConfigError(f"preemption_signals: no process can watch for {number.name}")
-    return number

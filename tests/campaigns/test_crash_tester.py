@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,8 @@ def verdicts(work: Path, points: int, modes: str, *options: str) -> collections.
     )
     assert "3/3 judging" in done.stdout, done.stdout + done.stderr
     print(done.stdout)
-    found: collections.Counter[str] = collections.Counter()
-    for line in done.stdout.splitlines():
-        for verdict in ("PASS", "HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK", "CONTROL_FAIL"):
-            if line.startswith(f"{verdict}: "):
-                found[verdict] = int(line.rpartition(" ")[2])
+    totals = re.findall(r"\b([A-Z_]+): (\d+)", done.stdout.strip().splitlines()[-1])
+    found = collections.Counter({verdict: int(count) for verdict, count in totals})
     crashed = [json.loads(path.read_text(encoding="utf-8"))["crashed"] for path in work.glob("pt_*/result.json")]
     assert sum(crashed) == found.total() - 1, "the control apart, each point is one crash"
     return found

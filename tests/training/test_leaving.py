@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.training import leaving
 from tests.support import tiny
 from tests.support.left_early import FOREVER, Act, At, fail, fit, goes_on, raise_signal, validation
@@ -24,6 +25,7 @@ from tests.support.left_early import FOREVER, Act, At, fail, fit, goes_on, raise
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(leaving, "_told", set())
+    monkeypatch.setattr(leaving, "_unheeded", [])
     yield
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # a process that is to end ignores it
 
@@ -114,6 +116,25 @@ def test_a_notice_is_like_a_signal(tmp_path: Path, reference: keras.Model) -> No
     with pytest.raises(kdc.Preempted, match="Preempted by the file"):
         fit(tmp_path / "backup", preemption_notice=notice)
     assert goes_on(tmp_path / "backup", reference).restored.position.step == 1
+
+
+def test_a_signal_that_comes_while_a_run_ends_is_obeyed_by_the_next(
+    tmp_path: Path, reference: keras.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that ends has nothing left to lose, and its backup is being deleted."""
+    finish = BackupEngine.finish
+
+    def signalled(engine: BackupEngine, *arguments: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        finish(engine, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BackupEngine, "finish", signalled)
+        tiny.assert_same(fit(tmp_path / "one"), reference)
+    with pytest.raises(kdc.Preempted):
+        fit(tmp_path / "two")
+    assert goes_on(tmp_path / "two", reference).restored.position.step == 1
+    tiny.assert_same(fit(tmp_path / "three"), reference)  # it is obeyed once
 
 
 def test_without_save_freq_only_the_end_is_saved(tmp_path: Path) -> None:
