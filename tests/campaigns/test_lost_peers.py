@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lost_peer_run import Case, Row, cases, run
+from tests.support.lost_peer_run import Case, Row, cases, lose, run
 from tests.support.networks import reason_against
 
 LOST = r"(?:PeerLostError|ClusterTimeoutError): .*"
@@ -16,7 +16,7 @@ REASONS = "has ended|no heartbeats|does not answer|cannot be reached|said that i
 LOSER = {"kill": -9, "freeze": None, "exit": 0, "raise": 1, "partition": 138, "lone start": 138}
 
 
-def check(case: Case, row: Row) -> None:
+def check_ends(case: Case, row: Row) -> None:
     assert row.seconds < case.limit, row
     loser = 0 if case.fault == "lone start" else case.who
     assert row.codes[loser] == LOSER[case.fault], row.logs[loser][-3000:]
@@ -29,9 +29,14 @@ def check(case: Case, row: Row) -> None:
         name = "chief" if case.chief == (case.fault != "lone start") else r"worker \d"
         if worker != loser or case.fault == "lone start":
             assert re.search(rf"{name} .*(?:{REASONS})", told[-1]), told[-1]
-    assert row.identical, row
-    if case.phase != "start-up":
-        assert row.resumed_at > 0, row
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(120)
+def test_a_frozen_chief_holds_nobody_up_at_the_end(tmp_path: Path) -> None:
+    """No step is left that TensorFlow could end, and nothing that the chief was asked has an answer."""
+    case = Case(2, True, "freeze", "end")
+    check_ends(case, lose(case, tmp_path))
 
 
 @pytest.mark.chaos
@@ -41,4 +46,8 @@ def check(case: Case, row: Row) -> None:
 def test_the_others_end_in_time_name_the_lost_worker_and_the_job_goes_on(tmp_path: Path, case: Case) -> None:
     if case.fault == "partition" and (reason := reason_against()):
         pytest.skip(reason)
-    check(case, run(case, tmp_path))
+    row = run(case, tmp_path)
+    check_ends(case, row)
+    assert row.identical, row
+    if case.phase != "start-up":
+        assert row.resumed_at > 0, row

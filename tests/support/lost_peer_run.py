@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -69,8 +70,8 @@ class Row:
     seconds: float
     codes: list[int | None]
     logs: list[str]
-    resumed_at: int
-    identical: bool
+    resumed_at: int = 0
+    identical: bool = False
 
     def __str__(self) -> str:
         end = "identical" if self.identical else "DIFFERS"
@@ -87,15 +88,34 @@ def cases() -> list[Case]:
 
 def run(case: Case, directory: Path) -> Row:
     """Loses a worker, waits for the others, and starts the job again."""
-    command = [*COMMAND, *(["--loop"] if case.loop else [])]
-    faulty = [*command, str(directory / "job"), "--who", str(case.who), "--fault", case.fault, "--phase", case.phase]
+    lost = lose(case, directory)
+    at = _finished([*_command(case), str(directory / "job")], case.workers, directory / "again")
+    identical = _weights(directory / "job") == _undisturbed(case.workers, case.loop)
+    return dataclasses.replace(lost, resumed_at=at, identical=identical)
+
+
+def lose(case: Case, directory: Path) -> Row:
+    """Loses a worker, and waits for the others."""
+    faulty = [
+        *_command(case),
+        str(directory / "job"),
+        "--who",
+        str(case.who),
+        "--fault",
+        case.fault,
+        "--phase",
+        case.phase,
+    ]
     (directory / "job").mkdir()
     with _started(case, faulty, directory) as (processes, logs):
         seconds = _until_others_end(case, processes, directory / "job")
         codes = [process.poll() for process in processes]
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
-    at = _finished([*command, str(directory / "job")], case.workers, directory / "again")
-    return Row(seconds, codes, texts, at, _weights(directory / "job") == _undisturbed(case.workers, case.loop))
+    return Row(seconds, codes, texts)
+
+
+def _command(case: Case) -> list[str]:
+    return [*COMMAND, *(["--loop"] if case.loop else [])]
 
 
 @functools.cache
