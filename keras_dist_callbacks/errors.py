@@ -20,15 +20,25 @@ class CompatError(KdcError, RuntimeError):
 
 
 class ClusterError(KdcError, RuntimeError):
-    """The workers of a cluster could not do something together."""
+    """The workers of a cluster could not do something together.
+
+    Attributes:
+        unavailable: Starting the job again may help, such as when a store was not available to another worker.
+    """
+
+    unavailable = False
 
 
 class ClusterTimeoutError(ClusterError, TimeoutError):
     """A worker did not answer in time; the message names it."""
 
+    unavailable = True
+
 
 class PeerLostError(ClusterError, ConnectionError):
     """Another worker, or the coordination service, is gone; the job must be restarted."""
+
+    unavailable = True
 
 
 class StorageError(KdcError, OSError):
@@ -39,6 +49,11 @@ class StorageError(KdcError, OSError):
     """
 
     unavailable = False
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Whether the same may well succeed later."""
+    return isinstance(error, ClusterError | StorageError) and error.unavailable
 
 
 class BackupError(KdcError, RuntimeError):

@@ -120,6 +120,13 @@ def peer_errors() -> tuple[type[Exception], ...]:
     )
 
 
+def service_errors() -> tuple[type[Exception], ...]:
+    """What a request to the service may end with when its host goes away meanwhile."""
+    import tensorflow as tf
+
+    return (*peer_errors(), tf.errors.InternalError, tf.errors.UnknownError, tf.errors.FailedPreconditionError)
+
+
 def is_peer_error(error: BaseException) -> bool:
     """Whether an exception of a training step means that another worker is gone."""
     return isinstance(error, peer_errors())

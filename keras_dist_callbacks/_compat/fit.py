@@ -6,6 +6,9 @@ Callbacks do not see fit's data iterator. It is found here, walking up from a ca
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -230,9 +233,15 @@ def callbacks_being_set(callback: Any) -> list[Any] | None:
     return None
 
 
-def fit_frame(model: Any) -> FrameType | None:
-    """The frame of the fit() of `model` that runs the caller."""
-    frame: FrameType | None = sys._getframe(1)
+def still_runs(model: Any) -> Callable[[], bool]:
+    """What tells, in any thread, whether the fit() of `model` that runs the caller has not ended."""
+    thread, known = threading.get_ident(), weakref.ref(model)
+    return lambda: fit_frame(known(), sys._current_frames().get(thread)) is not None
+
+
+def fit_frame(model: Any, frame: FrameType | None = None) -> FrameType | None:
+    """The frame of the fit() of `model` that runs the caller, or another frame."""
+    frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
             iterator = frame.f_locals.get("epoch_iterator")

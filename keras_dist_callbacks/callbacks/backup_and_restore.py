@@ -165,7 +165,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         session = self._require_session()
         self._end_preparation()
         others = [c for c in fit.callback_list.callbacks if c is not self]
-        Cluster.detect().agree(lambda: capture_callbacks(others), "asking callbacks for their state")
+        self._cluster().agree(lambda: capture_callbacks(others), "asking callbacks for their state")
         session.train_begin(fit.callback_list.callbacks)
         self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
         if session.restored is None and not session.has_backup:
@@ -197,7 +197,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._end_preparation()
         _end_earlier_writes()
         self.restored = None
-        cluster = Cluster.detect()
+        cluster = self._cluster()
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
         cluster.on_chief(self._storage.probe, "opening the backup directory")
@@ -210,7 +210,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._policy,
             self,
             self._announce,
-            Leaving(self._leave_options, engine, cluster, name, self._say),
+            Leaving(self._leave_options, engine, cluster, name, self._say, seam.still_runs(fit.model)),
             strict=self._strict,
             read_again=self._read_again,
         )
@@ -220,6 +220,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
             for note in self._prepared.notes:
                 warnings.warn(note, RuntimeWarning, stacklevel=2)
+
+    def _cluster(self) -> Cluster:
+        return Cluster.detect().waiting(self._options.timeout)
 
     def _facts(self, fit: seam.RunningFit, callbacks: list[Any]) -> dict[str, str]:
         """What every worker of a cluster must have been given alike."""

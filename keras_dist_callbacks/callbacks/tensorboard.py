@@ -77,17 +77,8 @@ class TensorBoard(OpenTensorBoard):
     ) -> None:
         enable_for_cluster()
         check_write_on(write_on)
-        super().__init__(
-            redact(log_dir),
-            histogram_freq,
-            write_graph,
-            write_images,
-            write_steps_per_second,
-            update_freq,
-            profile_batch,
-            embeddings_freq,
-            embeddings_metadata,
-        )
+        options = (histogram_freq, write_graph, write_images, write_steps_per_second, update_freq, profile_batch)
+        super().__init__(redact(log_dir), *options, embeddings_freq, embeddings_metadata)
         if sync_seconds <= 0:
             raise ConfigError(f"sync_seconds must be above 0, got {sync_seconds!r}")
         if write_on == "all" and worker_log_dir is not None:
@@ -120,8 +111,9 @@ class TensorBoard(OpenTensorBoard):
         cluster = Cluster.detect()
         if not cluster.is_evaluator:
             cluster.require_connection(model.distribute_strategy)
-        if self._worker_dir is None:
-            self._writes = agree_on_writers(cluster, "TensorBoard", self._write_on, redact(self._chief_dir))
+        own = redact(self._chief_dir) if "://" in self._chief_dir else str(Path(self._chief_dir).absolute())
+        elsewhere = self._worker_dir is not None
+        self._writes = agree_on_writers(cluster, "TensorBoard", self._write_on, own, elsewhere=elsewhere)
         target = self._target(cluster)
         storage = (
             None
@@ -190,7 +182,7 @@ class TensorBoard(OpenTensorBoard):
         self._sync, self._local = None, None
 
     def _target(self, cluster: Cluster) -> str | None:
-        if cluster.is_chief or (self._writes and self._worker_dir is None):
+        if self._writes:
             return self._chief_dir
         if self._worker_dir is None:
             return None

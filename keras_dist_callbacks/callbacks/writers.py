@@ -16,7 +16,7 @@ def check_write_on(write_on: str) -> None:
         raise ConfigError(f"write_on must be 'chief' or 'all', got {write_on!r}")
 
 
-def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str) -> bool:
+def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, *, elsewhere: bool = False) -> bool:
     """Whether this worker writes; one that does not says so.
 
     Args:
@@ -24,23 +24,25 @@ def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str) 
         callback: Its name, for messages.
         write_on: `"chief"`, or `"all"`: each worker to a path of its own.
         path: Where this worker would write, without credentials.
+        elsewhere: This worker writes to another place anyway.
 
     Raises:
         ConfigError: All are to write, but two of them to one path; or workers differ about who does.
     """
     if cluster.num_workers == 1 or cluster.is_evaluator:
-        return True
+        return cluster.is_chief
     cluster.require_same({f"write_on of {callback}": repr(write_on)}, f"{callback}, who writes")
     paths = cluster.gather(path, f"{callback}, where")
     if write_on == "all":
         shared = [worker for worker, other in enumerate(paths) if paths.count(other) > 1]
         if shared:
+            cluster.part(f"{callback}, where")
             raise ConfigError(
                 f"{callback}(write_on='all'): workers {', '.join(map(str, shared))} would all write to "
                 f"{paths[shared[0]]}; give each worker a path of its own"
             )
         return True
-    if not cluster.is_chief:
+    if not cluster.is_chief and not elsewhere:
         other = "" if path == paths[0] else f" to {path} too"
         print(
             f"{cluster.name} writes nothing for {callback}: the chief alone does, to {paths[0]}; with write_on='all' "

@@ -5,62 +5,70 @@ Everything here works with one worker too, so that callers need no branches.
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from keras_dist_callbacks._compat import multi_worker
 from keras_dist_callbacks.cluster import messaging, peers
 from keras_dist_callbacks.cluster.roles import Role
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
+from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError, is_temporary
 
 PATIENCE_SECONDS = 3600.0
 """How long to wait for a worker that lives but does not answer, such as one that uploads; a lost one ends it."""
 _PARTING_SECONDS = 10.0
 _T = TypeVar("_T")
-_calls: collections.Counter[str] = collections.Counter()
+_calls = itertools.count()  # of all workers alike: what one does, the others do too
 
 
 @dataclass(frozen=True)
 class Cluster(Role):
-    """Facts of this process and the means to agree with the other workers."""
+    """Facts of this process and the means to agree with the other workers.
 
-    def gather(self, value: Any, tag: str, timeout: float = PATIENCE_SECONDS) -> list[Any]:
+    Every worker must make the same calls, with the same tags in the same order.
+
+    Attributes:
+        patience: Seconds to wait for a worker that lives but does not answer, unless a call says otherwise.
+    """
+
+    patience: float = PATIENCE_SECONDS
+
+    def waiting(self, seconds: float) -> Self:
+        """The same with another patience."""
+        return dataclasses.replace(self, patience=seconds)
+
+    def gather(self, value: Any, tag: str, timeout: float | None = None) -> list[Any]:
         """Every worker's JSON value, in worker order, on every worker.
-
-        Every worker must call it, with the same tags in the same order.
 
         Raises:
             ClusterTimeoutError: A worker did not answer in time; the message names it.
             PeerLostError: A worker is gone.
+            ConfigError: Another worker does something else instead.
         """
         if self.num_workers == 1:
             return [value]
-        key = self._key(tag)
-        messaging.publish(f"{key}/{self.worker_index}", json.dumps(value).encode(), timeout)
+        call = self._say(value, tag)
         return [
-            value if i == self.worker_index else json.loads(self._await(f"{key}/{i}", i, tag, timeout))
-            for i in range(self.num_workers)
+            value if worker == self.worker_index else self._hear(call, worker, tag, timeout)
+            for worker in range(self.num_workers)
         ]
 
-    def broadcast(self, value: Any, tag: str, timeout: float = PATIENCE_SECONDS) -> Any:
+    def broadcast(self, value: Any, tag: str, timeout: float | None = None) -> Any:
         """The chief's JSON value, on every worker; the others' argument is ignored."""
         if self.num_workers == 1:
             return value
-        key = self._key(tag)
-        if self.is_chief:
-            messaging.publish(key, json.dumps(value).encode(), timeout)
-            return value
-        return json.loads(self._await(key, 0, tag, timeout))
+        call = self._say(value if self.is_chief else None, tag)
+        return value if self.is_chief else self._hear(call, 0, tag, timeout)
 
-    def barrier(self, tag: str, timeout: float = PATIENCE_SECONDS) -> None:
+    def barrier(self, tag: str, timeout: float | None = None) -> None:
         """Returns when every worker has called it."""
         self.gather(None, tag, timeout)
 
-    def agree(self, action: Callable[[], _T], tag: str, timeout: float = PATIENCE_SECONDS) -> _T:
+    def agree(self, action: Callable[[], _T], tag: str, timeout: float | None = None) -> _T:
         """Runs `action` on every worker; if it fails on one, all raise.
 
         Raises:
@@ -73,17 +81,20 @@ class Cluster(Role):
             result = action()
         except Exception as error:  # noqa: BLE001 - raised again below, after the others know
             failure = error
-        reports = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}", tag, timeout)
-        failed = [f"worker {i}: {report}" for i, report in enumerate(reports) if report is not None]
+        report = None if failure is None else [f"{type(failure).__name__}: {failure}", is_temporary(failure)]
+        reports = {worker: said for worker, said in enumerate(self.gather(report, tag, timeout)) if said is not None}
+        failed = [f"worker {worker}: {text}" for worker, (text, _) in reports.items()]
         if failed:
-            self._part(tag)
+            self.part(tag)
         if failure is not None:
             raise failure
         if failed:
-            raise ClusterError(f"{tag} failed on " + "; ".join(failed))
+            told = ClusterError(f"{tag} failed on " + "; ".join(failed))
+            told.unavailable = all(temporary for _, temporary in reports.values())
+            raise told
         return result  # type: ignore[return-value]
 
-    def on_chief(self, action: Callable[[], _T], tag: str, timeout: float = PATIENCE_SECONDS) -> _T | None:
+    def on_chief(self, action: Callable[[], _T], tag: str, timeout: float | None = None) -> _T | None:
         """Runs `action` on the chief alone while the others wait; its error is raised on all.
 
         Returns:
@@ -91,7 +102,7 @@ class Cluster(Role):
         """
         return self.agree(action if self.is_chief else _nothing, tag, timeout)
 
-    def require_same(self, facts: Mapping[str, str], tag: str, timeout: float = PATIENCE_SECONDS) -> None:
+    def require_same(self, facts: Mapping[str, str], tag: str, timeout: float | None = None) -> None:
         """Checks that every worker was told the same.
 
         Args:
@@ -112,22 +123,20 @@ class Cluster(Role):
                 values = (f"{value} on worker {', '.join(map(str, those))}" for value, those in workers.items())
                 differences.append(f"{name}: {'; '.join(values)}")
         if differences:
-            self._part(tag)
+            self.part(tag)
             raise ConfigError(f"the workers disagree about {'. '.join(differences)}. Give all of them the same")
 
-    def leave(self, tag: str, timeout: float = PATIENCE_SECONDS) -> None:
+    def leave(self, tag: str, timeout: float | None = None) -> None:
         """Returns at once on a worker, and on the chief when every worker has called it.
 
         The chief hosts the coordination service: it must be the last to go.
         """
         if self.num_workers == 1:
             return
-        key = self._key(tag)
-        if not self.is_chief:
-            messaging.publish(f"{key}/{self.worker_index}", b"", timeout)
-            return
-        for worker in range(1, self.num_workers):
-            self._await(f"{key}/{worker}", worker, tag, timeout)
+        call = self._say(None, tag)
+        if self.is_chief:
+            for worker in range(1, self.num_workers):
+                self._hear(call, worker, tag, timeout)
 
     def require_connection(self, strategy: Any) -> None:
         """Checks that a strategy joins the workers that TF_CONFIG names.
@@ -142,24 +151,34 @@ class Cluster(Role):
                 "`with keras_dist_callbacks.make_strategy().scope():`"
             )
 
-    def _part(self, tag: str) -> None:
+    def part(self, tag: str) -> None:
         """All are going to raise: nobody may take the service away before the others have read why."""
         with contextlib.suppress(ClusterError):
             self.leave(f"{tag}, failed", _PARTING_SECONDS)
 
-    def _key(self, tag: str) -> str:
-        _calls[tag] += 1
-        return f"kdc/{tag}/{_calls[tag]}"
+    def _say(self, value: Any, tag: str) -> int:
+        call = next(_calls)
+        message = json.dumps({"tag": tag, "value": value}).encode()
+        with peers.watching(self):
+            messaging.publish(f"kdc/call/{call}/{self.worker_index}", message, self.patience)
+        return call
 
-    def _await(self, key: str, source: int, tag: str, timeout: float) -> bytes:
-        peers.watch(self)
-        value = messaging.fetch(key, timeout)
-        if value is None:
+    def _hear(self, call: int, worker: int, tag: str, timeout: float | None) -> Any:
+        seconds = self.patience if timeout is None else timeout
+        with peers.watching(self):
+            message = messaging.fetch(f"kdc/call/{call}/{worker}", seconds)
+        if message is None:
             raise ClusterTimeoutError(
-                f"{self.name}: no answer from worker {source} ({self.addresses[source]}) about {tag!r} "
-                f"within {timeout:g} s"
+                f"{self.name}: no answer from worker {worker} ({self.addresses[worker]}) about {tag!r} "
+                f"within {seconds:g} s"
             )
-        return value
+        said = json.loads(message)
+        if said["tag"] != tag:
+            raise ConfigError(
+                f"the workers do different things: {tag!r} on {self.name}, {said['tag']!r} on worker {worker}. Give "
+                "all of them the same callbacks, in the same order, and the same calls"
+            )
+        return said["value"]
 
 
 def _nothing() -> None:

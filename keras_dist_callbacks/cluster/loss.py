@@ -7,12 +7,15 @@ import functools
 import re
 import socket
 import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from keras_dist_callbacks._compat import coordination
+from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.preflight import split_address
 from keras_dist_callbacks.cluster.roles import Role
-from keras_dist_callbacks.errors import PeerLostError
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE, PeerLostError
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _PASSED_ON = re.compile(r"lost: (.*?)(?: \[type\.googleapis|\n|$)")
@@ -23,12 +26,14 @@ _ENDED = "has ended: nothing listens on its port any more"
 _SILENT = "sends no heartbeats: it died, is frozen or cut off"
 _CONNECT_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0
+_HANG_SECONDS = 10.0
 _LONGEST_REASON = 300
 
 
 def is_loss(role: Role, error: BaseException) -> bool:
     """Whether an exception of one worker means that another is gone."""
-    return role.num_workers > 1 and (coordination.is_peer_error(error) or isinstance(error, PeerLostError))
+    several = role.num_workers > 1 and not role.is_evaluator
+    return several and (coordination.is_peer_error(error) or isinstance(error, PeerLostError))
 
 
 def say_farewell(role: Role, error: BaseException) -> None:
@@ -48,9 +53,10 @@ def explained(role: Role, error: BaseException) -> PeerLostError:
     who = messaging.lost()
     if who is None:
         passed_on = _PASSED_ON.search(str(error))
-        who = passed_on[1] if passed_on is not None else _who(role, str(error))
+        who = meaning(role, str(error))
         if passed_on is None:
             _tell(f"lost: {who}")
+        messaging.declare_lost(who)
     return PeerLostError(f"{role.name}: {who}. Training cannot go on without it: start all workers again")
 
 
@@ -64,19 +70,29 @@ def explained_here(error: Exception) -> Exception:
     return told
 
 
-def meaning(role: Role, told: str) -> str | None:
-    """Who is lost and why, of what a worker has said; None if that was this one."""
+def is_mine(role: Role, told: str) -> bool:
+    """Whether it was this worker that has said that it ends."""
     farewell = _FAREWELL.search(told)
-    if farewell is not None and int(farewell[1]) == role.worker_index:
-        return None
+    return farewell is not None and int(farewell[1]) == role.worker_index
+
+
+def meaning(role: Role, told: str) -> str:
+    """Who is lost and why, of what another worker has said."""
     passed_on = _PASSED_ON.search(told)
-    return passed_on[1] if passed_on is not None else _who(role, told)
+    if passed_on is None:
+        return _who(role, told)
+    is_this = passed_on[1].startswith(_named(role, role.worker_index))
+    return f"the other workers have lost this one, which {passed_on[1].partition(') ')[2]}" if is_this else passed_on[1]
 
 
-def pass_on(role: Role, tasks: list[tuple[str, int]]) -> str:
+def pass_on(role: Role, tasks: list[tuple[str, int]]) -> str | None:
     """Who is lost and why, of tasks that the coordination service has given up; tells the other workers."""
-    workers = [worker for job, index in tasks if (worker := _worker(role, job, index)) is not None]
-    who = "; ".join(f"{_named(role, worker)} {_state(role.addresses[worker]) or _SILENT}" for worker in workers)
+    known = (_worker(role, job, index) for job, index in tasks)
+    workers = [worker for worker in known if worker not in (None, role.worker_index)]
+    if not workers:
+        return None
+    states = _states(role, workers)
+    who = "; ".join(f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in workers)
     _tell(f"lost: {who}")
     return who
 
@@ -97,12 +113,13 @@ def _who(role: Role, text: str) -> str:
         return f"{_named(role, int(farewell[1]))} said that it ended with {farewell[2]}"
     told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
     told.discard(role.worker_index)
-    states = {worker: _state(role.addresses[worker]) for worker in _peers(role)}
+    states = _states(role, _peers(role))
     lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in told]
     lost = lost or [f"{_named(role, worker)} {state}" for worker, state in states.items() if state]
-    if not lost and (role.num_workers == 2 or not _service_answers(role)):
-        return silent(role, 0 if role.worker_index else 1)
-    return "; ".join(lost) or "one of the other workers does not answer"
+    if not lost and not _service_answers(role):
+        return silent(role, 0)
+    first = text.partition("\n")[0][:_LONGEST_REASON]
+    return "; ".join(lost) or f"another worker seems to be lost, or something else is not available ({first})"
 
 
 def _service_answers(role: Role) -> bool:
@@ -122,7 +139,12 @@ def _tell(text: str) -> None:
     )
     with contextlib.suppress(Exception):  # the error itself is what matters, and others may be gone already
         messaging.bounded(publish, _ANSWER_SECONDS, "telling the other workers")
-        messaging.bounded(report, _ANSWER_SECONDS, "telling the other workers")  # not unless the service has answered
+        take_back = exit_after(_HANG_SECONDS, RESTART_EXIT_CODE)  # the next call holds the GIL
+        try:
+            messaging.bounded(report, _ANSWER_SECONDS, "telling the other workers")
+        finally:
+            if take_back is not None:
+                take_back()
 
 
 def _peers(role: Role) -> list[int]:
@@ -140,6 +162,12 @@ def _worker(role: Role, job: str, index: int) -> int | None:
             return before + index if index < len(hosts) else None
         before += len(hosts)
     return None
+
+
+def _states(role: Role, workers: Sequence[int]) -> dict[int, str]:
+    """What can be told of some workers, asked at the same time."""
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return dict(zip(workers, pool.map(_state, [role.addresses[worker] for worker in workers]), strict=True))
 
 
 def _state(address: str) -> str:

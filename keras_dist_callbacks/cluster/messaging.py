@@ -19,9 +19,19 @@ from keras_dist_callbacks.errors import ClusterTimeoutError, PeerLostError
 _T = TypeVar("_T")
 _CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB
 _SLICE_MS = 1000
-_SILENCE_SECONDS = 20.0  # longer than heartbeats may stay away
 _LOOK_SECONDS = 0.25
+_silence = [10.0]  # TensorFlow's own default
 _loss: list[str] = []  # what is known of a lost worker; a process has one cluster, and it does not come back
+
+
+def expect_heartbeats(seconds: float) -> None:
+    """After how many seconds a silent worker counts as lost, as the coordination service was told."""
+    _silence[0] = seconds
+
+
+def silence() -> float:
+    """Seconds after which a silent worker counts as lost."""
+    return _silence[0]
 
 
 def declare_lost(text: str) -> None:
@@ -117,7 +127,7 @@ def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str 
             return None
         wait = min(_SLICE_MS, left)
         get = functools.partial(coordination.get_value, key, wait)
-        value = bounded(get, wait / 1000 + _SILENCE_SECONDS, f"getting {key}")
+        value = bounded(get, wait / 1000 + 2 * silence(), f"getting {key}")
         if value is not None:
             return value
 
@@ -145,8 +155,10 @@ def bounded(operation: Callable[[], _T], timeout: float, what: str) -> _T:
         thread.join(min(left, _LOOK_SECONDS))
         if thread.is_alive():
             raise_if_lost()
+    if thread.is_alive():
+        thread.join(_LOOK_SECONDS)  # this process may have stood still for all of that time, and not the service
     if failure:
-        if isinstance(failure[0], coordination.peer_errors()):
+        if isinstance(failure[0], coordination.service_errors()):
             raise PeerLostError(f"{what}: the coordination service is gone ({failure[0]})") from failure[0]
         raise failure[0]
     if not outcome:

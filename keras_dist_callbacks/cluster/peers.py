@@ -2,7 +2,8 @@
 
 TensorFlow ends a step when a worker is lost, but nothing that waits outside of a step: a gather, a save, an upload.
 The chief hosts the coordination service and asks it who still sends heartbeats; it tells the others, who take a
-service that does not answer for a lost chief.
+service that does not answer for a lost chief. Nobody watches unless something is `watching`: a worker that has ended
+after training is not lost.
 """
 
 from __future__ import annotations
@@ -11,114 +12,138 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.cluster import loss, messaging
 from keras_dist_callbacks.cluster.roles import Role
-from keras_dist_callbacks.errors import ClusterError
 
-HEARTBEAT_SECONDS = 10.0  # TensorFlow's own default too
 _POLL_SECONDS = 1.0
+_FAILURES = 2  # in a row, before a service that does not answer is taken for lost
 _lock = threading.Lock()
+_listeners: list[Callable[[], None]] = []
+_watching = [0]
 _threads: list[threading.Thread] = []
-_listeners: list[Callable[[str], None]] = []
-_silence = [HEARTBEAT_SECONDS]
 
 
-def expect_heartbeats(seconds: float) -> None:
-    """After how many seconds a silent worker counts as lost, as the coordination service was told."""
-    _silence[0] = seconds
+@contextlib.contextmanager
+def watching(role: Role) -> Iterator[None]:
+    """Within the block, `messaging` raises when a worker is lost."""
+    begin(role)
+    try:
+        yield
+    finally:
+        end()
 
 
-def silence() -> float:
-    """Seconds after which a silent worker counts as lost."""
-    return _silence[0]
+def begin(role: Role, on_loss: Callable[[], None] | None = None) -> None:
+    """As `watching`, until `end`.
 
-
-def watch(role: Role) -> None:
-    """Begins to watch, once per process; from then on `messaging` raises when a worker is lost."""
-    if role.num_workers == 1:
-        return
+    Args:
+        role: Of this worker.
+        on_loss: Called, in any thread, as soon as a worker is lost; who that is may be known a little later.
+    """
     with _lock:
-        if not _threads:
-            run = _watch_workers if role.is_chief else _watch_chief
-            _threads.append(threading.Thread(target=run, args=(role,), name="kdc-peers", daemon=True))
+        _watching[0] += 1
+        if on_loss is not None:
+            _listeners.append(on_loss)
+        if role.num_workers > 1 and not _threads and messaging.lost() is None:
+            _threads.append(threading.Thread(target=_watch, args=(role,), name="kdc-peers", daemon=True))
             _threads[0].start()
+    if on_loss is not None and messaging.lost() is not None:
+        on_loss()
 
 
-def listen(listener: Callable[[str], None]) -> None:
-    """Calls `listener` with what is known, in any thread, once a worker is lost; at once if it is."""
+def end(on_loss: Callable[[], None] | None = None) -> None:
+    """Takes one `begin` back."""
     with _lock:
-        _listeners.append(listener)
-    text = messaging.lost()
-    if text is not None:
-        listener(text)
+        _watching[0] -= 1
+        if on_loss is not None:
+            _listeners.remove(on_loss)
 
 
-def unlisten(listener: Callable[[str], None]) -> None:
-    """Takes a listener away."""
-    with _lock, contextlib.suppress(ValueError):
-        _listeners.remove(listener)
+def _watch(role: Role) -> None:
+    try:
+        (_watch_workers if role.is_chief else _watch_chief)(role)
+    finally:
+        with _lock:
+            _forget_this_thread()
 
 
-def _declare(text: str | None) -> None:
-    """A worker is lost, other than this one."""
-    if text is None:
-        return
-    messaging.declare_lost(text)
+def _goes_on() -> bool:
     with _lock:
+        if not _watching[0]:
+            _forget_this_thread()  # with the lock: who begins now starts another
+        return bool(_watching[0])
+
+
+def _forget_this_thread() -> None:
+    if threading.current_thread() in _threads:
+        _threads.remove(threading.current_thread())
+
+
+def _declare(who: Callable[[], str | None]) -> None:
+    """A worker is lost; who that is may take seconds to find out."""
+    with _lock:
+        if not _watching[0]:
+            return  # it has ended as it should
         listeners = list(_listeners)
     for listener in listeners:
-        listener(text)
+        listener()
+    text = who()
+    if text is not None:
+        messaging.declare_lost(text)
 
 
 def _watch_workers(role: Role) -> None:
     """On the chief: until the service has given a worker up, or one has said that it ends."""
     jobs = [(name, len(hosts)) for name, hosts in role.jobs.items()]
-    while True:
+    while _goes_on():
         time.sleep(_POLL_SECONDS)
         try:
             told = _told(1)
-        except ClusterError:  # this process' own service is only slow
+            lost = [] if told is not None else coordination.lost_tasks(jobs)
+        except Exception:  # noqa: BLE001, S112 - this process' own service: it is slow, or ends with the process
             continue
         if told is not None:
-            _declare(loss.meaning(role, told))
+            if not loss.is_mine(role, told):
+                _declare(functools.partial(loss.meaning, role, told))
             return
-        lost = coordination.lost_tasks(jobs)
         if lost:
-            _declare(loss.pass_on(role, lost))
+            _declare(functools.partial(loss.pass_on, role, lost))
             return
 
 
 def _watch_chief(role: Role) -> None:
     """On the others: until the chief says who is lost, or its service does not answer."""
-    fails_since: float | None = None
-    while True:
+    failures, fails_since = 0, 0.0
+    while _goes_on():
         began = time.monotonic()
         try:
             told = _told(int(_POLL_SECONDS * 1000))
             if told is None:
                 _ask_for_a_sign(role)
-        except ClusterError:
-            fails_since = fails_since or began
-            if loss.has_ended(role, 0) or time.monotonic() - fails_since >= silence():
-                _declare(loss.silent(role, 0))
+        except Exception:  # noqa: BLE001 - whatever a lost service says
+            failures, fails_since = failures + 1, fails_since if failures else began
+            late = time.monotonic() - fails_since >= messaging.silence()
+            if failures >= _FAILURES and (late or loss.has_ended(role, 0)):
+                _declare(functools.partial(loss.silent, role, 0))
                 return
             time.sleep(_POLL_SECONDS)
             continue
-        fails_since = None
+        failures = 0
         if told is not None:
-            _declare(loss.meaning(role, told))
+            if not loss.is_mine(role, told):
+                _declare(functools.partial(loss.meaning, role, told))
             return
 
 
 def _ask_for_a_sign(role: Role) -> None:
     """Returns if the service answers; one that is frozen leaves a request to set a key without an answer."""
     sign = functools.partial(coordination.set_once, f"kdc/sign/{role.worker_index}", "")
-    messaging.bounded(sign, silence(), "asking for a sign of life")
+    messaging.bounded(sign, messaging.silence() / _FAILURES, "asking for a sign of life")
 
 
 def _told(wait_ms: int) -> str | None:
     get = functools.partial(coordination.get_value, loss.KEY, wait_ms)
-    return messaging.bounded(get, wait_ms / 1000 + silence(), "asking who is lost")
+    return messaging.bounded(get, wait_ms / 1000 + messaging.silence() / _FAILURES, "asking who is lost")

@@ -14,10 +14,11 @@ from typing import Any
 
 from keras_dist_callbacks._compat import coordination, multi_worker
 from keras_dist_callbacks._compat.hard_exit import exit_after
-from keras_dist_callbacks.cluster import loss, peers, preflight
+from keras_dist_callbacks.cluster import loss, messaging, preflight
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
 
+_LONGEST_SECONDS = 1e6
 _STUCK_SECONDS = 30.0  # behind TensorFlow's own time-out, which does not always come
 
 
@@ -25,7 +26,7 @@ def make_strategy(
     kind: str = "auto",
     *,
     startup_timeout: float = 300.0,
-    heartbeat_timeout: float = peers.HEARTBEAT_SECONDS,
+    heartbeat_timeout: float = 10.0,
     devices: list[str] | None = None,
     communication_options: Any = None,
 ) -> Any:
@@ -54,8 +55,8 @@ def make_strategy(
     cluster = Role.detect()
     if kind not in {"auto", "default", "mirrored", "multi_worker"}:
         raise ConfigError(f"kind must be 'auto', 'default', 'mirrored' or 'multi_worker', got {kind!r}")
-    if startup_timeout <= 0 or heartbeat_timeout <= 0:
-        raise ConfigError("startup_timeout and heartbeat_timeout are seconds above 0")
+    if not all(0 < seconds < _LONGEST_SECONDS for seconds in (startup_timeout, heartbeat_timeout)):
+        raise ConfigError("startup_timeout and heartbeat_timeout are seconds above 0, and finite")
     if kind == "multi_worker" and cluster.num_workers == 1:
         raise ConfigError("kind='multi_worker' needs a TF_CONFIG that names more than one training worker")
     if kind in {"auto", "multi_worker"} and cluster.num_workers > 1 and not cluster.is_evaluator:
@@ -99,7 +100,7 @@ def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, optio
         register_ms=int(startup_timeout * 1000),
         shutdown_ms=int(max(10.0, heartbeat_timeout) * 1000),
     )
-    peers.expect_heartbeats(heartbeat_timeout)
+    messaging.expect_heartbeats(heartbeat_timeout)
     _enable(cluster)
     with _sigterm_kept(), _exit_if_stuck(startup_timeout):
         return multi_worker.build_strategy(jobs, cluster.task_type, cluster.task_id, options)
@@ -126,13 +127,11 @@ def _exit_if_stuck(seconds: float) -> Iterator[None]:
     # TensorFlow holds the GIL here: only what is outside of Python can end a build that never returns.
     seconds += _STUCK_SECONDS
     take_back = exit_after(seconds + 1.0, RESTART_EXIT_CODE)
-    stderr = sys.__stderr__
-    if stderr is not None:
-        faulthandler.dump_traceback_later(seconds, exit=take_back is None, file=stderr)
     try:
+        with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no stderr with a descriptor
+            faulthandler.dump_traceback_later(seconds, exit=take_back is None, file=sys.__stderr__ or sys.stderr)
         yield
     finally:
-        if stderr is not None:
-            faulthandler.cancel_dump_traceback_later()
+        faulthandler.cancel_dump_traceback_later()
         if take_back is not None:
             take_back()

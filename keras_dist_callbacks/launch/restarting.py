@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ClusterTimeoutError, PeerLostError, StorageError
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE, is_temporary
 
 _LOST_PEER = {"UnavailableError", "DeadlineExceededError", "AbortedError"}
 
@@ -43,10 +43,8 @@ def restartable() -> Iterator[None]:
 
 def is_worth_a_restart(error: BaseException) -> bool:
     """Whether the same program may well succeed when it is started again."""
-    if isinstance(error, PeerLostError | ClusterTimeoutError):
+    if is_temporary(error):
         return True
-    if isinstance(error, StorageError):
-        return error.unavailable
     cause = error.__cause__  # such as too many backups that failed in a row
     if cause is not None and type(error).__module__.startswith("keras_dist_callbacks."):
         return is_worth_a_restart(cause)

@@ -8,7 +8,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from keras_dist_callbacks._compat import pipeline, replay, rng, variables
@@ -131,7 +130,7 @@ class Checkpointer:
     ) -> None:
         self._trained = Trained.of(model, optimizer, metrics, variables)
         self._delete, self._strict, self.state = delete_checkpoint, strict, {} if state is None else state
-        self._strategy, self._cluster = model.distribute_strategy, Cluster.detect()
+        self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
         rate = max_bytes_per_second
@@ -244,9 +243,7 @@ class Checkpointer:
             FencedError: A newer run has taken the directory.
         """
         self._require_open()
-        self.batch += batches
-        self.steps += batches
-        self._in_step = False
+        self.batch, self.steps, self._in_step = self.batch + batches, self.steps + batches, False
         self._engine.poll()
         self._leave_if_asked(self._leaving.boundary())
         if self._schedule.due(self.steps, self._engine.writing):
@@ -262,25 +259,31 @@ class Checkpointer:
 
     def close(self) -> None:
         """Training has ended: commits its end, and deletes the backup if that was asked for."""
-        if self._open:
+        if not self._open:
+            return
+        try:
             self._leave_if_asked(self._leaving.at_the_end())
             self._open = False
             self._engine.finish(self._snapshot("end"), delete=self._delete)
             self._leaving.close()
+        except BaseException as error:
+            self._end_with(error, lambda: None)
+            raise
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         else:
-            try:
-                self._leaving.on_exception(error, self.steps, lambda: None if self._in_step else self._now())
-            finally:
-                self._leaving.close()
+            self._end_with(error, lambda: None if self._in_step else self._now())
+
+    def _end_with(self, error: BaseException, at_hand: Callable[[], Snapshot | None]) -> None:
+        try:
+            self._leaving.on_exception(error, self.steps, at_hand)
+        finally:
+            self._leaving.close()
 
     def _now(self) -> Snapshot:
         return self._snapshot("within" if self.batch else "between")
@@ -308,8 +311,7 @@ class Checkpointer:
         position = saved.position
         self.epoch, self.batch, self.steps = position.epoch, position.batch, position.step
         self._schedule.begin(position.step)
-        self._past = position.epoch
-        self._resumed = saved
+        self._past, self._resumed = position.epoch, saved
         rng.restore(saved.state["rng"])
         answer = exactness.answer(reasons, conditions)
         self._say(f"Restored {self._storage.display(commit)}: {position}; {answer}")

@@ -11,6 +11,8 @@ from typing import Any
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.training.notices import Notice
 
+_LONGEST_SECONDS = 1e7
+
 
 @dataclass(frozen=True)
 class LeaveOptions:
@@ -52,10 +54,9 @@ class LeaveOptions:
         Raises:
             ConfigError: One of them is wrong.
         """
-        if not grace_period > 0:
-            raise ConfigError(f"grace_period is a number of seconds above 0, got {grace_period!r}")
-        if not peer_timeout > 0:
-            raise ConfigError(f"peer_timeout is a number of seconds above 0, got {peer_timeout!r}")
+        for name, seconds in (("grace_period", grace_period), ("peer_timeout", peer_timeout)):
+            if not 0 < seconds <= _LONGEST_SECONDS:
+                raise ConfigError(f"{name} is a number of seconds above 0, and finite, got {seconds!r}")
         if isinstance(preemption_signals, str | int):
             preemption_signals = (preemption_signals,)
         signals = tuple(dict.fromkeys(_signal(s) for s in preemption_signals))

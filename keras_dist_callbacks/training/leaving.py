@@ -14,7 +14,7 @@ from keras_dist_callbacks.cluster import loss, messaging, peers
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.errors import ClusterError, KdcError, Preempted, StorageError
+from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.notices import NoticeWatch
 from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign
@@ -25,6 +25,8 @@ _INTERRUPT_SECONDS = 10.0
 _BUDGET_SECONDS = 120.0
 _LOSS_BUDGET_SECONDS = 15.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
+_NOTICE_SECONDS = 2.0  # between the end of heartbeats' time and that
+_open: list[Leaving] = []
 _told: set[str] = set()
 _unheeded: list[signal.Signals] = []  # which came while a run ended, and which the next one obeys
 
@@ -38,11 +40,27 @@ class Leaving:
         cluster: Who has to agree.
         name: What tells this run from another; the same on every worker.
         say: Prints a line, on the chief.
+        runs: Whether the run has not ended, to be asked in any thread.
+
+    Raises:
+        ConfigError: `peer_timeout` is over before the loss of a worker is known.
     """
 
     def __init__(
-        self, options: LeaveOptions, engine: BackupEngine, cluster: Cluster, name: str, say: Callable[[str], None]
+        self,
+        options: LeaveOptions,
+        engine: BackupEngine,
+        cluster: Cluster,
+        name: str,
+        say: Callable[[str], None],
+        runs: Callable[[], bool] = lambda: True,
     ) -> None:
+        known = messaging.silence() + _NOTICE_SECONDS
+        if cluster.num_workers > 1 and options.peer_timeout < known + _LEAST_SECONDS:
+            raise ConfigError(
+                f"peer_timeout={options.peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
+                f"(heartbeat_timeout={messaging.silence():g}); give {known + _LEAST_SECONDS:g} or more"
+            )
         self.options = options
         self._engine = engine
         self._cluster = cluster
@@ -51,8 +69,8 @@ class Leaving:
         self._signals = SignalWatch(self._on_signal, self._at_once)
         self._notice: NoticeWatch | None = None
         self._watchdog = Watchdog(options.grace_period, self._last_words)
-        to_end = max(_LEAST_SECONDS, options.peer_timeout - peers.silence())
-        self._loss_watchdog = Watchdog(to_end, self._words_after_loss)
+        self._loss_watchdog = Watchdog(max(_LEAST_SECONDS, options.peer_timeout - known), self._words_after_loss)
+        self._runs = runs
         self._impatience: threading.Timer | None = None
         self._signalled: signal.Signals | None = None
         self._begun = self._finishing = self._stuck = False
@@ -63,9 +81,11 @@ class Leaving:
         if self.options.on_preemption and self.options.notice is not None:
             self._notice = NoticeWatch(self.options.notice, lambda why: self._stop.request(PREEMPTED, why))
             self._notice.start()  # first: it may raise, and nothing is to be given back then
+        while _open:
+            _open.pop().close()  # of a run that was never closed
         self._begun = True
-        peers.watch(self._cluster)
-        peers.listen(self._on_loss)
+        _open.append(self)
+        peers.begin(self._cluster, self._on_loss)
         self._stop.start()
         signals = self._ours()
         if signals:
@@ -135,12 +155,13 @@ class Leaving:
         """
         if self.departed:
             return
-        lost = loss.explained(self._cluster, error) if loss.is_loss(self._cluster, error) else None
+        lost = None
+        if loss.is_loss(self._cluster, error):
+            self._end_soon()  # what comes may hang
+            lost = loss.explained(self._cluster, error)
         if lost is None:
             loss.say_farewell(self._cluster, error)
             self._save_at(error, step, at_hand)
-        else:
-            self._on_loss()
         drained = self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
         self._engine.abort()
         self._stuck = not drained
@@ -186,7 +207,9 @@ class Leaving:
         if not self._begun:
             return
         self._begun = False
-        peers.unlisten(self._on_loss)
+        peers.end(self._on_loss)
+        if self in _open:
+            _open.remove(self)
         self._stop.close()
         if self._notice is not None:
             self._notice.stop()
@@ -251,7 +274,11 @@ class Leaving:
         if request.kind == PREEMPTED and not self._finishing:
             self._watchdog.start()
 
-    def _on_loss(self, who: str = "") -> None:
+    def _on_loss(self) -> None:
+        if self._runs():  # an exception may have ended it where nobody could see that
+            self._end_soon()
+
+    def _end_soon(self) -> None:
         self._engine.abort()
         self._loss_watchdog.start()
 

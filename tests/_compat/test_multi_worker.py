@@ -62,6 +62,7 @@ def test_every_way_works_and_gives_all_workers_the_same_numbers(tmp_path: Path, 
 def test_enabling_is_idempotent_and_can_be_undone() -> None:
     from keras.src.backend.tensorflow import trainer
 
+    kdc.enable_multi_worker_fit()()  # a callback that another test made may have done it
     build, reduce = trainer.TensorFlowTrainer._maybe_symbolic_build, trainer.reduce_per_replica
     undo = kdc.enable_multi_worker_fit()
     once = trainer.TensorFlowTrainer._maybe_symbolic_build, trainer.reduce_per_replica

@@ -1,0 +1,129 @@
+"""Who is lost is found out from what the coordination service says, here in its place; and who is only slow is not."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from keras_dist_callbacks._compat import coordination
+from keras_dist_callbacks.cluster import loss, messaging, peers
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError, PeerLostError
+
+ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
+CHIEF, WORKER = (Cluster("worker", index, index, ADDRESSES) for index in range(2))
+
+
+class Service:
+    """A key-value store that may be slow."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.lost: list[tuple[str, int]] = []
+        self.frozen = False
+
+    def get_value(self, key: str, timeout_ms: int) -> str | None:
+        deadline = time.monotonic() + timeout_ms / 1000
+        while key not in self.values and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return None if self.frozen else self.values.get(key)
+
+    def set_value(self, key: str, value: str) -> None:
+        while self.frozen:
+            time.sleep(0.01)
+        self.values[key] = value
+
+    def set_once(self, key: str, value: str) -> bool:
+        self.set_value(key, self.values.get(key, value))
+        return True
+
+    def lost_tasks(self, jobs: object) -> list[tuple[str, int]]:
+        return self.lost
+
+    def report_error(self, text: str) -> None:
+        pass
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    made = Service()
+    for name in ("get_value", "set_value", "set_once", "lost_tasks", "report_error"):
+        monkeypatch.setattr(coordination, name, getattr(made, name))
+    monkeypatch.setattr(messaging, "_loss", [])
+    monkeypatch.setattr(messaging, "_silence", [1.0])
+    monkeypatch.setattr(peers, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(loss, "_state", lambda address: "")
+    yield made
+    made.frozen = False
+    thread = next(iter(peers._threads), None)
+    if thread is not None:
+        thread.join(10)
+    assert peers._watching == [0]
+    assert peers._threads == []
+
+
+def until(what: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_worker_that_the_service_has_given_up_ends_a_wait_of_the_chief(service: Service) -> None:
+    service.lost = [("worker", 1)]
+    with pytest.raises(PeerLostError, match=r"worker 1 \(127.0.0.1:2\) sends no heartbeats"):
+        CHIEF.gather(None, "something", 60.0)
+    assert "lost: worker 1" in service.values[loss.KEY]  # the others hear of it
+
+
+def test_a_chief_that_is_frozen_ends_a_wait_of_a_worker(service: Service) -> None:
+    service.frozen = True
+    with pytest.raises(PeerLostError, match=r"the chief \(127.0.0.1:1\) does not answer: it is frozen or cut off"):
+        WORKER.gather(None, "something", 60.0)
+
+
+def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(service: Service) -> None:
+    loss.say_farewell(WORKER, ValueError("a bug"))
+    with peers.watching(WORKER):
+        assert until(lambda: not peers._threads)
+    assert messaging.lost() is None
+    with pytest.raises(PeerLostError, match=r"worker 1 .* said that it ended with ValueError: a bug"):
+        CHIEF.gather(None, "something", 60.0)
+
+
+def test_a_process_that_stood_still_takes_nobody_for_lost(service: Service) -> None:
+    """Its requests look as if they had no answer, because it did not look for one."""
+    heard: list[int] = []
+    peers.begin(WORKER, lambda: heard.append(1))
+    try:
+        for _ in range(4):
+            ctypes.PyDLL(None).usleep(2_500_000)  # with the GIL held, for longer than heartbeats may stay away
+            time.sleep(0.3)
+    finally:
+        peers.end(peers._listeners[0])
+    assert heard == []
+    assert messaging.lost() is None
+
+
+def test_nobody_watches_when_nothing_waits_or_trains(service: Service) -> None:
+    heard: list[int] = []
+    listener = lambda: heard.append(1)  # noqa: E731 - the same object is taken away
+    peers.begin(CHIEF, listener)
+    thread = peers._threads[0]
+    peers.end(listener)
+    service.lost = [("worker", 1)]  # it has ended, as it should
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (heard, messaging.lost(), service.values) == ([], None, {})
+
+
+def test_workers_that_do_different_things_are_told_so(service: Service) -> None:
+    call = CHIEF._say(None, "one thing")
+    messaging.publish(f"kdc/call/{call}/1", b'{"tag": "another thing", "value": null}', 10.0)
+    with pytest.raises(ConfigError, match="'one thing' on worker 0, 'another thing' on worker 1"):
+        CHIEF._hear(call, 1, "one thing", 10.0)
