@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import re
@@ -26,7 +27,7 @@ _ENDED = "has ended: nothing listens on its port any more"
 _SILENT = "sends no heartbeats: it died, is frozen or cut off"
 _CONNECT_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0
-_HANG_SECONDS = 10.0
+_HANG_SECONDS = _EXIT_SECONDS = 10.0
 _LONGEST_REASON = 300
 
 
@@ -57,7 +58,14 @@ def explained(role: Role, error: BaseException) -> PeerLostError:
         if passed_on is None:
             _tell(f"lost: {who}")
         messaging.declare_lost(who)
+    _bound_exit()
     return PeerLostError(f"{role.name}: {who}. Training cannot go on without it: start all workers again")
+
+
+@functools.cache
+def _bound_exit() -> None:
+    """Once: what TensorFlow does at the process' end may wait for a peer that is cut off (measured: for a minute)."""
+    atexit.register(exit_after, _EXIT_SECONDS, RESTART_EXIT_CODE)
 
 
 def explained_here(error: Exception) -> Exception:
