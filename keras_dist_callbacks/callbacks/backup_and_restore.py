@@ -85,7 +85,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             Python or TensorFlow, is left alone; a handler in Python is called after the backup.
         preemption_notice: Something else that asks for it: a path that appears, or a function that returns True, such
             as `gce_notice()` or `aws_notice()`; asked each second.
-        save_on_exception: Save when an exception leaves `fit()` between two steps, on one worker without others; and
+        save_on_exception: Save when an exception leaves `fit()` between two steps, on all workers at the same one; and
             hold the first Ctrl-C until the step is over and saved, at most 10 seconds.
         peer_timeout: Seconds within which this process ends when another worker is lost: with `PeerLostError`, which
             names it, or else with exit code 138. Lost is a worker whose process ended, that said so, or that sends no

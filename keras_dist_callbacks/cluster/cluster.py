@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -56,6 +57,27 @@ class Cluster(Role):
             value if worker == self.worker_index else self._hear(call, worker, tag, timeout)
             for worker in range(self.num_workers)
         ]
+
+    def gather_soon(self, value: Any, key: str, seconds: float) -> list[Any] | None:
+        """As `gather`, for what not every worker may do; None if one has not in time, or is lost.
+
+        Args:
+            value: This worker's JSON value.
+            key: What tells this from every other call of the process.
+            seconds: For all of them together.
+        """
+        if self.num_workers == 1:
+            return [value]
+        deadline = time.monotonic() + seconds
+        told: list[Any] = []
+        with contextlib.suppress(ClusterError):
+            messaging.publish(f"kdc/{key}/{self.worker_index}", json.dumps(value).encode(), seconds)
+            for worker in range(self.num_workers):
+                said = messaging.fetch(f"kdc/{key}/{worker}", max(0.1, deadline - time.monotonic()))
+                if said is None:
+                    return None
+                told.append(json.loads(said))
+        return told if len(told) == self.num_workers else None
 
     def broadcast(self, value: Any, tag: str, timeout: float | None = None) -> Any:
         """The chief's JSON value, on every worker; the others' argument is ignored."""

@@ -78,8 +78,8 @@ class Checkpointer:
         grace_period: Seconds after which a process that was asked to end does so.
         preemption_signals: The signals that ask for it.
         preemption_notice: Something else that asks for it.
-        save_on_exception: Save when an exception leaves the `with` block between `step()` and the next batch, on one
-            worker without others; and hold the first Ctrl-C until then, at most 10 seconds.
+        save_on_exception: Save when an exception leaves the `with` block between `step()` and the next batch, on all
+            workers at the same one; and hold the first Ctrl-C until then, at most 10 seconds.
         peer_timeout: As in `BackupAndRestore`: seconds within which a process ends whose peer is lost.
 
     Attributes:

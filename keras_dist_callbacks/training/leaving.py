@@ -7,7 +7,7 @@ import builtins
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
 from keras_dist_callbacks.cluster import loss, messaging, peers
@@ -26,6 +26,7 @@ _BUDGET_SECONDS = 120.0
 _LOSS_BUDGET_SECONDS = 15.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _NOTICE_SECONDS = 2.0  # between the end of heartbeats' time and that
+_ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
 _open: list[Leaving] = []
 _told: set[str] = set()
 _unheeded: list[signal.Signals] = []  # which came while a run ended, and which the next one obeys
@@ -65,6 +66,7 @@ class Leaving:
         self._engine = engine
         self._cluster = cluster
         self._say = say
+        self._name = name
         self._stop = AgreedStop(cluster, name, self._on_request)
         self._signals = SignalWatch(self._on_signal, self._at_once)
         self._notice: NoticeWatch | None = None
@@ -155,14 +157,19 @@ class Leaving:
         """
         if self.departed:
             return
-        lost = None
+        lost, together = None, False
         if loss.is_loss(self._cluster, error):
             self._end_soon()  # what comes may hang
             lost = loss.explained(self._cluster, error)
-        if lost is None:
+        else:
+            together = self._save_at(error, step, at_hand)
+        if lost is None and not together:
             loss.say_farewell(self._cluster, error)
-            self._save_at(error, step, at_hand)
         drained = self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
+        if together:
+            self._cluster.gather_soon(
+                None, f"{self._name}/saved", _ALL_RAISE_SECONDS
+            )  # the chief serves them till then
         self._engine.abort()
         self._stuck = not drained
         later = self._engine.take_failure()
@@ -172,16 +179,26 @@ class Leaving:
         if lost is not None:
             raise lost from error
 
-    def _save_at(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> None:
+    def _save_at(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> bool:
+        """Saves if the state is known and all workers are to end there; whether they are."""
         newest = self._engine.committed
-        if not self._saves_at(error) or (newest is not None and newest.step >= step):
-            return
+        saved = newest is not None and newest.step >= step
+        if not self._saves_at(error) or (saved and self._cluster.num_workers == 1):
+            return False
         try:
             snapshot = at_hand()
-            if snapshot is not None:
-                self._engine.save(snapshot, must=True)
+            if snapshot is None or not self._all_raise([step, snapshot.position.kind]):
+                return False
+            self._engine.save(snapshot, must=True)
         except Exception as failure:  # noqa: BLE001 - the first error is the one to be seen
             error.add_note(f"training could not be saved: {failure}")
+            return False
+        return True
+
+    def _all_raise(self, where: list[Any]) -> bool:
+        """Whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
+        told = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
+        return told is not None and all(other == where for other in told)
 
     def _cost(self, step: int) -> list[str]:
         """What a restart costs."""
@@ -200,7 +217,7 @@ class Leaving:
 
     def _saves_at(self, error: BaseException) -> bool:
         ours = isinstance(error, KdcError) and not isinstance(error, StorageError)
-        return self.options.on_exception and not ours and self._cluster.num_workers == 1
+        return self.options.on_exception and not ours
 
     def close(self) -> None:
         """The run is over: gives signals back. A watchdog that counts goes on if the run was left for it."""

@@ -95,6 +95,8 @@ def main() -> None:
     with kdc.restartable():
         model.fit(data, epochs=4, verbose=0, callbacks=callbacks)
     print("finished", flush=True)
+    if backup.restored is not None:
+        print(f"resumed at step {backup.restored.position.step}, {backup.restored.verdict}", flush=True)
 
 
 if __name__ == "__main__":

@@ -141,6 +141,18 @@ def test_a_lost_worker_is_named_and_the_others_end_with_138(tmp_path: Path, work
     check_loss(tmp_path, workers, who, does)
 
 
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_an_exception_that_ends_all_workers_at_one_step_is_saved(tmp_path: Path) -> None:
+    codes, logs, _ = run(tmp_path, 2, "--who", "-1", "--does", "raise")
+    assert codes == [1, 1], logs
+    assert all("ValueError: a bug of one worker" in log and "PeerLostError" not in log for log in logs), logs
+    assert f"the newest backup is at epoch 2, batch 3 (step {STEPS + 3}); a restart loses no step" in logs[0]
+    codes, logs, _ = run(tmp_path, 2)
+    assert codes == [0, 0], logs
+    assert f"resumed at step {STEPS + 3}" in logs[0]
+
+
 @pytest.mark.chaos
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
