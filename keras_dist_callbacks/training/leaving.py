@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import builtins
 import signal
 import threading
@@ -180,16 +179,16 @@ class Leaving:
             raise lost from error
 
     def _save_at(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> bool:
-        """Saves if the state is known and all workers are to end there; whether they are."""
-        newest = self._engine.committed
-        saved = newest is not None and newest.step >= step
-        if not self._saves_at(error) or (saved and self._cluster.num_workers == 1):
+        """Saves if the state is known and all workers end there; whether they do, so none is lost to the rest."""
+        newest, alone = self._engine.committed, self._cluster.num_workers == 1
+        if alone and newest is not None and newest.step >= step:
             return False
         try:
-            snapshot = at_hand()
-            if snapshot is None or not self._all_raise([step, snapshot.position.kind]):
+            snapshot = at_hand() if self._saves_at(error) else None
+            if not self._all_raise([step, None if snapshot is None else snapshot.position.kind]):
                 return False
-            self._engine.save(snapshot, must=True)
+            if snapshot is not None:
+                self._engine.save(snapshot, must=True)
         except Exception as failure:  # noqa: BLE001 - the first error is the one to be seen
             error.add_note(f"training could not be saved: {failure}")
             return False
@@ -279,7 +278,7 @@ class Leaving:
     def _on_signal(self, number: signal.Signals) -> None:
         kind, why = self._meaning(number)
         if kind == INTERRUPTED:
-            self._impatience = threading.Timer(_INTERRUPT_SECONDS, _thread.interrupt_main)
+            self._impatience = threading.Timer(_INTERRUPT_SECONDS, _interrupt)
             self._impatience.daemon = True
             self._impatience.start()
         else:
@@ -313,6 +312,13 @@ class Leaving:
         if self.options.on_preemption and text not in _told:
             _told.add(text)
             self._say(text)
+
+
+def _interrupt() -> None:
+    """Ctrl-C again, for the main thread: unlike `interrupt_main`, it wakes one that waits in the system."""
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 def _outcome(request: StopRequest, saved: Position | None, position: Position, notes: list[str], workers: int) -> str:

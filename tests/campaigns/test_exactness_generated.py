@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.exactness_generated import generated
-from tests.support.exactness_generated_run import judge
+from tests.support.exactness_generated_run import UntrainableError, judge
 
 SEEDS = range(300)
 
@@ -20,7 +20,10 @@ SEEDS = range(300)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_called_exact_is(tmp_path: Path, seed: int) -> None:
-    found = judge(tmp_path, seed)
+    try:
+        found = judge(tmp_path, seed)
+    except UntrainableError as error:
+        pytest.skip(str(error).partition("\n")[0])
     assert found.problem is None, f"{found.problem}\n{generated(seed)}\nwhat was said: {found.said}"
 
 

@@ -20,6 +20,10 @@ ERROR = "error"
 _REFUSAL = re.compile(r"^keras_dist_callbacks\.errors\.\w+: .*", re.M)
 
 
+class UntrainableError(JobError):
+    """A case that fails without any callback of ours: shapes that do not fit, mostly."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """What came of a generated case.
@@ -90,7 +94,7 @@ class _Runs:
     def undisturbed(self, directory: Path) -> Path:
         codes, logs = self.run(directory, [["--record", f"{directory}/run"]])
         if codes:
-            raise JobError(f"it cannot be trained: {_last_error(logs[-1])}\n{logs[-1][-3000:]}")
+            raise UntrainableError(f"it cannot be trained: {_last_error(logs[-1])}\n{logs[-1][-3000:]}")
         return directory / "run"
 
     def killed(self, directory: Path) -> tuple[list[int], list[str]]:

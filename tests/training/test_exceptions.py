@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,10 @@ def test_ctrl_c_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
 
     def hangs() -> None:
         _thread.interrupt_main()
+        began.append(time.monotonic())
         waiting.wait(60)
 
+    began: list[float] = []
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, At("on_train_batch_begin", (1, 2), hangs))
+    assert time.monotonic() - began[0] < 50, "the main thread came back by itself"
