@@ -90,7 +90,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         peer_timeout: Seconds within which this process ends when another worker is lost: with `PeerLostError`, which
             names it, or else with exit code 138. Lost is a worker whose process ended, that said so, or that sends no
             heartbeats (`make_strategy(heartbeat_timeout=...)`, 10 seconds of these); never one that is only slow.
-            At least 7 seconds more than `heartbeat_timeout`.
+            At least 12 seconds more than `heartbeat_timeout`.
 
     Attributes:
         restored: What the running or last fit was resumed from, a `Restored`, or None.

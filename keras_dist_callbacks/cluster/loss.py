@@ -27,7 +27,7 @@ _ENDED = "has ended: nothing listens on its port any more"
 _SILENT = "sends no heartbeats: it died, is frozen or cut off"
 _CONNECT_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0
-_HANG_SECONDS = _EXIT_SECONDS = 10.0
+_HANG_SECONDS = _EXIT_SECONDS = 8.0
 _LONGEST_REASON = 300
 
 
@@ -141,10 +141,8 @@ def _service_answers(role: Role) -> bool:
 
 def _tell(text: str) -> None:
     """In a step others hear of it as an error, elsewhere by watching the key."""
-    publish, report = (
-        functools.partial(coordination.set_once, KEY, text),
-        functools.partial(coordination.report_error, text),
-    )
+    publish = functools.partial(coordination.set_once, KEY, text)
+    report = functools.partial(coordination.report_error, text)
     with contextlib.suppress(Exception):  # the error itself is what matters, and others may be gone already
         messaging.bounded(publish, _ANSWER_SECONDS, "telling the other workers")
         take_back = exit_after(_HANG_SECONDS, RESTART_EXIT_CODE)  # the next call holds the GIL

@@ -63,11 +63,35 @@ def end(on_loss: Callable[[], None] | None = None) -> None:
 
 
 def _watch(role: Role) -> None:
+    """Until a worker is lost, or nothing is `watching`."""
     try:
-        (_watch_workers if role.is_chief else _watch_chief)(role)
+        failures, fails_since = 0, 0.0
+        while _goes_on():
+            began = time.monotonic()
+            try:
+                told = _told()
+                lost = coordination.lost_tasks(_jobs(role)) if role.is_chief else _ask_for_a_sign(role)
+            except Exception:  # noqa: BLE001 - whatever a service says that is slow, or ends
+                failures, fails_since = failures + 1, fails_since if failures else began
+                if _is_gone(role, failures, fails_since):
+                    return _declare(functools.partial(loss.silent, role, 0))
+                time.sleep(_POLL_SECONDS)  # its answer may have come at once
+                continue
+            failures = 0
+            if told is not None:
+                return None if loss.is_mine(role, told) else _declare(functools.partial(loss.meaning, role, told))
+            if lost:
+                return _declare(functools.partial(loss.pass_on, role, lost))
     finally:
         with _lock:
             _forget_this_thread()
+
+
+def _is_gone(role: Role, failures: int, since: float) -> bool:
+    """Whether the chief is lost; its own service is never lost to itself, but slow."""
+    if role.is_chief or failures < _FAILURES:
+        return False
+    return time.monotonic() - since >= messaging.silence() or loss.has_ended(role, 0)
 
 
 def _goes_on() -> bool:
@@ -95,55 +119,18 @@ def _declare(who: Callable[[], str | None]) -> None:
         messaging.declare_lost(text)
 
 
-def _watch_workers(role: Role) -> None:
-    """On the chief: until the service has given a worker up, or one has said that it ends."""
-    jobs = [(name, len(hosts)) for name, hosts in role.jobs.items()]
-    while _goes_on():
-        time.sleep(_POLL_SECONDS)
-        try:
-            told = _told(1)
-            lost = [] if told is not None else coordination.lost_tasks(jobs)
-        except Exception:  # noqa: BLE001, S112 - this process' own service: it is slow, or ends with the process
-            continue
-        if told is not None:
-            if not loss.is_mine(role, told):
-                _declare(functools.partial(loss.meaning, role, told))
-            return
-        if lost:
-            _declare(functools.partial(loss.pass_on, role, lost))
-            return
+def _told() -> str | None:
+    """What a worker has said of itself or another, waiting a little for it."""
+    get = functools.partial(coordination.get_value, loss.KEY, int(_POLL_SECONDS * 1000))
+    return messaging.bounded(get, _POLL_SECONDS + messaging.silence() / _FAILURES, "asking who is lost")
 
 
-def _watch_chief(role: Role) -> None:
-    """On the others: until the chief says who is lost, or its service does not answer."""
-    failures, fails_since = 0, 0.0
-    while _goes_on():
-        began = time.monotonic()
-        try:
-            told = _told(int(_POLL_SECONDS * 1000))
-            if told is None:
-                _ask_for_a_sign(role)
-        except Exception:  # noqa: BLE001 - whatever a lost service says
-            failures, fails_since = failures + 1, fails_since if failures else began
-            late = time.monotonic() - fails_since >= messaging.silence()
-            if failures >= _FAILURES and (late or loss.has_ended(role, 0)):
-                _declare(functools.partial(loss.silent, role, 0))
-                return
-            time.sleep(_POLL_SECONDS)
-            continue
-        failures = 0
-        if told is not None:
-            if not loss.is_mine(role, told):
-                _declare(functools.partial(loss.meaning, role, told))
-            return
-
-
-def _ask_for_a_sign(role: Role) -> None:
+def _ask_for_a_sign(role: Role) -> list[tuple[str, int]]:
     """Returns if the service answers; one that is frozen leaves a request to set a key without an answer."""
     sign = functools.partial(coordination.set_once, f"kdc/sign/{role.worker_index}", "")
     messaging.bounded(sign, messaging.silence() / _FAILURES, "asking for a sign of life")
+    return []
 
 
-def _told(wait_ms: int) -> str | None:
-    get = functools.partial(coordination.get_value, loss.KEY, wait_ms)
-    return messaging.bounded(get, wait_ms / 1000 + messaging.silence() / _FAILURES, "asking who is lost")
+def _jobs(role: Role) -> list[tuple[str, int]]:
+    return [(name, len(hosts)) for name, hosts in role.jobs.items()]

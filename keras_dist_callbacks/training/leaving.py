@@ -17,14 +17,14 @@ from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Pre
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.notices import NoticeWatch
 from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign
-from keras_dist_callbacks.training.watchdog import Watchdog
+from keras_dist_callbacks.training.watchdog import GIL_SECONDS, Watchdog
 
 PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
 _INTERRUPT_SECONDS = 10.0
 _BUDGET_SECONDS = 120.0
-_LOSS_BUDGET_SECONDS = 15.0
+_LOSS_BUDGET_SECONDS = 8.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
-_NOTICE_SECONDS = 2.0  # between the end of heartbeats' time and that
+_NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
 _ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
 _open: list[Leaving] = []
 _told: set[str] = set()
@@ -55,7 +55,7 @@ class Leaving:
         say: Callable[[str], None],
         runs: Callable[[], bool] = lambda: True,
     ) -> None:
-        known = messaging.silence() + _NOTICE_SECONDS
+        known = messaging.silence() + _NOTICE_SECONDS + GIL_SECONDS
         if cluster.num_workers > 1 and options.peer_timeout < known + _LEAST_SECONDS:
             raise ConfigError(
                 f"peer_timeout={options.peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
@@ -168,7 +168,7 @@ class Leaving:
         if together:
             self._cluster.gather_soon(
                 None, f"{self._name}/saved", _ALL_RAISE_SECONDS
-            )  # the chief serves them till then
+            )  # with the chief, the service goes
         self._engine.abort()
         self._stuck = not drained
         later = self._engine.take_failure()

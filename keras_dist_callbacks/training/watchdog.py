@@ -15,7 +15,7 @@ from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE
 
 _FLUSH_SECONDS = 1.0
-_GIL_SECONDS = 3.0  # for this thread to come to its turn, before the process is ended without it
+GIL_SECONDS = 3.0  # for this thread to come to its turn, before the process is ended without it
 
 
 class Watchdog:
@@ -45,7 +45,7 @@ class Watchdog:
             if self._deadline is not None or self._cancelled.is_set():
                 return
             self._deadline = time.monotonic() + self._seconds
-            self._take_back = exit_after(self._seconds + _GIL_SECONDS, RESTART_EXIT_CODE)
+            self._take_back = exit_after(self._seconds + GIL_SECONDS, RESTART_EXIT_CODE)
         threading.Thread(target=self._wait, name="kdc-watchdog", daemon=True).start()
 
     def cancel(self) -> None:

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.cluster import peers
 from tests.support import tiny
 
 FOREVER = 1e6  # a watchdog that is started by a test must not end the process of all tests
@@ -56,6 +57,11 @@ def raise_signal(number: signal.Signals = signal.SIGUSR1) -> Act:
 
 def fail() -> None:
     raise tiny.Stop("stopped here")
+
+
+def assert_nothing_is_left() -> None:
+    """No run that has ended watches for anything any more, and could end this process."""
+    assert (peers._watching, peers._listeners) == ([0], [])
 
 
 def validation() -> tf.data.Dataset:

@@ -74,7 +74,7 @@ def main() -> None:
     keras.utils.set_random_seed(1)
     directory = Path(args.directory, "elsewhere" if does == "directory" else "backup")
     save_freq = 2 if does == "save_freq" else "epoch"
-    backup = kdc.BackupAndRestore(directory, save_freq=save_freq, delete_checkpoint=False, peer_timeout=17.0)
+    backup = kdc.BackupAndRestore(directory, save_freq=save_freq, delete_checkpoint=False, peer_timeout=22.0)
     rows = BATCH * (STEPS - 1 if does == "rows" else STEPS)
     x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
     options = tf.data.Options()

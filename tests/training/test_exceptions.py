@@ -15,17 +15,16 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.cluster import peers
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.training import leaving
 from tests.support import tiny
-from tests.support.left_early import At, Remembers, fail, fit, goes_on, raise_signal
+from tests.support.left_early import At, Remembers, assert_nothing_is_left, fail, fit, goes_on, raise_signal
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     yield
-    assert (peers._watching, peers._listeners) == ([0], []), "something would still end this process"
+    assert_nothing_is_left()
 
 
 @pytest.fixture

@@ -16,11 +16,20 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.cluster import peers
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.training import leaving
 from tests.support import tiny
-from tests.support.left_early import FOREVER, Act, At, fail, fit, goes_on, raise_signal, validation
+from tests.support.left_early import (
+    FOREVER,
+    Act,
+    At,
+    assert_nothing_is_left,
+    fail,
+    fit,
+    goes_on,
+    raise_signal,
+    validation,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +37,7 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(leaving, "_told", set())
     monkeypatch.setattr(leaving, "_unheeded", [])
     yield
-    assert (peers._watching, peers._listeners) == ([0], []), "something would still end this process"
+    assert_nothing_is_left()
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # a process that is to end ignores it
 
 

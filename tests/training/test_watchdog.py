@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import ctypes, sys, time
 from keras_dist_callbacks.training import watchdog
-watchdog._GIL_SECONDS = 0.5
+watchdog.GIL_SECONDS = 0.5
 dog = watchdog.Watchdog(0.3, lambda: "last words")
 {does}
 print("went on", flush=True)
