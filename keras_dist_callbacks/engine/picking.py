@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
-from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.backups.store import BLOBS, COMMITS, DAMAGED, OWNERS, BackupStore
 from keras_dist_callbacks.errors import DamagedBackupError
 
 _LISTINGS = 5
@@ -38,7 +38,9 @@ def newest_good(
 
     Raises:
         DamagedBackupError: There are commits, but none is whole. Nothing was changed.
+        StorageError: A symbolic link is in the way; nothing would be written through it either.
     """
+    store.storage.refuse_links((OWNERS, BLOBS, COMMITS, DAMAGED))
     for _ in range(_LISTINGS):
         found, vanished = _walk_back(store, workers, allocate)
         if found or not vanished:

@@ -5,175 +5,220 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 
+from keras_dist_callbacks.storage.local_directories import NEW_FILE, Directory, opened
 from keras_dist_callbacks.storage.traffic import Traffic
 
 Buffer = bytes | bytearray | memoryview
 
 TEMPORARY_MARK = ".tmp-"
+_MARKED = re.compile(r"(?P<final>.+?)(?:\.tmp-[0-9a-f]{32})+", re.DOTALL)
 _COPY_CHUNK = 16 * 2**20
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def create(final: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic, spare: Path | None = None) -> None:
-    """Publishes a new file.
+def temporary_name(final: str) -> str:
+    """A name for a file that is to be called `final` once it is whole."""
+    return f"{final}{TEMPORARY_MARK}{uuid.uuid4().hex}"
 
-    Args:
-        final: Its path.
-        parts: Its content.
-        fsync: Whether it reaches the disk before it gets its name.
+
+def final_name(name: str) -> str | None:
+    """What a file with a name of `temporary_name` was to be called; None for any other name."""
+    match = _MARKED.fullmatch(name)
+    return match["final"] if match else None
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """The operations of a `Storage` on full paths below a root; no symbolic link there is ever followed.
+
+    Attributes:
+        root: The directory that the user gave; it may be a link.
+        fsync: Whether files reach the disk before they get their names.
         traffic: Paces and counts.
-        spare: A file that nobody needs any more: its memory in the page cache is written over, which costs a busy
-            CPU much less than new pages do.
-
-    Raises:
-        FileExistsError: The name is taken.
     """
-    with _temporary(final) as temporary:
-        if spare is not None and _take_over(spare, temporary):
-            _write(temporary, parts, fsync, traffic, mode="r+b")
-        else:
-            _write(temporary, parts, fsync, traffic)
+
+    root: str
+    fsync: bool = True
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def listing(self, path: str) -> list[tuple[str, int]]:
+        """Names and sizes of the files and links in a directory; empty if there is none."""
         try:
-            os.link(temporary, final)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            # A file system without hard links: readers are protected by the digest inside the file.
-            _write_directly(final, parts, fsync, traffic)
-    _flush_directory(final.parent, fsync)
+            with opened(self.root, self._below(path)) as directory:
+                return directory.files()
+        except FileNotFoundError:
+            return []
 
+    def size(self, path: str) -> int | None:
+        """Bytes of a file; None if there is none."""
+        try:
+            with self._directory_of(path) as (directory, name):
+                return directory.size(name)
+        except FileNotFoundError:
+            return None
 
-def replace(final: Path, source: Path, fsync: bool, traffic: Traffic) -> None:
-    """Publishes a copy of `source`; readers see the old file or the new one."""
-    with _temporary(final) as temporary:
-        with open(source, "rb") as reader, open(temporary, "xb", buffering=0) as file:
-            while chunk := reader.read(_COPY_CHUNK):
-                _write_all(file.fileno(), memoryview(chunk), traffic)
-            _flush(file.fileno(), fsync)
-        temporary.replace(final)
-    _flush_directory(final.parent, fsync)
+    def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The bytes of a file from `start` up to `end`, as far as there are any."""
+        with self._directory_of(path) as (directory, name), _reading(directory, name) as file:
+            file.seek(start or 0)
+            return file.read() if end is None else file.read(max(0, end - (start or 0)))
 
+    def read_into(self, path: str, start: int, view: memoryview) -> int:
+        """Fills `view` from byte `start` of a file on; how many bytes there were."""
+        filled = 0
+        with self._directory_of(path) as (directory, name), _reading(directory, name) as file:
+            while filled < len(view):
+                count = os.preadv(file.fileno(), [view[filled:]], start + filled)
+                if count == 0:
+                    break
+                filled += count
+        return filled
 
-def listing(directory: str) -> list[tuple[str, int]]:
-    """Names and sizes of the files in a directory; empty if there is none."""
-    found = []
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    if entry.is_file():
-                        found.append((entry.name, entry.stat().st_size))
-    except FileNotFoundError:
-        return []
-    return found
+    def download(self, path: str, target: Path) -> None:
+        """Copies a file."""
+        with (
+            self._directory_of(path) as (directory, name),
+            _reading(directory, name) as file,
+            open(target, "wb") as copy,
+        ):
+            shutil.copyfileobj(file, copy, _COPY_CHUNK)
 
+    def create(self, path: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
+        """Publishes a new file.
 
-def size(path: str) -> int | None:
-    """Bytes of a file; None if there is none."""
-    try:
-        return Path(path).stat().st_size
-    except FileNotFoundError:
+        Args:
+            path: Its path.
+            parts: Its content.
+            spare: A file that nobody needs any more: its memory in the page cache is written over, which costs a busy
+                CPU much less than new pages do. It loses its name.
+
+        Raises:
+            FileExistsError: The name is taken.
+        """
+        with self._directory_of(path, make=True) as (directory, final):
+            with _temporary(directory, final) as temporary:
+                file = None if spare is None else self._take_over(spare, directory, temporary)
+                self._write(directory.open_file(temporary, NEW_FILE) if file is None else file, parts)
+                try:
+                    directory.link(temporary, final)
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                    # A file system without hard links: readers are protected by the digest inside the file.
+                    self._write_directly(directory, final, parts)
+            self._flush_directory(directory)
+
+    def replace(self, path: str, source: Path) -> None:
+        """Publishes a copy of `source`; readers see the old file or the new one."""
+        with self._directory_of(path, make=True) as (directory, final):
+            with _temporary(directory, final) as temporary:
+                with (
+                    open(source, "rb") as reader,
+                    open(directory.open_file(temporary, NEW_FILE), "wb", buffering=0) as file,
+                ):
+                    while chunk := reader.read(_COPY_CHUNK):
+                        self._write_all(file.fileno(), memoryview(chunk))
+                    self._flush(file.fileno())
+                directory.rename(temporary, directory, final)
+            self._flush_directory(directory)
+
+    def delete(self, path: str) -> None:
+        """Removes a file or a link, if it is there."""
+        with contextlib.suppress(FileNotFoundError), self._directory_of(path) as (directory, name):
+            directory.unlink(name)
+
+    def remove_empty(self, path: str) -> None:
+        """Removes an empty directory, unless it is a link, a mount point or where this process works."""
+        below = self._below(path)
+        start = self.root if below else str(Path(self.root).parent)
+        with opened(start, below[:-1]) as directory:
+            directory.remove_empty(below[-1] if below else Path(self.root).name)
+
+    def refuse_links(self, path: str) -> None:
+        """Makes sure that neither a directory, if it exists, nor anything directly in it is a link."""
+        with contextlib.suppress(FileNotFoundError), opened(self.root, self._below(path)) as directory:
+            directory.refuse_links()
+
+    def _below(self, path: str) -> list[str]:
+        return [part for part in path[len(self.root) :].split("/") if part]
+
+    @contextlib.contextmanager
+    def _directory_of(self, path: str, *, make: bool = False) -> Iterator[tuple[Directory, str]]:
+        *below, name = self._below(path)
+        with opened(self.root, below, make=make) as directory:
+            yield directory, name
+
+    def _take_over(self, spare: str, directory: Directory, temporary: str) -> int | None:
+        """Renames a spare file and opens it, if it has no other name: what a hard link shows must not change."""
+        try:
+            with self._directory_of(spare) as (place, name):
+                if not place.is_plain(name):
+                    place.unlink(name)
+                    return None
+                place.rename(name, directory, temporary)
+            file = directory.open_file(temporary, os.O_RDWR)
+        except OSError:  # it is gone or was exchanged: a new file does as well
+            with contextlib.suppress(OSError):
+                directory.unlink(temporary)
+            return None
+        if os.fstat(file).st_nlink == 1:
+            return file
+        os.close(file)
+        directory.unlink(temporary)
         return None
 
+    def _write(self, descriptor: int, parts: Sequence[Buffer]) -> None:
+        with open(descriptor, "wb", buffering=0):
+            for part in parts:
+                self._write_all(descriptor, memoryview(part))
+            os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))  # a spare file may have been longer
+            self._flush(descriptor)
 
-def read(path: str, start: int | None = None, end: int | None = None) -> bytes:
-    """The bytes of a file from `start` up to `end`, as far as there are any."""
-    with open(path, "rb") as file:
-        file.seek(start or 0)
-        return file.read() if end is None else file.read(max(0, end - (start or 0)))
+    def _write_directly(self, directory: Directory, final: str, parts: Sequence[Buffer]) -> None:
+        file = directory.open_file(final, NEW_FILE)
+        try:
+            self._write(file, parts)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                directory.unlink(final)
+            raise
+
+    def _write_all(self, descriptor: int, view: memoryview) -> None:
+        view = view.cast("B")
+        while view:
+            began = time.monotonic()
+            count = os.write(descriptor, view[: self.traffic.piece])
+            view = view[count:]
+            self.traffic.report(count)
+            self.traffic.pace(count, began)
+
+    def _flush(self, descriptor: int) -> None:
+        if self.fsync:
+            os.fsync(descriptor)
+
+    def _flush_directory(self, directory: Directory) -> None:
+        if self.fsync:
+            directory.flush()
 
 
-def download(path: str, target: Path) -> None:
-    """Copies a file."""
-    shutil.copyfile(path, target)
-
-
-def delete(path: str) -> None:
-    """Removes a file, if it is there."""
-    Path(path).unlink(missing_ok=True)
-
-
-def read_into(path: Path, start: int, view: memoryview) -> int:
-    """Fills `view` from byte `start` of a file on; how many bytes there were."""
-    filled = 0
-    with open(path, "rb", buffering=0) as file:
-        while filled < len(view):
-            count = os.preadv(file.fileno(), [view[filled:]], start + filled)
-            if count == 0:
-                break
-            filled += count
-    return filled
+def _reading(directory: Directory, name: str) -> BufferedReader:
+    return open(directory.open_file(name, os.O_RDONLY), "rb")
 
 
 @contextlib.contextmanager
-def _temporary(final: Path) -> Iterator[Path]:
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # to `create`, that would mean that the final name is taken
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(final.parent)) from error
-    temporary = final.with_name(f"{final.name}{TEMPORARY_MARK}{uuid.uuid4().hex}")
+def _temporary(directory: Directory, final: str) -> Iterator[str]:
+    temporary = temporary_name(final)
     try:
         yield temporary
     finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _write_directly(final: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic) -> None:
-    try:
-        _write(final, parts, fsync, traffic)
-    except FileExistsError:
-        raise
-    except BaseException:
-        final.unlink(missing_ok=True)
-        raise
-
-
-def _take_over(spare: Path, temporary: Path) -> bool:
-    """Renames a spare file, if it has no other name: what a hard link shows must not change."""
-    try:
-        spare.rename(temporary)
-    except OSError:
-        return False
-    if temporary.stat().st_nlink == 1:
-        return True
-    temporary.unlink()
-    return False
-
-
-def _write(path: Path, parts: Sequence[Buffer], fsync: bool, traffic: Traffic, mode: str = "xb") -> None:
-    with open(path, mode, buffering=0) as file:
-        for part in parts:
-            _write_all(file.fileno(), memoryview(part), traffic)
-        os.ftruncate(file.fileno(), os.lseek(file.fileno(), 0, os.SEEK_CUR))  # a spare file may have been longer
-        _flush(file.fileno(), fsync)
-
-
-def _write_all(descriptor: int, view: memoryview, traffic: Traffic) -> None:
-    view = view.cast("B")
-    while view:
-        began = time.monotonic()
-        count = os.write(descriptor, view[: traffic.piece])
-        view = view[count:]
-        traffic.report(count)
-        traffic.pace(count, began)
-
-
-def _flush(descriptor: int, fsync: bool) -> None:
-    if fsync:
-        os.fsync(descriptor)
-
-
-def _flush_directory(directory: Path, fsync: bool) -> None:
-    if not fsync:
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            directory.unlink(temporary)

@@ -13,19 +13,18 @@ import dataclasses
 import os
 import re
 import time
-import uuid
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import fsspec
 
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage import local_files
-from keras_dist_callbacks.storage.local_files import TEMPORARY_MARK, Buffer
+from keras_dist_callbacks.storage.local_files import Buffer, LocalFiles, final_name
+from keras_dist_callbacks.storage.probing import probe
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.store_errors import Redactor, advice, is_trouble, may_pass
@@ -115,6 +114,7 @@ class Storage:
     is_local: bool
     fsync: bool = True
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    _local: LocalFiles = field(default=None, repr=False, compare=False)  # type: ignore[assignment]  # if is_local
     _remote: RemoteFiles = field(default=None, repr=False, compare=False)  # type: ignore[assignment]  # if not is_local
     _traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
     _redactor: Redactor = field(default_factory=Redactor, repr=False, compare=False)
@@ -152,12 +152,14 @@ class Storage:
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
         is_local = "file" in protocols
         connection = Connection(fs, lambda: _open_filesystem(text, options, redactor)[0])
+        root = str(Path(root).absolute()) if is_local else root.rstrip("/")
         return cls(
             url=redact(text),
-            root=str(Path(root).absolute()) if is_local else root.rstrip("/"),
+            root=root,
             is_local=is_local,
             fsync=fsync,
             retry=policy,
+            _local=LocalFiles(root, fsync, traffic),
             _remote=RemoteFiles(connection, policy, traffic),
             _traffic=traffic,
             _redactor=redactor,
@@ -178,8 +180,7 @@ class Storage:
     def files(self, directory: str = "") -> list[FileInfo]:
         """The files directly in `directory`, sorted by name; empty if it does not exist."""
         path = self._full(directory) if directory else self.root
-        listing = local_files.listing if self.is_local else self._remote.listing
-        found = self._run("list", directory, lambda: listing(path))
+        found = self._run("list", directory, lambda: self._files.listing(path))
         return sorted((FileInfo(PurePosixPath(name).name, size) for name, size in found), key=lambda f: f.name)
 
     def exists(self, name: str) -> bool:
@@ -189,8 +190,7 @@ class Storage:
     def size(self, name: str) -> int | None:
         """The object's size in bytes, or None if it does not exist."""
         path = self._full(name)
-        size = local_files.size if self.is_local else self._remote.size
-        return self._run("look up", name, lambda: size(path))
+        return self._run("look up", name, lambda: self._files.size(path))
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """The object's bytes, or those from `start` up to `end`, as far as there are any.
@@ -199,8 +199,7 @@ class Storage:
             FileNotFoundError: There is no such object.
         """
         path = self._full(name)
-        read = local_files.read if self.is_local else self._remote.read
-        return self._run("read", name, lambda: read(path, start, end))
+        return self._run("read", name, lambda: self._files.read(path, start, end))
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Fills a writable buffer with the object's bytes from `start` on; may run in several threads at once.
@@ -211,7 +210,7 @@ class Storage:
         """
         view, path = buffer.cast("B"), self._full(name)
         if self.is_local:
-            filled = self._run("read", name, lambda: local_files.read_into(Path(path), start, view))
+            filled = self._run("read", name, lambda: self._local.read_into(path, start, view))
         else:
             content = self.read(name, start, start + len(view))
             filled = len(content)
@@ -234,18 +233,15 @@ class Storage:
         """
         path = self._full(name)
         if self.is_local:
-            other = None if spare is None else Path(self._full(spare))
-            self._run("create", name, lambda: local_files.create(Path(path), parts, self.fsync, self._traffic, other))
+            other = None if spare is None else self._full(spare)
+            self._run("create", name, lambda: self._local.create(path, parts, other))
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
 
     def replace(self, name: str, source: Path) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part."""
         path = self._full(name)
-        if self.is_local:
-            self._run("write", name, lambda: local_files.replace(Path(path), source, self.fsync, self._traffic))
-        else:
-            self._run("write", name, lambda: self._remote.replace(path, source))
+        self._run("write", name, lambda: self._files.replace(path, source))
 
     def download(self, name: str, target: Path) -> None:
         """Copies an object to a local file.
@@ -254,26 +250,46 @@ class Storage:
             FileNotFoundError: There is no such object.
         """
         path = self._full(name)
-        copy = local_files.download if self.is_local else self._remote.download
-        self._run("read", name, lambda: copy(path, target))
+        self._run("read", name, lambda: self._files.download(path, target))
 
     def delete(self, name: str) -> None:
         """Removes an object; one that is not there is no error."""
         path = self._full(name)
-        delete = local_files.delete if self.is_local else self._remote.delete
-        self._run("delete", name, lambda: delete(path))
+        self._run("delete", name, lambda: self._files.delete(path))
 
     def remove_empty_directories(self, names: Sequence[str]) -> None:
-        """Removes the given directories (an empty name is this one) if they exist and are empty."""
+        """Removes the given directories (an empty name is this one) if they exist and are empty.
+
+        Links, mount points and the process' working directory stay.
+        """
         if not self.is_local:
             return  # object stores have no directories of their own
         for name in names:
-            with suppress(FileNotFoundError, OSError):
-                os.rmdir(self._full(name) if name else self.root)  # noqa: PTH106
+            with suppress(OSError):
+                self._local.remove_empty(self._full(name) if name else self.root)
 
-    def temporary_files(self, directory: str = "") -> list[FileInfo]:
-        """Files in `directory` that an interrupted write left behind."""
-        return [f for f in self.files(directory) if TEMPORARY_MARK in f.name]
+    def refuse_links(self, directories: Sequence[str]) -> None:
+        """Makes sure that none of the directories, nor anything directly in them, is a symbolic link.
+
+        Every operation refuses links; this finds them before there is anything to lose.
+
+        Raises:
+            StorageError: One is; the message names it.
+        """
+        for name in directories if self.is_local else ():
+            self._run("list", name, partial(self._local.refuse_links, self._full(name)))
+
+    def temporary_files(self, directory: str = "", finals: re.Pattern[str] | None = None) -> list[FileInfo]:
+        """Files in `directory` that an interrupted write left behind.
+
+        Args:
+            directory: Where to look.
+            finals: Matches all of the name, with that of `directory` before it, that such a file was to get. Defaults
+                to any name.
+        """
+        found = [(final_name(f.name), f) for f in self.files(directory)]
+        place = f"{directory}/" if directory else ""
+        return [f for final, f in found if final and (finals is None or finals.fullmatch(place + final))]
 
     def unfinished_uploads(self) -> list[UnfinishedUpload]:
         """Uploads anywhere below the directory that interrupted writes left behind; the oldest first."""
@@ -293,33 +309,11 @@ class Storage:
             ConfigError: The store's client does not take the options.
             StorageError: The directory cannot be used; the message says why and what to do.
         """
-        name, token = f"probe{TEMPORARY_MARK}{uuid.uuid4().hex}", uuid.uuid4().bytes
-        try:
-            self.create(name, [token])
-        except TypeError as error:  # some clients look at their options only now
-            raise ConfigError(f"{self.display()}: its client does not take the storage_options: {error}") from error
-        try:
-            self._check_exclusive(name)
-            if self.read(name) != token:
-                raise StorageError(f"{self.display()}: an object that was just written reads back differently")
-        except BaseException:
-            with suppress(OSError):
-                self.delete(name)
-            raise
-        try:
-            self.delete(name)
-        except StorageError as error:
-            warnings.warn(f"old files will stay: {error}", RuntimeWarning, stacklevel=2)
+        probe(self)
 
-    def _check_exclusive(self, name: str) -> None:
-        try:
-            self.create(name, [uuid.uuid4().bytes])
-        except FileExistsError:
-            return
-        raise StorageError(
-            f"{self.display()}: the store overwrote an object that it was asked to create only if there is none, so "
-            "two runs could destroy each other's files; use a store or a version of it that supports conditional writes"
-        )
+    @property
+    def _files(self) -> LocalFiles | RemoteFiles:
+        return self._local if self.is_local else self._remote
 
     def _full(self, name: str) -> str:
         path = PurePosixPath(name)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage import local_files
 from keras_dist_callbacks.storage.remote_files import _Progress
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage, redact
@@ -87,13 +86,14 @@ def test_an_interrupted_write_publishes_nothing(tmp_path: Path, monkeypatch: pyt
 
 
 def test_without_hard_links_create_still_never_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source: str, target: str, **directories: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    local_files.create(tmp_path / "x", [b"first"], True, Traffic())
+    storage = Storage.open(tmp_path)
+    storage.create("x", [b"first"])
     with pytest.raises(FileExistsError):
-        local_files.create(tmp_path / "x", [b"second"], True, Traffic())
+        storage.create("x", [b"second"])
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == b"first"
 
