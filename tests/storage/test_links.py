@@ -1,0 +1,245 @@
+"""What a neighbour plants in a shared directory leads nowhere; the directory itself may be a link."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage import local_directories
+from keras_dist_callbacks.storage.storage import Storage
+
+SECRET = {"a.txt": b"theirs", "b.safetensors.tmp-" + "0" * 32: b"theirs too", "000001.json": b"{}"}
+OPERATIONS: dict[str, Callable[[Storage, str, Path], object]] = {
+    "create": lambda storage, place, source: storage.create(f"{place}/new", [b"ours"]),
+    "replace": lambda storage, place, source: storage.replace(f"{place}/a.txt", source),
+    "read": lambda storage, place, source: storage.read(f"{place}/a.txt"),
+    "read_into": lambda storage, place, source: storage.read_into(f"{place}/a.txt", 0, memoryview(bytearray(3))),
+    "download": lambda storage, place, source: storage.download(f"{place}/a.txt", source.with_name("copy")),
+    "size": lambda storage, place, source: storage.size(f"{place}/a.txt"),
+    "delete": lambda storage, place, source: storage.delete(f"{place}/a.txt"),
+    "files": lambda storage, place, source: storage.files(place),
+    "temporary_files": lambda storage, place, source: storage.temporary_files(place),
+    "refuse_links": lambda storage, place, source: storage.refuse_links([place]),
+}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Somebody's directory."""
+    directory = tmp_path / "outside"
+    directory.mkdir()
+    for name, content in SECRET.items():
+        (directory / name).write_bytes(content)
+    return directory
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    (tmp_path / "root").mkdir()
+    return Storage.open(tmp_path / "root")
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("place", ["linked", "deep/linked", "linked/deep"])
+def test_a_linked_directory_is_refused_by_name_and_stays_untouched(
+    operation: str, place: str, storage: Storage, outside: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "root/deep").mkdir()
+    link = tmp_path / "root" / place.removesuffix("/deep")
+    target = outside.parent if place.endswith("/deep") else outside
+    link.symlink_to(target)
+    if place.endswith("/deep"):
+        place = f"linked/{outside.name}"
+    source = tmp_path / "source"
+    source.write_bytes(b"ours")
+    with pytest.raises(StorageError) as caught:
+        OPERATIONS[operation](storage, place, source)
+    assert f"{link} is a symbolic link" in str(caught.value)
+    assert "remove it, or put what it points to in its place" in str(caught.value)
+    assert content(outside) == SECRET
+    assert not (tmp_path / "copy").exists()
+    assert not caught.value.unavailable, "waiting does not help"
+
+
+@pytest.mark.parametrize("operation", ["read", "read_into", "download", "size", "refuse_links"])
+def test_a_linked_file_is_not_read(operation: str, storage: Storage, outside: Path, tmp_path: Path) -> None:
+    (tmp_path / "root/commits").mkdir()
+    (tmp_path / "root/commits/a.txt").symlink_to(outside / "a.txt")
+    with pytest.raises(StorageError, match=r"root/commits/a\.txt is a symbolic link"):
+        OPERATIONS[operation](storage, "commits", tmp_path / "source")
+
+
+def test_a_link_that_is_listed_can_be_deleted_and_its_name_is_taken(
+    storage: Storage, outside: Path, tmp_path: Path
+) -> None:
+    for name, target in {"file": outside / "a.txt", "dangling": outside / "none", "directory": outside}.items():
+        (tmp_path / "root" / name).symlink_to(target)
+    assert [f.name for f in storage.files()] == ["dangling", "directory", "file"]
+    for name in ("file", "dangling", "directory"):
+        with pytest.raises(FileExistsError):
+            storage.create(name, [b"ours"])
+        storage.delete(name)
+    assert storage.files() == []
+    assert content(outside) == SECRET
+
+
+def test_a_file_that_is_a_link_is_replaced_and_never_written_through(
+    storage: Storage, outside: Path, tmp_path: Path
+) -> None:
+    latest = tmp_path / "root/latest.keras"
+    latest.symlink_to(outside / "a.txt")
+    (tmp_path / "source").write_bytes(b"ours")
+    storage.replace("latest.keras", tmp_path / "source")
+    assert not latest.is_symlink()
+    assert storage.read("latest.keras") == b"ours"
+    assert content(outside) == SECRET
+
+
+@pytest.mark.parametrize("directory", ["blobs", "commits"])
+@pytest.mark.parametrize("kind", ["symbolic", "hard", "pipe"])
+def test_only_a_plain_file_is_written_over(
+    directory: str, kind: str, storage: Storage, outside: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "root" / directory
+    place.mkdir()
+    if kind == "symbolic":
+        (place / "spare").symlink_to(outside / "a.txt")
+    elif kind == "hard":
+        (place / "spare").hardlink_to(outside / "a.txt")
+    else:
+        os.mkfifo(place / "spare")
+    storage.create(f"{directory}/new", [b"ours, and longer"], spare=f"{directory}/spare")
+    assert storage.read(f"{directory}/new") == b"ours, and longer"
+    assert content(outside) == SECRET
+    assert [path.name for path in place.iterdir()] == ["new"]
+    assert not (place / "new").is_symlink()
+    assert (place / "new").stat().st_nlink == 1
+
+
+def test_a_spare_file_behind_a_linked_directory_is_left_alone(storage: Storage, outside: Path, tmp_path: Path) -> None:
+    (tmp_path / "root/linked").symlink_to(outside)
+    storage.create("new", [b"ours"], spare="linked/a.txt")
+    assert storage.read("new") == b"ours"
+    assert content(outside) == SECRET
+    assert {f.name for f in storage.files()} == {"linked", "new"}
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_does_not_hold_up_a_reader(storage: Storage, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "root/x.json")
+    with pytest.raises(StorageError, match=r"root/x\.json is no regular file"):
+        storage.read("x.json")
+    (tmp_path / "root/d").mkdir()
+    with pytest.raises(StorageError, match="Is a directory"):
+        storage.read("d")
+
+
+# --- what users do
+
+
+def exercise(storage: Storage, source: Path) -> None:
+    storage.probe()
+    source.write_bytes(b"model")
+    storage.create("blobs/000001/x", [b"con", b"tent"])
+    storage.create("blobs/000001/y", [b"other"], spare="blobs/000001/x")
+    storage.replace("run1/model.keras", source)
+    storage.replace("run1/model.keras", source)
+    storage.download("run1/model.keras", source)
+    assert [(f.name, f.size) for f in storage.files("blobs/000001")] == [("y", 5)]
+    assert storage.size("blobs/000001/x") is None
+    assert (storage.size("run1/model.keras"), storage.read("run1/model.keras", 1, 3)) == (5, b"od")
+    storage.refuse_links(["blobs", "run1", "none"])
+    storage.delete("blobs/000001/y")
+    storage.delete("run1/model.keras")
+    storage.remove_empty_directories(["blobs/000001", "blobs", "run1", "none"])
+    assert list(Path(storage.root).iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["plain", "a link", "behind a link", "a relative link", "missing", "with a slash"])
+def test_the_directory_itself_may_be_a_link_or_lie_behind_one(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real/deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "relative").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    ways = {
+        "plain": "real",
+        "a link": str(tmp_path / "link"),
+        "behind a link": str(tmp_path / "link/deep"),
+        "a relative link": "relative",
+        "missing": "link/not/yet/there",
+        "with a slash": f"{tmp_path}/link/",
+    }
+    (tmp_path / "real/deep").rmdir()
+    exercise(Storage.open(ways[way]), tmp_path / "source")
+    exercise(Storage.open(ways[way]).child("below"), tmp_path / "source")
+
+
+def test_a_child_of_a_storage_is_below_its_directory(storage: Storage, outside: Path, tmp_path: Path) -> None:
+    (tmp_path / "root/evaluator").symlink_to(outside)
+    with pytest.raises(StorageError, match="root/evaluator is a symbolic link"):
+        storage.child("evaluator").files()
+
+
+def test_without_descriptors_of_directories_paths_are_used(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_directories, "BY_DESCRIPTOR", False)
+    exercise(storage, tmp_path / "source")
+    exercise(Storage.open(tmp_path / "not/there"), tmp_path / "source")
+    assert Storage.open(tmp_path / "none").files() == []
+
+
+# --- empty directories
+
+
+def test_the_working_directory_stays_and_other_empty_directories_go(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("root/work", "root/empty", "root/full/inside", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "root/link").symlink_to(tmp_path / "outside")
+    monkeypatch.chdir(tmp_path / "root/work")
+    storage.remove_empty_directories(["work", "empty", "full", "link", "none"])
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["full", "link", "work"]
+    assert (tmp_path / "outside").is_dir()
+    Storage.open(".").remove_empty_directories([""])
+    assert Path.cwd().is_dir()
+    monkeypatch.chdir(tmp_path)
+    Storage.open("root/work").remove_empty_directories([""])
+    assert not (tmp_path / "root/work").exists()
+
+
+@pytest.mark.process
+def test_a_mount_may_be_the_directory_or_lie_in_it_and_stays(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this machine does not let its users mount anything")
+    (tmp_path / "root").mkdir()
+    script = """
+import sys
+from pathlib import Path
+from keras_dist_callbacks.storage.storage import Storage
+storage = Storage.open(sys.argv[1])
+storage.probe()
+storage.create("blobs/x", [b"content"])
+storage.refuse_links(["blobs"])
+assert storage.read("blobs/x") == b"content"
+storage.delete("blobs/x")
+storage.remove_empty_directories(["blobs", ""])
+assert Path(storage.root, "blobs").is_dir(), "a mount"
+"""
+    mounts = 'mount -t tmpfs none "$1" && mkdir "$1/blobs" && mount -t tmpfs none "$1/blobs" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", mounts, "sh", str(tmp_path / "root"), sys.executable, script]
+    subprocess.run(command, check=True, timeout=120)
