@@ -7,11 +7,12 @@ import errno
 import os
 import re
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 
 from keras_dist_callbacks.storage.local_directories import NEW_FILE, Directory, opened
@@ -22,6 +23,7 @@ Buffer = bytes | bytearray | memoryview
 TEMPORARY_MARK = ".tmp-"
 _MARKED = re.compile(r"(?P<final>.+?)(?:\.tmp-[0-9a-f]{32})+", re.DOTALL)
 _COPY_CHUNK = 16 * 2**20
+_CANNOT_SEND = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTSOCK}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -90,7 +92,7 @@ class LocalFiles:
             _reading(directory, name) as file,
             open(target, "wb") as copy,
         ):
-            shutil.copyfileobj(file, copy, _COPY_CHUNK)
+            _copy(file, copy)
 
     def create(self, path: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
         """Publishes a new file.
@@ -212,6 +214,18 @@ class LocalFiles:
 
 def _reading(directory: Directory, name: str) -> BufferedReader:
     return open(directory.open_file(name, os.O_RDONLY), "rb")
+
+
+def _copy(source: BufferedReader, target: BufferedWriter) -> None:
+    if sys.platform == "linux":
+        try:
+            while os.sendfile(target.fileno(), source.fileno(), None, _COPY_CHUNK):
+                pass
+            return
+        except OSError as error:
+            if error.errno not in _CANNOT_SEND:  # some file systems: the rest is copied
+                raise
+    shutil.copyfileobj(source, target)
 
 
 @contextlib.contextmanager
