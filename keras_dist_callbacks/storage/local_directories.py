@@ -82,6 +82,18 @@ class Directory:
             raise self._linked(name)
         return found.st_size
 
+    def require_file(self, name: str) -> None:
+        """Makes sure that what has a name, if anything has, is a regular file or a link.
+
+        Raises:
+            IsADirectoryError: It is a directory.
+            StorageError: It is a pipe, a device or the like.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(self.at(name), dir_fd=self.descriptor, follow_symlinks=False).st_mode
+            if not stat.S_ISLNK(mode):
+                self._require_regular(name, mode)
+
     def is_plain(self, name: str) -> bool:
         """Whether it is a regular file without another name."""
         found = os.stat(self.at(name), dir_fd=self.descriptor, follow_symlinks=False)

@@ -112,6 +112,9 @@ class LocalFiles:
                 self._write(directory.open_file(temporary, NEW_FILE) if file is None else file, parts)
                 try:
                     directory.link(temporary, final)
+                except FileExistsError:
+                    directory.require_file(final)  # else whoever looks for the next free name would look for ever
+                    raise
                 except OSError as error:
                     if error.errno not in _NO_LINKS:
                         raise

@@ -19,6 +19,7 @@ from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError
+from keras_dist_callbacks.storage.local_files import temporary_name
 from tests.support.recording import ROOT, Files, Operation, RecordingStore, Run, tensors_at
 
 Scenario = Callable[[RecordingStore], None]
@@ -128,7 +129,7 @@ def crash_states(log: list[Operation], start: Files | None = None) -> Iterator[t
 
 def _torn(index: int, operation: Operation, files: Files) -> Iterator[tuple[str, Files]]:
     content = operation.content or b""
-    aside = f"{operation.path}.tmp-1"
+    aside = temporary_name(operation.path)
     for percent in (0, 50, 99):
         part = content[: len(content) * percent // 100]
         if len(part) < len(content):

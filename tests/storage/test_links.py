@@ -145,6 +145,15 @@ def test_a_pipe_does_not_hold_up_a_reader(storage: Storage, tmp_path: Path) -> N
         storage.read("d")
 
 
+def test_what_has_the_name_of_a_new_file_and_is_in_no_listing_is_an_error(storage: Storage, tmp_path: Path) -> None:
+    (tmp_path / "root/000001.json").mkdir()
+    os.mkfifo(tmp_path / "root/000002.json")
+    assert storage.files() == []
+    for name, reason in {"000001.json": "Is a directory", "000002.json": "is no regular file"}.items():
+        with pytest.raises(StorageError, match=reason):
+            storage.create(name, [b"claim"])
+
+
 # --- what users do
 
 
