@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.cluster import messaging
-from keras_dist_callbacks.cluster.preflight import split_address
+from keras_dist_callbacks.cluster.addresses import split_address
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, PeerLostError
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from keras_dist_callbacks.cluster import preflight
+from keras_dist_callbacks.cluster.addresses import check_addresses
 from keras_dist_callbacks.errors import ConfigError
 
 _T = TypeVar("_T")
 _TRAINING_TASKS = ("chief", "worker")
 _DROPPED_TASKS = ("ps", "evaluator")
+_INDEX = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
     """The fields of a `Role`, in their order."""
     try:
         config = json.loads(text)
+    except RecursionError:
+        raise ConfigError("TF_CONFIG is not valid: brackets within brackets, too deep to be read") from None
     except ValueError as error:
         raise ConfigError(f"TF_CONFIG is not valid JSON: {error}") from error
     spec = _field(config, "cluster", dict, "TF_CONFIG") if "cluster" in _mapping(config) else {}
@@ -95,8 +99,7 @@ def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
     if len(chiefs) > 1:
         raise ConfigError(f"TF_CONFIG['cluster']['chief'] names {len(chiefs)} addresses; there can be one chief")
     addresses = tuple(chiefs + workers)
-    for address in addresses:
-        preflight.split_address(address)
+    check_addresses([(f"{job} {i}", host) for job in _TRAINING_TASKS for i, host in enumerate(spec.get(job, []))])
     if task_type == "evaluator":
         return "evaluator", index, -1, addresses
     count = len(spec.get(task_type, []))
@@ -122,7 +125,7 @@ def _check_jobs(spec: dict[str, Any], task_type: str) -> None:
 
 def _index(task: dict[str, Any]) -> int:
     index = task.get("index", 0)
-    if isinstance(index, str) and index.isdigit():
+    if isinstance(index, str) and _INDEX.fullmatch(index):
         index = int(index)
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         raise ConfigError(f"TF_CONFIG['task']['index'] must be an integer of 0 or more, got {task.get('index')!r}")

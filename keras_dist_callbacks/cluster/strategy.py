@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import hashlib
 import signal
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 from keras_dist_callbacks._compat import coordination, multi_worker
 from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.cluster import loss, messaging, preflight
+from keras_dist_callbacks.cluster.cluster_token import ClusterToken
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
 
@@ -44,12 +44,17 @@ def make_strategy(
         devices: Devices for MirroredStrategy. Defaults to all GPUs.
         communication_options: `tf.distribute.experimental.CommunicationOptions` for MultiWorkerMirrored.
 
+    With `KDC_CLUSTER_TOKEN` in the environment (or `KDC_CLUSTER_TOKEN_FILE`, the path of a file that holds it) of all
+    workers, only processes that have this token count as workers at the start: the chief and each worker prove to each
+    other that they have it, without sending it. TensorFlow's own messages are neither authenticated nor encrypted.
+
     Returns:
         A `tf.distribute.Strategy`. Under MultiWorkerMirrored, Keras' `fit` is made to work as by
         `enable_multi_worker_fit`.
 
     Raises:
-        ConfigError: TF_CONFIG is malformed, `kind` unknown, or this worker's port occupied.
+        ConfigError: TF_CONFIG is malformed, `kind` unknown, or this worker's port occupied; the token cannot be read
+            or is no secret, or workers have different ones (the message names the worker).
         ClusterTimeoutError: A worker did not come in time; the message names it.
     """
     cluster = Role.detect()
@@ -90,7 +95,7 @@ def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, optio
             "make_strategy() came too late: TensorFlow has run an operation in this process, and a cluster cannot be "
             "joined after that. Call it first, before any dataset, tensor or model is made"
         )
-    token = hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()[:16]
+    token = ClusterToken.detect()
     preflight.wait_for_everyone(cluster.addresses, cluster.worker_index, startup_timeout, token)
     jobs = cluster.jobs
     coordination.configure(

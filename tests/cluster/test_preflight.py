@@ -26,7 +26,7 @@ def test_a_lone_chief_names_who_is_missing_in_bounded_time() -> None:
     addresses = [f"127.0.0.1:{free_port()}", "127.0.0.1:1", "127.0.0.1:2"]
     began = time.monotonic()
     with pytest.raises(ClusterTimeoutError, match=r"no contact from worker 1 \(127.0.0.1:1\), worker 2 .* within 1 s"):
-        wait_for_everyone(addresses, 0, 1.0, "t")
+        wait_for_everyone(addresses, 0, 1.0)
     assert time.monotonic() - began < 5
 
 
@@ -34,7 +34,7 @@ def test_a_lone_chief_names_who_is_missing_in_bounded_time() -> None:
 def test_a_lone_worker_names_the_chief_in_bounded_time() -> None:
     addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
     with pytest.raises(ClusterTimeoutError, match=f"worker 1: the chief {addresses[0]} .* within 1 s"):
-        wait_for_everyone(addresses, 1, 1.0, "t")
+        wait_for_everyone(addresses, 1, 1.0)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -44,7 +44,7 @@ def test_an_occupied_port_is_an_error_that_names_it(index: int) -> None:
         addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
         addresses[index] = f"127.0.0.1:{port}"
         with pytest.raises(ConfigError, match=f"cannot listen on its own port {port} .*end the process that occupies"):
-            wait_for_everyone(addresses, index, 1.0, "t")
+            wait_for_everyone(addresses, index, 1.0)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_strangers_on_the_chiefs_port_do_not_count() -> None:
     timer = threading.Timer(0.3, stranger)
     timer.start()
     with pytest.raises(ClusterTimeoutError, match="no contact from worker 1"):
-        wait_for_everyone([f"127.0.0.1:{port}", "127.0.0.1:1"], 0, 1.5, "t")
+        wait_for_everyone([f"127.0.0.1:{port}", "127.0.0.1:1"], 0, 1.5)
     timer.join()
 
 
