@@ -37,8 +37,9 @@ def processors_are_shared() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TF_CONFIG", "KDC_CLUSTER_TOKEN", "KDC_CLUSTER_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

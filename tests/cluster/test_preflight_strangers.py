@@ -1,0 +1,256 @@
+"""Strangers at the ports of a cluster that starts: silent, slow, chattering and lying ones."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from keras_dist_callbacks.cluster import greetings, reception
+from keras_dist_callbacks.cluster.preflight import wait_for_everyone
+from keras_dist_callbacks.errors import ClusterTimeoutError
+from tests.support.starts import Starts, drip, everything, is_hung_up, line, serving, starting
+
+NONCE = "a" * 64
+
+
+def hello(cluster: Starts, index: int = 1, *, has_token: bool = False) -> bytes:
+    digest = hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()
+    return greetings.encode(greetings.Hello(digest, index, NONCE, has_token))
+
+
+@pytest.mark.slow
+def test_a_stranger_who_says_a_byte_now_and_then_holds_the_chief_no_longer_than_its_deadline() -> None:
+    with starting(1) as cluster:
+        cluster.addresses.append("127.0.0.1:1")
+        chief = cluster.begin(0, 1.0)
+        slow = threading.Thread(target=drip, args=(cluster.call(), [b" "] * 60, 0.5))
+        slow.start()
+        with pytest.raises(ClusterTimeoutError, match="no contact from worker 1") as caught:
+            chief.result(90)
+        assert caught.value.seconds < 15  # type: ignore[attr-defined]
+        cluster.connections[0].close()
+        slow.join()
+
+
+def test_a_hundred_silent_strangers_do_not_delay_a_complete_cluster() -> None:
+    with starting(3) as cluster:
+        chief = cluster.begin(0)
+        for _ in range(100):
+            cluster.call()
+        workers = [cluster.begin(index) for index in (1, 2)]
+        assert all(start.result(90) < 30 for start in (chief, *workers))
+
+
+def test_more_silent_strangers_than_are_listened_to_do_not_delay_a_complete_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reception, "_MOST_STRANGERS", 10)
+    with starting(2) as cluster:
+        chief = cluster.begin(0)
+        strangers = [cluster.call() for _ in range(40)]
+        assert is_hung_up(strangers[0])  # long before its time is over
+        worker = cluster.begin(1)
+        assert chief.result(90) < 30
+        assert worker.result(90) < 30
+
+
+def test_a_stranger_who_stays_silent_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "STRANGER_SECONDS", 0.5)
+    with starting(2) as cluster:
+        chief = cluster.begin(0)
+        assert is_hung_up(cluster.call())
+        worker = cluster.begin(1)
+        assert max(chief.result(90), worker.result(90)) < 60
+
+
+JUNK: dict[str, bytes] = {
+    "nested": b"[" * 4095 + b"\n",
+    "nested a little": b'{"a":' + b"[" * 500 + b"\n",
+    "http": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "no text": b"\xff\xfe\x00\n",
+    "no message": b'{"index": 1, "token": "another cluster"}\n',
+    "an empty line": b"\n",
+    "a number": b"1" * 400 + b"\n",
+    "an unknown type": b'{"type":"Goodbye"}\n',
+    "a worker's turn": b'{"type":"Go","proof":""}\n',
+    "an answer before a hello": b'{"type":"Answer","proof":""}\n',
+    "a lot": b"a" * 100_000,
+    "two lines": b'{"type":"Go","proof":""}\n' * 2,
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+def test_junk_ends_its_own_connection_and_no_start(junk: bytes) -> None:
+    with starting(2) as cluster:
+        chief = cluster.begin(0)
+        stranger = cluster.call()
+        with contextlib.suppress(OSError):  # it may be hung up on before it has said everything
+            stranger.sendall(junk)
+        assert is_hung_up(stranger)
+        worker = cluster.begin(1)
+        assert max(chief.result(90), worker.result(90)) < 30
+
+
+BENT = [
+    {"index": 0}, {"index": 2}, {"index": -1}, {"index": "1"}, {"index": True}, {"index": 1.0}, {"index": 10**99},
+    {"cluster": "b" * 64}, {"cluster": 1}, {"nonce": ""}, {"nonce": NONCE + "\n"}, {"has_token": 0}, {"more": 1},
+]  # fmt: skip
+
+
+def test_a_hello_that_is_not_exactly_one_is_no_workers() -> None:
+    with starting(2) as cluster:
+        chief = cluster.begin(0)
+        for change in BENT:
+            bent = json.dumps(json.loads(hello(cluster)) | change).encode() + b"\n"
+            assert b"Challenge" not in everything(cluster.call(said=bent)), change
+        assert b"Challenge" in line(cluster.call(said=hello(cluster)))
+        worker = cluster.begin(1)
+        assert max(chief.result(90), worker.result(90)) < 60
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_gone_again_is_not_there() -> None:
+    with starting(3) as cluster:
+        chief = cluster.begin(0, 4.0)
+        gone = cluster.call(said=hello(cluster))
+        assert b"Challenge" in line(gone)
+        gone.sendall(greetings.encode(greetings.Answer("")))
+        gone.close()
+        cluster.begin(2, 4.0)
+        with pytest.raises(ClusterTimeoutError, match=r"no contact from worker 1 \S+ within"):
+            chief.result(60)
+
+
+@pytest.mark.slow
+def test_a_worker_that_talks_on_is_not_there() -> None:
+    with starting(2) as cluster:
+        chief = cluster.begin(0, 4.0)
+        talker = cluster.call(said=hello(cluster))
+        line(talker)
+        talker.sendall(greetings.encode(greetings.Answer("")) + b" ")
+        with pytest.raises(ClusterTimeoutError, match="no contact from worker 1"):
+            chief.result(60)
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_part_holds_the_chief_for_a_moment_only() -> None:
+    with starting(2) as cluster:
+        chief = cluster.begin(0)
+        guest = cluster.call(said=hello(cluster))
+        line(guest)
+        guest.sendall(greetings.encode(greetings.Answer("")))
+        assert b'"Go"' in line(guest)
+        assert chief.result(90) < 30
+
+
+FEW_DESCRIPTORS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+from keras_dist_callbacks.cluster.preflight import wait_for_everyone
+wait_for_everyone(sys.argv[1:], 0, 60.0, None)
+"""
+
+
+@pytest.mark.process
+def test_strangers_who_take_all_descriptors_do_not_end_the_chief() -> None:
+    with starting(2) as cluster:
+        command = [sys.executable, "-c", FEW_DESCRIPTORS, *cluster.addresses]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as chief:
+            for _ in range(60):
+                cluster.call()
+            cluster.begin(1)
+            _, said = chief.communicate(timeout=90)
+        assert chief.returncode == 0, said
+
+
+def endless(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"a" * 4096)
+
+
+IMPOSTORS: dict[str, Callable[[socket.socket], object]] = {
+    "silent": lambda connection: line(connection) and line(connection),
+    "slow": lambda connection: drip(connection, [b" "] * 200, 0.1),
+    "endless": endless,
+    "nested": lambda connection: drip(connection, [b"[" * 4000], 0.1),
+    "gone": lambda connection: None,
+    "hasty": lambda connection: drip(connection, [b'{"type":"Go","proof":""}\n'], 0.1),
+    "strange": lambda connection: drip(connection, [b'{"type":"Refusal","why":"unwanted"}\n'], 0.1),
+    "proving": lambda connection: drip(
+        connection, [greetings.encode(greetings.Challenge(NONCE, "b" * 64)) + b" " * 9], 0.1
+    ),
+    "an older chief": lambda connection: drip(connection, [b"GO\n"], 0.1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS.keys())
+def test_whoever_answers_as_the_chief_holds_a_worker_no_longer_than_its_deadline(
+    impostor: Callable[[socket.socket], None],
+) -> None:
+    with starting(2) as cluster, serving(cluster.addresses[0], impostor):
+        worker = cluster.begin(1, 1.0)
+        with pytest.raises(ClusterTimeoutError, match=r"worker 1: the chief .* did not come up within 1 s") as caught:
+            worker.result(60)
+        assert caught.value.seconds < 10  # type: ignore[attr-defined]
+
+
+def test_a_chief_that_comes_after_an_impostor_is_found() -> None:
+    with starting(2) as cluster:
+        with serving(cluster.addresses[0], lambda connection: drip(connection, [b"[" * 600], 0.0)):
+            worker = cluster.begin(1)
+            cluster.call(1).close()
+        chief = cluster.begin(0)
+        assert max(chief.result(90), worker.result(90)) < 60
+
+
+@pytest.mark.slow
+def test_a_name_that_is_not_resolved_holds_nobody_longer_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: ended.wait(30) and [])
+    with starting(2) as cluster:
+        worker = cluster.begin(1, 1.0)
+        with pytest.raises(ClusterTimeoutError, match=r"the name '127.0.0.1' was not resolved in time") as caught:
+            worker.result(60)
+        ended.set()
+        assert caught.value.seconds < 10  # type: ignore[attr-defined]
+
+
+def test_whatever_is_said_is_a_message_or_not_understood() -> None:
+    chance = random.Random(7)  # noqa: S311 - the same cases each time
+    digest = "0" * 64
+    whole = [
+        greetings.encode(message)
+        for message in (
+            greetings.Hello(digest, 1, NONCE, True),
+            greetings.Challenge(NONCE, digest),
+            greetings.Refusal("missing"),
+            greetings.Statement(digest, 1, "different"),
+        )
+    ]
+    understood = 0
+    for _ in range(20_000):
+        said = bytearray(chance.choice(whole))
+        for _ in range(chance.randint(1, 3)):
+            place = chance.randrange(len(said))
+            said[place : place + chance.randint(0, 3)] = chance.randbytes(chance.randint(0, 3))
+        try:
+            greetings.decode(bytes(said))
+        except greetings.NotUnderstoodError:
+            continue
+        understood += 1
+    assert understood < 2_000  # a nonce with one other digit is one
+
+
+def test_one_worker_alone_need_not_wait() -> None:
+    with starting(1) as cluster:
+        wait_for_everyone(cluster.addresses, 0, 1.0)

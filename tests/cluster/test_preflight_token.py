@@ -1,0 +1,248 @@
+"""Who has the cluster's token is a worker, who has not is a stranger; and workers whose tokens differ are told so."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from keras_dist_callbacks.cluster import greetings, reception, second_look
+from keras_dist_callbacks.cluster.cluster_token import ClusterToken, Conversation
+from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
+from keras_dist_callbacks.testing.plugin import ClusterFactory
+from tests.support.processes import job
+from tests.support.starts import Starts, everything, is_hung_up, line, serving, starting
+
+ONE, OTHER = (f"{number} secret that nobody can guess" for number in ("first", "second"))
+TOKENS = {"none": None, "one": ClusterToken(ONE.encode()), "other": ClusterToken(OTHER.encode())}
+NONCE = "a" * 64
+
+
+def digest(cluster: Starts) -> str:
+    return hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()
+
+
+def hello(cluster: Starts, index: int = 1, *, has_token: bool = True) -> bytes:
+    return greetings.encode(greetings.Hello(digest(cluster), index, NONCE, has_token))
+
+
+def challenge_of(cluster: Starts, connection: socket.socket, token: ClusterToken) -> tuple[Conversation, str]:
+    said = greetings.decode(line(connection))
+    assert isinstance(said, greetings.Challenge)
+    return Conversation(token, digest(cluster), 1, NONCE, said.nonce), said.proof
+
+
+def error_of(start: Future[float]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        start.result(90)
+    assert not any(secret in str(caught.value) for secret in (ONE, OTHER))
+    assert caught.value.seconds < 30  # type: ignore[attr-defined] # of the 60 that it might have waited
+    return caught.value
+
+
+def test_workers_with_the_same_token_start() -> None:
+    with starting(4) as cluster:
+        starts = [cluster.begin(index, token=TOKENS["one"]) for index in (2, 0, 3, 1)]
+        assert all(start.result(90) < 30 for start in starts)
+
+
+@pytest.mark.parametrize(
+    ("chief", "worker", "match"),
+    [
+        ("one", "none", "has no KDC_CLUSTER_TOKEN, but the chief has one"),
+        ("none", "one", "has a KDC_CLUSTER_TOKEN, but the chief has none"),
+        ("one", "other", "has another KDC_CLUSTER_TOKEN than the chief"),
+    ],
+)
+def test_workers_whose_tokens_differ_are_all_told_so_at_once(chief: str, worker: str, match: str) -> None:
+    with starting(4) as cluster:
+        starts = [cluster.begin(0, token=TOKENS[chief]), cluster.begin(1, token=TOKENS[chief])]
+        there = cluster.begin(3, token=TOKENS[chief])
+        cluster.call(0).close()
+        time.sleep(1.0)  # those workers are there by then; if not, they hear it a little later
+        starts += [cluster.begin(2, token=TOKENS[worker]), there]
+        for start in starts:
+            said = str(error_of(start))
+            assert said.startswith(f"worker 2 ({cluster.addresses[2]}) {match}; set the same KDC_CLUSTER_TOKEN")
+
+
+def claims(cluster: Starts, connection: socket.socket, kind: str) -> None:
+    """A stranger who knows all addresses says that it is worker 1."""
+    connection.sendall(hello(cluster, has_token=kind != "has none"))
+    if kind == "has none":
+        assert b'"missing"' in line(connection)
+    if kind in {"refuses", "guesses", "reflects", "is silent"}:
+        _, proof = challenge_of(cluster, connection, ClusterToken(OTHER.encode()))
+    if kind == "refuses":
+        connection.sendall(greetings.encode(greetings.Refusal("different")))
+    if kind == "guesses":
+        connection.sendall(greetings.encode(greetings.Answer("0" * 64)))
+    if kind == "reflects":
+        connection.sendall(greetings.encode(greetings.Answer(proof)))
+
+
+CLAIMS = ["has none", "refuses", "guesses", "reflects", "is silent", "is gone"]
+
+
+@pytest.mark.parametrize("kind", CLAIMS)
+def test_a_stranger_who_says_it_is_a_worker_ends_no_start(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_look, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(reception, "STRANGER_SECONDS", 2.0)
+    with starting(2) as cluster:
+        chief = cluster.begin(0, token=TOKENS["one"])
+        stranger = cluster.call()
+        claims(cluster, stranger, kind)
+        if kind == "is gone":
+            stranger.close()
+        else:
+            assert is_hung_up(stranger)
+        worker = cluster.begin(1, token=TOKENS["one"])
+        claims(cluster, cluster.call(), "refuses") if kind == "refuses" else None
+        assert max(chief.result(90), worker.result(90)) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CLAIMS)
+def test_a_stranger_who_says_it_is_a_worker_is_named_if_the_worker_stays_away(kind: str) -> None:
+    with starting(2) as cluster:
+        chief = cluster.begin(0, 2.0, token=TOKENS["one"])
+        claims(cluster, cluster.call(), kind)
+        with pytest.raises(
+            ClusterTimeoutError,
+            match=r"no contact from worker 1 .*127.0.0.1 said it is worker 1, but has not proven that it has the "
+            "chief's KDC_CLUSTER_TOKEN; start all workers of TF_CONFIG, with the same token",
+        ) as caught:
+            chief.result(60)
+        assert caught.value.seconds < 20  # type: ignore[attr-defined]
+
+
+def test_what_a_stranger_has_overheard_is_of_no_use() -> None:
+    with starting(3) as cluster:
+        cluster.begin(0, 30.0, token=TOKENS["one"]).add_done_callback(lambda start: start.exception())
+        guest = cluster.call(said=hello(cluster))
+        conversation, proof = challenge_of(cluster, guest, ClusterToken(ONE.encode()))
+        assert conversation.is_proven("chief", proof)
+        answer = greetings.encode(greetings.Answer(conversation.proof("worker")))
+        guest.sendall(answer)
+        replaying = cluster.call(said=hello(cluster))
+        line(replaying)
+        replaying.sendall(answer)
+        assert is_hung_up(replaying)
+        worker = cluster.begin(2, token=TOKENS["one"])
+        said = line(guest)  # it is still the worker that has proven itself
+        go = greetings.decode(said)
+        assert isinstance(go, greetings.Go)
+        assert conversation.is_proven("chief: go", go.proof)
+        assert worker.result(60) < 30
+        guest.close()
+
+
+def test_a_stranger_at_the_workers_own_port_says_nothing_of_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have to say what only a worker of this cluster would."""
+    monkeypatch.setattr(second_look, "PATIENCE_SECONDS", 0.5)
+    statements = [
+        greetings.encode(greetings.Statement("0" * 64, 1, "missing")),
+        b'{"type":"Statement"}\n',
+        b"[" * 4095,
+        b"a",
+    ]
+    with starting(2) as cluster:
+        statements.append(greetings.encode(greetings.Statement(digest(cluster), 2, "missing")))
+        statements.append(greetings.encode(greetings.Statement(digest(cluster), 1, "unwanted")))
+        chief = cluster.begin(0, token=TOKENS["one"])
+        for statement in statements:
+            with serving(cluster.addresses[1], lambda asker, said=statement: asker.sendall(said)):  # type: ignore[misc]
+                stranger = cluster.call()
+                claims(cluster, stranger, "has none")
+                assert is_hung_up(stranger)
+        worker = cluster.begin(1, token=TOKENS["one"])
+        assert max(chief.result(90), worker.result(90)) < 60
+
+
+def test_a_worker_with_a_token_proves_nothing_to_an_impostor() -> None:
+    heard: list[bytes] = []
+
+    def impostor(connection: socket.socket) -> None:
+        heard.append(line(connection))
+        connection.sendall(greetings.encode(greetings.Challenge(NONCE, "0" * 64)))
+        heard.append(line(connection))
+        connection.sendall(greetings.encode(greetings.Go("0" * 64)))
+        heard.append(everything(connection))
+
+    with starting(2) as cluster, serving(cluster.addresses[0], impostor):
+        error = error_of(cluster.begin(1, token=TOKENS["one"]))
+    assert "has another KDC_CLUSTER_TOKEN than the chief" in str(error)
+    assert b"Refusal" in heard[1]
+    assert b"Answer" not in b"".join(heard)
+    assert ONE.encode() not in b"".join(heard)
+
+
+@pytest.mark.slow
+def test_a_worker_with_a_token_starts_for_nobody_without_it() -> None:
+    """Such as who has cut in after the chief's proof."""
+
+    def impostor(connection: socket.socket) -> None:
+        said = greetings.decode(line(connection))
+        assert isinstance(said, greetings.Hello)
+        conversation = Conversation(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
+        connection.sendall(greetings.encode(greetings.Challenge(NONCE, conversation.proof("chief"))))
+        line(connection)
+        connection.sendall(greetings.encode(greetings.Go(conversation.proof("chief"))))
+        everything(connection)
+
+    refused = pytest.raises(ClusterTimeoutError, match="something that a chief would not have said")
+    with starting(2) as cluster, serving(cluster.addresses[0], impostor), refused:
+        cluster.begin(1, 2.0, token=TOKENS["one"]).result(60)
+
+
+PROGRAM = """
+import json, os, sys
+import keras_dist_callbacks as kdc
+worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+mine = sys.argv[1:][worker]
+assert os.environ["KDC_CLUSTER_TOKEN"] == "of the environment, for all"
+os.environ["KDC_CLUSTER_TOKEN"] = mine
+if not mine:
+    del os.environ["KDC_CLUSTER_TOKEN"]
+kdc.make_strategy(startup_timeout=60)
+print(kdc.Cluster.detect().gather(worker, "who is there"))
+kdc.Cluster.detect().leave("end")
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("preload", [False, True])
+def test_processes_with_one_token_join(tmp_path: Path, preload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDC_CLUSTER_TOKEN", "of the environment, for all")
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    with job([sys.executable, str(script), ONE, ONE], 2, tmp_path / "logs", preload=preload) as cluster:
+        cluster.start()
+        assert cluster.wait(150) == [0, 0], cluster.tails()
+        assert "[0, 1]" in cluster.log(0)
+        assert ONE not in cluster.tails()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("tokens", [(ONE, ""), (ONE, OTHER)])
+def test_processes_whose_tokens_differ_end_with_the_reason(
+    local_cluster: ClusterFactory, tokens: tuple[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    cluster = local_cluster(
+        [sys.executable, str(script), *tokens],
+        preload=True,
+        env={"KDC_CLUSTER_TOKEN": "of the environment, for all"},
+        grace=60.0,
+    )
+    cluster.start()
+    assert cluster.wait(150) == [1, 1], cluster.tails()
+    for worker in range(2):
+        assert "ConfigError: worker 1 (127.0.0.1" in cluster.log(worker)
+        assert not any(token and token in cluster.log(worker) for token in tokens)
