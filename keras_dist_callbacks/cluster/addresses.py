@@ -48,7 +48,7 @@ def check_addresses(named: Sequence[tuple[str, str]]) -> None:
     seen: dict[tuple[str, int], str] = {}
     for name, address in named:
         host, port = split_address(address)
-        first = seen.setdefault((host.lower(), port), name)
+        first = seen.setdefault((_same(host), port), name)
         if first != name:
             raise ConfigError(
                 f"TF_CONFIG: {first} and {name} have the same address {address!r}; each worker needs an address of "
@@ -62,6 +62,10 @@ def _version_6(host: str, address: str) -> str:
     except ValueError:
         raise _malformed(address, f"; {host!r} is no IPv6 address") from None
     return host
+
+
+def _same(host: str) -> str:
+    return str(ipaddress.IPv6Address(host)) if ":" in host else host.lower()
 
 
 def _malformed(address: str, why: str = "") -> ConfigError:

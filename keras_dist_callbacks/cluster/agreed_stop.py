@@ -15,15 +15,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import msgspec
 
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError
+from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerLostError
 
 _FOREVER = 1e8
 _RETRY_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 _CLOSED = "closed"
+_Boundary = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class AgreedStop:
         self._request: StopRequest | None = None
         self._noted: StopRequest | None = None
         self._stop_at = 0
+        self._failure: ClusterError | None = None  # nothing can be agreed on any more
         self._decided, self._taken, self._closing = threading.Event(), threading.Event(), threading.Event()
 
     def start(self) -> None:
@@ -108,6 +113,7 @@ class AgreedStop:
             The request, if this is the boundary where all stop.
 
         Raises:
+            ClusterError: A worker has published what no worker of this version would.
             ClusterTimeoutError: A stop was asked for, and not every worker has answered.
             PeerLostError: A worker is lost that has not answered.
         """
@@ -116,6 +122,8 @@ class AgreedStop:
             return StopRequest(kind, why, 0) if request is None and kind is not None else request
         wish = None if kind is None else StopRequest(kind, why, self._cluster.worker_index)
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             here = self._passed + 1
             if self._answer is None and wish is None:
                 self._passed = here
@@ -138,6 +146,8 @@ class AgreedStop:
         deadline = time.monotonic() + self._timeout
         while not self._decided.wait(_LOOK_SECONDS):
             messaging.raise_if_lost()
+            if self._failure is not None:
+                raise self._failure
             if time.monotonic() > deadline:
                 raise ClusterTimeoutError(
                     f"{self._cluster.name}: a stop was asked for, but not every worker answered within "
@@ -169,13 +179,18 @@ class AgreedStop:
             number = self._round
             try:
                 value = messaging.fetch(self._of(number, "request"), _FOREVER, self._closing.is_set)
-                request = None if value is None else StopRequest(**json.loads(value))
-                if request is None or request.kind == _CLOSED:
+                if value is None:
+                    return
+                request: StopRequest = messaging.decode(value, StopRequest, "who asks for a stop")
+                if request.kind == _CLOSED:
                     return
                 self._agree(number, request)
-            except ClusterError:  # a cut may heal; a lost cluster shows itself at the next training step
+            except (ClusterTimeoutError, PeerLostError):  # a cut may heal; a lost cluster shows itself at the next step
                 self._closing.wait(_RETRY_SECONDS)
                 continue
+            except ClusterError as error:  # what is published stays: no stop can be agreed on any more
+                self._failure = error
+                return
             self._taken.wait()
             self._taken.clear()
             with self._lock:
@@ -196,7 +211,8 @@ class AgreedStop:
         for worker in range(self._cluster.num_workers):
             if worker != me:
                 value = messaging.fetch(self._of(number, f"answer/{worker}"), _FOREVER, self._closing.is_set)
-                answers.append(int(value or 0))
+                source = f"worker {worker}, asked for its next boundary"
+                answers.append(0 if value is None else messaging.decode(value, _Boundary, source))
         with self._lock:
             self._request, self._stop_at = request, max(answers)
         self._decided.set()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from keras_dist_callbacks._compat import multi_worker
 from keras_dist_callbacks.cluster import messaging, peers
 from keras_dist_callbacks.cluster.roles import Role
@@ -24,6 +26,11 @@ PATIENCE_SECONDS = 3600.0
 _PARTING_SECONDS = 10.0
 _T = TypeVar("_T")
 _calls = itertools.count()  # of all workers alike: what one does, the others do too
+
+
+class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tag: str
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -42,19 +49,26 @@ class Cluster(Role):
         """The same with another patience."""
         return dataclasses.replace(self, patience=seconds)
 
-    def gather(self, value: Any, tag: str, timeout: float | None = None) -> list[Any]:
+    def gather(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> list[Any]:
         """Every worker's JSON value, in worker order, on every worker.
+
+        Args:
+            value: This worker's.
+            tag: What this call is about; the same on every worker.
+            timeout: Seconds to wait for each other worker. Defaults to `patience`.
+            kind: The type that each other worker's value must have. Defaults to any.
 
         Raises:
             ClusterTimeoutError: A worker did not answer in time; the message names it.
             PeerLostError: A worker is gone.
             ConfigError: Another worker does something else instead.
+            ClusterError: What a worker has published is not what this version would publish.
         """
         if self.num_workers == 1:
             return [value]
         call = self._say(value, tag)
         return [
-            value if worker == self.worker_index else self._hear(call, worker, tag, timeout)
+            value if worker == self.worker_index else self._hear(call, worker, tag, timeout, kind)
             for worker in range(self.num_workers)
         ]
 
@@ -76,7 +90,7 @@ class Cluster(Role):
                 said = messaging.fetch(f"kdc/{key}/{worker}", max(0.1, deadline - time.monotonic()))
                 if said is None:
                     return None
-                told.append(json.loads(said))
+                told.append(messaging.decode(said, Any, f"worker {worker} about {key!r}"))
         return told if len(told) == self.num_workers else None
 
     def broadcast(self, value: Any, tag: str, timeout: float | None = None) -> Any:
@@ -104,16 +118,17 @@ class Cluster(Role):
         except Exception as error:  # noqa: BLE001 - raised again below, after the others know
             failure = error
         report = None if failure is None else [f"{type(failure).__name__}: {failure}", is_temporary(failure)]
-        reports = {worker: said for worker, said in enumerate(self.gather(report, tag, timeout)) if said is not None}
+        told = self.gather(report, tag, timeout, kind=tuple[str, bool] | None)
+        reports = {worker: said for worker, said in enumerate(told) if said is not None}
         failed = [f"worker {worker}: {text}" for worker, (text, _) in reports.items()]
         if failed:
             self.part(tag)
         if failure is not None:
             raise failure
         if failed:
-            told = ClusterError(f"{tag} failed on " + "; ".join(failed))
-            told.unavailable = all(temporary for _, temporary in reports.values())
-            raise told
+            theirs = ClusterError(f"{tag} failed on " + "; ".join(failed))
+            theirs.unavailable = all(temporary for _, temporary in reports.values())
+            raise theirs
         return result  # type: ignore[return-value]
 
     def on_chief(self, action: Callable[[], _T], tag: str, timeout: float | None = None) -> _T | None:
@@ -135,7 +150,7 @@ class Cluster(Role):
         Raises:
             ConfigError: Workers differ; the message names each value and who has it. Raised on all of them.
         """
-        told = self.gather(dict(facts), tag, timeout)
+        told = self.gather(dict(facts), tag, timeout, kind=dict[str, str])
         differences = []
         for name in dict.fromkeys(name for facts in told for name in facts):
             workers: dict[str, list[int]] = {}
@@ -185,7 +200,7 @@ class Cluster(Role):
             messaging.publish(f"kdc/call/{call}/{self.worker_index}", message, self.patience)
         return call
 
-    def _hear(self, call: int, worker: int, tag: str, timeout: float | None) -> Any:
+    def _hear(self, call: int, worker: int, tag: str, timeout: float | None, kind: Any = Any) -> Any:
         seconds = self.patience if timeout is None else timeout
         with peers.watching(self):
             message = messaging.fetch(f"kdc/call/{call}/{worker}", seconds)
@@ -194,13 +209,14 @@ class Cluster(Role):
                 f"{self.name}: no answer from worker {worker} ({self.addresses[worker]}) about {tag!r} "
                 f"within {seconds:g} s"
             )
-        said = json.loads(message)
-        if said["tag"] != tag:
+        source = f"worker {worker} ({self.addresses[worker]}) about {tag!r}"
+        said: _Said = messaging.decode(message, _Said, source)
+        if said.tag != tag:
             raise ConfigError(
-                f"the workers do different things: {tag!r} on {self.name}, {said['tag']!r} on worker {worker}. Give "
+                f"the workers do different things: {tag!r} on {self.name}, {said.tag!r} on worker {worker}. Give "
                 "all of them the same callbacks, in the same order, and the same calls"
             )
-        return said["value"]
+        return messaging.checked(said.value, kind, source)
 
 
 def _nothing() -> None:

@@ -18,9 +18,9 @@ from keras_dist_callbacks.cluster.addresses import split_address
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, PeerLostError
 
-_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:([0-9]{1,5})(?![0-9])")
 _PASSED_ON = re.compile(r"lost: (.*?)(?: \[type\.googleapis|\n|$)")
-_FAREWELL = re.compile(r"worker (\d+) ended with (.*?)(?: \[type\.googleapis|\n|$)")
+_FAREWELL = re.compile(r"worker ([0-9]{1,5}) ended with (.*?)(?: \[type\.googleapis|\n|$)")
 KEY = "kdc/lost"
 """Under which the coordination service keeps what is known of a lost worker."""
 _ENDED = "has ended: nothing listens on its port any more"
@@ -117,7 +117,7 @@ def has_ended(role: Role, worker: int) -> bool:
 
 def _who(role: Role, text: str) -> str:
     farewell = _FAREWELL.search(text)
-    if farewell is not None:
+    if farewell is not None and int(farewell[1]) < role.num_workers:
         return f"{_named(role, int(farewell[1]))} said that it ended with {farewell[2]}"
     told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
     told.discard(role.worker_index)

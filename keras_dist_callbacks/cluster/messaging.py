@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
+import re
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from keras_dist_callbacks._compat import coordination
-from keras_dist_callbacks.errors import ClusterTimeoutError, PeerLostError
+from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerLostError
 
 _T = TypeVar("_T")
 _CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB
 _SLICE_MS = 1000
 _LOOK_SECONDS = 0.25
+_COUNT = re.compile(r"[0-9]{1,6}")
 _silence = [10.0]  # TensorFlow's own default
 _loss: list[str] = []  # what is known of a lost worker; a process has one cluster, and it does not come back
 
@@ -99,19 +104,59 @@ def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False)
 
     Raises:
         PeerLostError: The coordination service is gone, or a worker.
+        ClusterError: The key has what `publish` would not have set.
     """
     deadline = time.monotonic() + timeout
     first = _fetch_chunk(f"{key}/0", deadline, give_up)
     if first is None:
         return None
-    count, _, text = first.partition(":")
+    count, colon, text = first.partition(":")
+    if not colon or not _COUNT.fullmatch(count):
+        raise not_understood(key)
     parts = [text]
     for number in range(1, int(count)):
         chunk = _fetch_chunk(f"{key}/{number}", deadline, give_up)
         if chunk is None:
             return None
         parts.append(chunk)
-    return base64.b64decode("".join(parts))
+    try:
+        return base64.b64decode("".join(parts), validate=True)
+    except ValueError:
+        raise not_understood(key) from None
+
+
+def decode(message: bytes, kind: Any, source: str) -> Any:
+    """What a worker has published as JSON, checked completely.
+
+    Args:
+        message: What `fetch` returned.
+        kind: The type that it must have, as msgspec understands types.
+        source: Who said it and about what, for the message.
+
+    Raises:
+        ClusterError: It is something else.
+    """
+    try:
+        value = json.loads(message)  # not msgspec's own parser: figures such as NaN are no JSON to it
+    except (ValueError, RecursionError):
+        raise not_understood(source) from None
+    return checked(value, kind, source)
+
+
+def checked(value: Any, kind: Any, source: str) -> Any:
+    """A JSON value as the type that it must have; the rest as in `decode`."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError):
+        raise not_understood(source) from None
+
+
+def not_understood(source: str) -> ClusterError:
+    """The error for what no worker of this version would say."""
+    return ClusterError(
+        f"{source}: what was published there is not what a worker of this version publishes. Install the same version "
+        "of keras-dist-callbacks for all workers, and let nobody else reach their ports"
+    )
 
 
 def forget(key: str, chunks: int = 1) -> None:

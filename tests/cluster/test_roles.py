@@ -39,6 +39,11 @@ def test_roles_and_ranks(
     assert (found.num_workers, found.worker_index, found.is_chief) == (3, worker_index, is_chief)
 
 
+def test_addresses_may_be_of_any_kind() -> None:
+    written = ["10.0.0.1:1", "[::1]:2", "[fe80::1%eth0]:3", "a_b.c-d.svc:65535", "köln:1"]
+    assert detect(config({"worker": written})).addresses == tuple(written)
+
+
 @pytest.mark.parametrize("cluster", [WORKERS, {**WORKERS, "evaluator": ["e:1"]}])
 def test_an_evaluator_is_neither_chief_nor_worker(cluster: dict[str, list[str]]) -> None:
     found = detect(config(cluster, "evaluator"))
@@ -65,7 +70,25 @@ def test_a_cluster_of_one_worker_is_a_chief() -> None:
         (config(WORKERS, "boss"), r"\['type'\] is 'boss'"),
         (config({"worker": "a:1"}), r"\['worker'\] must be a list"),  # type: ignore[dict-item]
         (config({"worker": ["a"]}), "'a' is no address of the form host:port"),
-        (config({"worker": ["a:99999"]}), "no address"),
+        (config({"worker": ["a:99999"]}), "no address .*a port is a number from 1 to 65535"),
+        (config({"worker": ["a:0"]}), "a port is a number from 1 to 65535"),
+        (config({"worker": ["a:²"]}), "'a:²' is no address of the form host:port"),
+        (config({"worker": ["a:٣"]}), "'a:٣' is no address"),
+        (config({"worker": ["a:000000001"]}), "no address"),
+        (config({"worker": ["grpc://a:1"]}), "'grpc://a:1' is no address of the form host:port; leave grpc:// out"),
+        (config({"worker": ["a b:1"]}), "'a b:1' is no address of the form host:port; there is a space in it"),
+        (config({"worker": [" a:1"]}), "there is a space in it"),
+        (config({"worker": ["a:1 "]}), "no address"),
+        (config({"worker": ["a/b:1"]}), "no address"),
+        (config({"worker": ["a,b:1"]}), "no address"),
+        (config({"worker": ["::1:1"]}), "an IPv6 address stands in brackets"),
+        (config({"worker": ["[::x]:1"]}), "'::x' is no IPv6 address"),
+        (config({"worker": ["a:1", "b:1", "a:1"]}), "worker 0 and worker 2 have the same address 'a:1'"),
+        (config({"worker": ["a:1", "A:01"]}), "worker 0 and worker 1 have the same address 'A:01'"),
+        (config({"worker": ["[::1]:1", "[0:0::1]:1"]}), "worker 0 and worker 1 have the same address"),
+        (config({"chief": ["a:1"], "worker": ["a:1", "b:1"]}), "chief 0 and worker 0 have the same address 'a:1'"),
+        (config(WORKERS, index="²"), r"\['task'\]\['index'\] must be an integer of 0 or more, got '²'"),
+        ("[" * 100_000, "too deep to be read"),
         (config({"chief": ["a:1", "b:1"]}, "chief"), "there can be one chief"),
         (config({"workers": ["a:1"]}), "unknown job 'workers'"),
         (config({**WORKERS, "ps": ["p:1"]}, "ps"), "parameter servers do not work"),

@@ -1,0 +1,160 @@
+"""Whatever a worker finds in the coordination service is one of this version's messages, or a clear error."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from keras_dist_callbacks._compat import coordination
+from keras_dist_callbacks.cluster import cluster as cluster_module
+from keras_dist_callbacks.cluster import loss, messaging, peers
+from keras_dist_callbacks.cluster.agreed_stop import AgreedStop
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import ClusterError
+
+ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
+CHIEF = Cluster("worker", 0, 0, ADDRESSES, 20.0)
+NOT_OURS = "is not what a worker of this version publishes"
+
+
+def chunk(value: Any) -> str:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return f"1:{base64.b64encode(text).decode()}"
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """A key-value store; nobody is ever lost."""
+    values: dict[str, str] = {}
+
+    def get_value(key: str, timeout_ms: int) -> str | None:
+        if key not in values:
+            time.sleep(0.05)
+        return values.get(key)
+
+    monkeypatch.setattr(coordination, "get_value", get_value)
+    monkeypatch.setattr(coordination, "set_value", values.__setitem__)
+    monkeypatch.setattr(coordination, "set_once", lambda key, value: values.setdefault(key, value) == value)
+    monkeypatch.setattr(peers, "begin", lambda role, on_loss=None: None)
+    monkeypatch.setattr(peers, "end", lambda on_loss=None: None)
+    monkeypatch.setattr(cluster_module, "_calls", iter(range(100)))
+    monkeypatch.setattr(messaging, "_loss", [])
+    return values
+
+
+@pytest.mark.parametrize(
+    "value", ["", "1", ":", "\n:", "x:", "²:AAAA", "-1:AAAA", "1e3:AAAA", f"{10**30}:AAAA", "1:A", "1:!!!!", "1:ÄÄÄÄ"]
+)
+def test_a_value_that_was_not_published_by_a_worker_is_a_clear_error(published: dict[str, str], value: str) -> None:
+    published["key/0"] = value
+    with pytest.raises(ClusterError, match=f"key: what was published there {NOT_OURS}"):
+        messaging.fetch("key", 5.0)
+
+
+def test_what_is_published_comes_back(published: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messaging, "_CHUNK", 8)
+    for value in (b"", b"a", b"abcdefgh" * 100):
+        published.clear()
+        messaging.publish("key", value, 5.0)
+        assert messaging.fetch("key", 5.0) == value
+
+
+JUNK = [
+    b"",
+    b"\xff",
+    b"[" * 100_000,
+    b"null",
+    b"[]",
+    b"{}",
+    b'{"tag": "t"}',
+    b'{"tag": 1, "value": null}',
+    b'{"tag": "t", "value": null, "more": 1}',
+    b'{"tag": "t", "value": ' + b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_in_place_of_an_answer_is_a_clear_error_that_names_the_worker(
+    published: dict[str, str], junk: bytes
+) -> None:
+    published["kdc/call/0/1/0"] = chunk(junk)
+    with pytest.raises(
+        ClusterError, match=rf"^worker 1 \(127.0.0.1:2\) about 't': what was published there {NOT_OURS}"
+    ):
+        CHIEF.gather(None, "t")
+
+
+@pytest.mark.parametrize("value", [1, "failed", ["failed"], ["failed", 1], [1, True], ["failed", True, 1], {}])
+def test_a_report_of_a_failure_that_is_none_is_a_clear_error(published: dict[str, str], value: Any) -> None:
+    published["kdc/call/0/1/0"] = chunk({"tag": "t", "value": value})
+    with pytest.raises(ClusterError, match=f"worker 1 .*{NOT_OURS}"):
+        CHIEF.agree(lambda: None, "t")
+
+
+@pytest.mark.parametrize("value", [None, [], {"a": 1}, {"a": None}, "a"])
+def test_facts_that_are_none_are_a_clear_error(published: dict[str, str], value: Any) -> None:
+    published["kdc/call/0/1/0"] = chunk({"tag": "t", "value": value})
+    with pytest.raises(ClusterError, match=f"worker 1 .*{NOT_OURS}"):
+        CHIEF.require_same({"a": "1"}, "t")
+
+
+def test_values_of_every_kind_arrive_as_they_were(published: dict[str, str]) -> None:
+    values = {"a": [1, -(2**70), 1.5, 1e300, None, True, "ü", {"b": []}], "inf": float("inf")}
+    published["kdc/call/0/1/0"] = chunk({"tag": "t", "value": values})
+    published["kdc/call/1/1/0"] = chunk({"tag": "t", "value": float("nan")})
+    assert CHIEF.gather(None, "t") == [None, values]
+    assert str(CHIEF.gather(None, "t")) == "[None, nan]"
+
+
+def test_junk_about_an_exception_means_that_not_all_have_raised_it(published: dict[str, str]) -> None:
+    for number, junk in enumerate((b"", b"[" * 100_000, b"\xff")):
+        published[f"kdc/{number}/1/0"] = chunk(junk)
+        assert CHIEF.gather_soon([1], str(number), 5.0) is None
+
+
+def boundaries(stop: AgreedStop) -> None:
+    deadline = time.monotonic() + 30.0
+    while time.monotonic() < deadline:
+        assert stop.boundary() is None
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("request_", [b"[" * 100_000, b"[]", b"{}", b'{"kind": 1, "why": "", "worker": 1}', b"\xff"])
+def test_junk_in_place_of_a_request_to_stop_ends_training_with_a_clear_error(
+    published: dict[str, str], request_: bytes
+) -> None:
+    published["kdc/name/stop/0/request/0"] = chunk(request_)
+    stop = AgreedStop(CHIEF, "name", lambda request: None, 20.0)
+    stop.start()
+    with pytest.raises(ClusterError, match=f"who asks for a stop: .*{NOT_OURS}"):
+        boundaries(stop)
+    stop.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"two", b"1.5", b"-1", b"true", "²".encode(), b"1" * 5000])
+def test_junk_in_place_of_an_answer_to_it_does_too(published: dict[str, str], answer: bytes) -> None:
+    published["kdc/name/stop/0/request/0"] = chunk({"kind": "stopped", "why": "asked", "worker": 1})
+    published["kdc/name/stop/0/answer/1/0"] = chunk(answer)
+    stop = AgreedStop(CHIEF, "name", lambda request: None, 20.0)
+    stop.start()
+    with pytest.raises(ClusterError, match=f"worker 1, asked for its next boundary: .*{NOT_OURS}"):
+        boundaries(stop)
+    stop.close()
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["worker 99 ended with a bug", f"worker {'9' * 5000} ended with it", "worker ² ended with it",
+     f"/job:worker/task:{'9' * 5000} is gone", "/job:worker/task:99 is gone", "lost: ", ""],
+)  # fmt: skip
+def test_nonsense_about_a_lost_worker_names_nobody(
+    published: dict[str, str], monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setattr(loss, "_state", lambda address: "")
+    assert "worker 1" not in loss.meaning(CHIEF, told)
+    assert not loss.is_mine(CHIEF, told)
