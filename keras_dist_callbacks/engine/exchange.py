@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -25,6 +27,21 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError, ClusterError
 
 _SKIP = b"skip"
+
+
+class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tensors: dict[str, Fingerprint]
+    topics: dict[str, str]
+
+
+class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tensors: list[str]
+    topics: list[str]
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state: dict[str, Any]
+    sent: list[str]
 
 
 @dataclass(frozen=True)
@@ -92,11 +109,13 @@ class Exchange:
         messaging.forget(self._key(save, me, "wanted"), messaging.chunk_count(answer))
         if answer == _SKIP:
             return
-        wanted = json.loads(answer)
-        arrays = {name: snapshot.tensors[name].array() for name in wanted["tensors"]}
+        wanted: _Wanted = _understood(answer, _Wanted, f"the chief in save {save}")
+        if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
+            raise BackupError(f"the chief asked in save {save} for what this worker does not have")
+        arrays = {name: snapshot.tensors[name].array() for name in wanted.tensors}
         if sum(array.nbytes for array in arrays.values()) > self.max_local_state:
             arrays = {}
-        body = {"state": {topic: snapshot.state[topic] for topic in wanted["topics"]}, "sent": list(arrays)}
+        body = {"state": {topic: snapshot.state[topic] for topic in wanted.topics}, "sent": list(arrays)}
         message = _pack_message(body, arrays)
         sent = messaging.publish(self._key(save, me, "values"), message, self.timeout)
         messaging.fetch(self._key(save, me, "taken"), self.timeout, self.abort.is_set)
@@ -106,14 +125,15 @@ class Exchange:
     def _collect_from(
         self, worker: int, save: int, prints: Mapping[str, Fingerprint], topics: Mapping[str, str]
     ) -> LocalState:
-        hello = json.loads(self._receive(save, worker, "hello"))
-        theirs = {name: Fingerprint(p[0], p[1], tuple(p[2])) for name, p in hello["tensors"].items()}
+        source = f"worker {worker} in save {save}"
+        hello: _Hello = _understood(self._receive(save, worker, "hello"), _Hello, source)
+        theirs = hello.tensors
         differing = [name for name, fingerprint in theirs.items() if prints.get(name) != fingerprint]
-        wanted = {"tensors": differing, "topics": [t for t, h in hello["topics"].items() if topics.get(t) != h]}
+        wanted = {"tensors": differing, "topics": [t for t, h in hello.topics.items() if topics.get(t) != h]}
         messaging.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
-        body, tensors = _unpack_message(self._receive(save, worker, "values"), theirs)
+        head, tensors = _unpack_message(self._receive(save, worker, "values"), theirs, source)
         messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
-        state = dict(body["state"])
+        state = dict(head.state)
         if len(tensors) < len(differing):
             state[LOCAL_STATE_DROPPED] = True
         held = {name: HeldArray(array) for name, array in tensors.items()}
@@ -151,14 +171,26 @@ def _pack_message(body: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any
 
 
 def _unpack_message(
-    message: bytes, prints: Mapping[str, Fingerprint]
-) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    message: bytes, prints: Mapping[str, Fingerprint], source: str
+) -> tuple[_Head, dict[str, np.ndarray[Any, Any]]]:
     size = int.from_bytes(message[:8], "little")
-    body = json.loads(message[8 : 8 + size])
+    head: _Head = _understood(message[8 : 8 + size], _Head, source)
     offset, arrays = 8 + size, {}
-    for name in body["sent"]:
-        dtype, shape = dtype_of(prints[name].dtype), prints[name].shape
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[name] = np.frombuffer(message, dtype, count, offset).reshape(shape)
-        offset += count * dtype.itemsize
-    return body, arrays
+    try:
+        for name in head.sent:
+            dtype, shape = dtype_of(prints[name].dtype), prints[name].shape
+            if min(shape, default=0) < 0:
+                raise ValueError(f"a shape of {shape}")
+            count = math.prod(shape)
+            arrays[name] = np.frombuffer(message, dtype, count, offset).reshape(shape)
+            offset += count * dtype.itemsize
+    except (KeyError, ValueError, OverflowError) as error:
+        raise BackupError(f"{source} delivered other tensors than it had announced ({error})") from error
+    return head, arrays
+
+
+def _understood(message: bytes, kind: Any, source: str) -> Any:
+    try:
+        return messaging.decode(message, kind, source)
+    except ClusterError as error:
+        raise BackupError(str(error)) from error
