@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import socket
 import sys
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def hello(cluster: Starts, index: int = 1, *, has_token: bool = True) -> bytes:
     return greetings.encode(greetings.Hello(digest(cluster), index, NONCE, has_token))
 
 
-def challenge_of(cluster: Starts, connection: socket.socket, token: ClusterToken) -> tuple[Conversation, str]:
+def challenge_of(cluster: Starts, connection: socket.socket, token: ClusterToken | None) -> tuple[Conversation, str]:
     said = greetings.decode(line(connection))
     assert isinstance(said, greetings.Challenge)
     return Conversation(token, digest(cluster), 1, NONCE, said.nonce), said.proof
@@ -60,20 +59,36 @@ def test_workers_with_the_same_token_start() -> None:
     ],
 )
 def test_workers_whose_tokens_differ_are_all_told_so_at_once(chief: str, worker: str, match: str) -> None:
-    with starting(4) as cluster:
-        starts = [cluster.begin(0, token=TOKENS[chief]), cluster.begin(1, token=TOKENS[chief])]
-        there = cluster.begin(3, token=TOKENS[chief])
-        cluster.call(0).close()
-        time.sleep(1.0)  # those workers are there by then; if not, they hear it a little later
-        starts += [cluster.begin(2, token=TOKENS[worker]), there]
+    with starting(3) as cluster:
+        starts = [cluster.begin(0, token=TOKENS[chief])]
+        there = cluster.call(said=hello(cluster, has_token=chief != "none"))
+        conversation, _ = challenge_of(cluster, there, TOKENS[chief])
+        there.sendall(greetings.encode(greetings.Answer(conversation.proof("worker"))))
+        starts.append(cluster.begin(2, token=TOKENS[worker]))
         for start in starts:
             said = str(error_of(start))
             assert said.startswith(f"worker 2 ({cluster.addresses[2]}) {match}; set the same KDC_CLUSTER_TOKEN")
+        assert isinstance(greetings.decode(line(there)), greetings.Ended)
 
 
-def claims(cluster: Starts, connection: socket.socket, kind: str) -> None:
-    """A stranger who knows all addresses says that it is worker 1."""
-    connection.sendall(hello(cluster, has_token=kind != "has none"))
+def test_a_worker_ends_when_the_chief_ends_because_of_another() -> None:
+    def chief(connection: socket.socket) -> None:
+        said = greetings.decode(line(connection))
+        assert isinstance(said, greetings.Hello)
+        conversation = Conversation(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
+        connection.sendall(greetings.encode(greetings.Challenge(NONCE, conversation.proof("chief"))))
+        line(connection)
+        connection.sendall(greetings.encode(greetings.Ended(2, "missing")))
+        everything(connection)
+
+    with starting(3) as cluster, serving(cluster.addresses[0], chief):
+        error = error_of(cluster.begin(1, token=TOKENS["one"]))
+        assert str(error).startswith(f"worker 2 ({cluster.addresses[2]}) has no KDC_CLUSTER_TOKEN, but the chief has")
+
+
+def claims(cluster: Starts, connection: socket.socket, kind: str, index: int = 1) -> None:
+    """A stranger who knows all addresses says that it is a worker."""
+    connection.sendall(hello(cluster, index, has_token=kind != "has none"))
     if kind == "has none":
         assert b'"missing"' in line(connection)
     if kind in {"refuses", "guesses", "reflects", "is silent"}:
@@ -107,18 +122,18 @@ def test_a_stranger_who_says_it_is_a_worker_ends_no_start(kind: str, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", CLAIMS)
-def test_a_stranger_who_says_it_is_a_worker_is_named_if_the_worker_stays_away(kind: str) -> None:
-    with starting(2) as cluster:
-        chief = cluster.begin(0, 2.0, token=TOKENS["one"])
-        claims(cluster, cluster.call(), kind)
-        with pytest.raises(
-            ClusterTimeoutError,
-            match=r"no contact from worker 1 .*127.0.0.1 said it is worker 1, but has not proven that it has the "
-            "chief's KDC_CLUSTER_TOKEN; start all workers of TF_CONFIG, with the same token",
-        ) as caught:
+def test_strangers_who_say_they_are_workers_are_named_if_the_workers_stay_away() -> None:
+    with starting(1 + len(CLAIMS)) as cluster:
+        chief = cluster.begin(0, 5.0, token=TOKENS["one"])
+        for index, kind in enumerate(CLAIMS, 1):
+            claims(cluster, cluster.call(), kind, index)
+        with pytest.raises(ClusterTimeoutError, match=r"no contact from worker 1 .*; start all workers") as caught:
             chief.result(60)
         assert caught.value.seconds < 20  # type: ignore[attr-defined]
+        for index in range(1, 1 + len(CLAIMS)):
+            claim = f"127.0.0.1 said it is worker {index}, but has not proven that it has the chief's KDC_CLUSTER_TOKEN"
+            assert claim in str(caught.value)
+        assert "with the same token" in str(caught.value)
 
 
 def test_what_a_stranger_has_overheard_is_of_no_use() -> None:
