@@ -124,7 +124,7 @@ def _same_on_all(cluster: Cluster, storage: Storage, series: str | None, into: P
     chosen = cluster.on_chief(lambda: artifacts.newest_verified(storage, series, into=into), _TAG, _TIMEOUT)
     if chosen is None and cluster.is_chief:
         _report_foreign(storage)
-    fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG)
+    fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG, kind=Artifact | None)
     if fields is None:
         return None
     agreed = Artifact(**fields)

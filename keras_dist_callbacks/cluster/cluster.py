@@ -56,7 +56,7 @@ class Cluster(Role):
             value: This worker's.
             tag: What this call is about; the same on every worker.
             timeout: Seconds to wait for each other worker. Defaults to `patience`.
-            kind: The type that each other worker's value must have. Defaults to any.
+            kind: The type whose JSON each other worker's value must be. Defaults to any.
 
         Raises:
             ClusterTimeoutError: A worker did not answer in time; the message names it.
@@ -93,12 +93,12 @@ class Cluster(Role):
                 told.append(messaging.decode(said, Any, f"worker {worker} about {key!r}"))
         return told if len(told) == self.num_workers else None
 
-    def broadcast(self, value: Any, tag: str, timeout: float | None = None) -> Any:
-        """The chief's JSON value, on every worker; the others' argument is ignored."""
+    def broadcast(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> Any:
+        """The chief's JSON value, on every worker; the others' argument is ignored. The rest is as in `gather`."""
         if self.num_workers == 1:
             return value
         call = self._say(value if self.is_chief else None, tag)
-        return value if self.is_chief else self._hear(call, 0, tag, timeout)
+        return value if self.is_chief else self._hear(call, 0, tag, timeout, kind)
 
     def barrier(self, tag: str, timeout: float | None = None) -> None:
         """Returns when every worker has called it."""
@@ -216,7 +216,8 @@ class Cluster(Role):
                 f"the workers do different things: {tag!r} on {self.name}, {said.tag!r} on worker {worker}. Give "
                 "all of them the same callbacks, in the same order, and the same calls"
             )
-        return messaging.checked(said.value, kind, source)
+        messaging.check(said.value, kind, source)
+        return said.value
 
 
 def _nothing() -> None:

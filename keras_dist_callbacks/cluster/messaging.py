@@ -140,11 +140,11 @@ def decode(message: bytes, kind: Any, source: str) -> Any:
         value = json.loads(message)  # not msgspec's own parser: figures such as NaN are no JSON to it
     except (ValueError, RecursionError):
         raise not_understood(source) from None
-    return checked(value, kind, source)
+    return check(value, kind, source)
 
 
-def checked(value: Any, kind: Any, source: str) -> Any:
-    """A JSON value as the type that it must have; the rest as in `decode`."""
+def check(value: Any, kind: Any, source: str) -> Any:
+    """A JSON value as the type that it must be of; the rest is as in `decode`."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError):

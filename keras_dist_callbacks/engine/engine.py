@@ -103,7 +103,7 @@ class BackupEngine:
         chosen = self._cluster.on_chief(
             lambda: newest_good(self._store, workers, allocate), "choosing a backup", timeout
         )
-        name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout)
+        name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
         if name is None:
             return None
         commit = CommitId.parse(name.rpartition("/")[2])
@@ -128,7 +128,7 @@ class BackupEngine:
         """
         self._info = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
         taken = self._cluster.on_chief(lambda: self._store.claim(self._info), "claiming the backup directory")
-        self._store.generation = int(self._cluster.broadcast(taken, "generation"))
+        self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
         return self._store.generation
 
     # --- while training
@@ -201,7 +201,7 @@ class BackupEngine:
         self._writer.wait(timeout)
         self._writer.raise_failure()
         newest = None if self.committed is None else dataclasses.asdict(self.committed)
-        newest = self._cluster.broadcast(newest, "leaving early", timeout)
+        newest = self._cluster.broadcast(newest, "leaving early", timeout, kind=Position | None)
         self._cluster.leave("leaving early", timeout)
         return None if newest is None else Position(**newest)
 

@@ -93,7 +93,7 @@ class Schedule:
         return self._begun + self._looks[0] - step if self._looks else 0
 
     def _agreed(self, steps: int) -> int:
-        return int(self._cluster.broadcast(steps, "save interval", self._timeout))
+        return int(self._cluster.broadcast(steps, "save interval", self._timeout, kind=int))
 
 
 class _Meter:

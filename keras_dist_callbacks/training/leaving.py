@@ -26,6 +26,7 @@ _LOSS_BUDGET_SECONDS = 8.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
 _ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
+_Wish = tuple[str, str, int] | None  # of a `StopRequest`
 _open: list[Leaving] = []
 _told: set[str] = set()
 _unheeded: list[signal.Signals] = []  # which came while a run ended, and which the next one obeys
@@ -108,7 +109,7 @@ class Leaving:
         self._signals.release(signal.SIGINT)  # there is no step left for it to wait for
         pending = self._stop.pending
         wish = None if pending is None or pending.kind == STOPPED else [pending.kind, pending.why, pending.worker]
-        found = next(filter(None, self._cluster.gather(wish, "leaving at the end")), None)
+        found = next(filter(None, self._cluster.gather(wish, "leaving at the end", kind=_Wish)), None)
         if found is None:
             self._finishing = True
             self._watchdog.cancel()

@@ -38,7 +38,7 @@ class Restored:
         cls, commit: str, position: Position, found: Sequence[str], conditions: Sequence[str], cluster: Cluster
     ) -> Restored:
         """The same answer on every worker, from what each of them found."""
-        seen = cluster.gather([list(found), list(conditions)], "exactness")
+        seen = cluster.gather([list(found), list(conditions)], "exactness", kind=tuple[list[str], list[str]])
         notes, unseen = (tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True))
         return cls(commit, position, notes, unseen)
 

@@ -158,3 +158,16 @@ def test_nonsense_about_a_lost_worker_names_nobody(
     monkeypatch.setattr(loss, "_state", lambda address: "")
     assert "worker 1" not in loss.meaning(CHIEF, told)
     assert not loss.is_mine(CHIEF, told)
+
+
+@pytest.mark.parametrize("value", ["3", 1.5, True, [], None])
+def test_a_value_of_another_kind_than_agreed_is_a_clear_error(published: dict[str, str], value: Any) -> None:
+    published["kdc/call/0/0/0"] = chunk({"tag": "t", "value": value})
+    worker = Cluster("worker", 1, 1, ADDRESSES, 20.0)
+    with pytest.raises(ClusterError, match=f"worker 0 .*{NOT_OURS}"):
+        worker.broadcast(None, "t", kind=int)
+
+
+def test_a_value_of_the_agreed_kind_arrives_as_it_was(published: dict[str, str]) -> None:
+    published["kdc/call/0/1/0"] = chunk({"tag": "t", "value": ["a", 1]})
+    assert CHIEF.gather(("b", 2), "t", kind=tuple[str, int] | None) == [("b", 2), ["a", 1]]
