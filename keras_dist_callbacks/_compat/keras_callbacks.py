@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from keras_dist_callbacks._compat import csv_logger, tensorboard
 
 
@@ -46,11 +48,51 @@ UNANNOUNCED = ("ProgbarLogger", "History")
 """Added by fit() itself, `verbose` deciding: nobody needs to be told when one is new or gone."""
 
 
+_COUNT = (int, np.integer)
+_NUMBER = (int, float, np.number)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("wait", "stopped_epoch", "best_epoch", "cooldown_counter", "seen"), _COUNT),
+    **dict.fromkeys(("_batches_seen_since_last_saving", "_last_batch_seen"), (*_COUNT, types.NoneType)),
+    "best": (*_NUMBER, np.ndarray, types.NoneType),
+    "best_weights": (list, types.NoneType),
+    "_ema_weights_in_model": (bool,),
+    "epoch": (list,),
+    "history": (dict,),
+    "target": (*_COUNT, types.NoneType),
+    "size": (*_COUNT, types.NoneType),
+    "digest": (str, types.NoneType),
+    "keys": (list, types.NoneType),
+    "counters": (list,),
+}
+_ITEMS: dict[str, tuple[type, ...]] = {
+    "best_weights": (np.ndarray,), "epoch": _COUNT, "history": (list,), "keys": (str,), "counters": _COUNT
+}  # fmt: skip
+
+
+def require_kind(name: str, value: Any) -> None:
+    """Refuses a value that Keras' callback would stumble over later.
+
+    Raises:
+        TypeError: It is of another kind than what the callback keeps under that name.
+    """
+    items = list(value.values() if isinstance(value, dict) else value) if isinstance(value, list | dict) else []
+    wrong = [item for item in items if not _is(item, _ITEMS.get(name, (object,)))]
+    if not _is(value, _KINDS[name]) or wrong:
+        raise TypeError(f"{name} cannot be {wrong[0] if wrong else value!r}")
+
+
+def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds or object in kinds)
+
+
 def _attributes(*names: str, identity: tuple[str, ...] = (), finer: tuple[str, ...] = ()) -> Known:
     def get(callback: Any) -> dict[str, Any]:
         return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
     def put(callback: Any, state: dict[str, Any]) -> None:
+        for name in names:
+            if name in state:
+                require_kind(name, state[name])
         for name in names:
             if name in state:
                 setattr(callback, name, state[name])
@@ -63,6 +105,8 @@ def _get_progress(callback: Any) -> dict[str, Any]:
 
 
 def _set_progress(callback: Any, state: dict[str, Any]) -> None:
+    require_kind("seen", state["seen"])
+    require_kind("target", state["target"])
     callback.seen = state["seen"]
     if callback.target is None:  # an input whose length an earlier epoch has shown
         callback.target = state["target"]
@@ -72,6 +116,8 @@ def _set_progress(callback: Any, state: dict[str, Any]) -> None:
 
 def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
     append = callback.append
+    for name in ("size", "digest", "keys"):
+        require_kind(name, state[name])
     if state["size"] is None:
         return Prepared(lambda: None, None)
     note = csv_logger.cut(callback, state["size"], state["digest"])
@@ -80,6 +126,7 @@ def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
 
 
 def _prepare_steps(board: Any, state: dict[str, Any]) -> Prepared:
+    require_kind("counters", state["counters"])
     # Within an epoch the state itself comes back later only, and on_epoch_begin would log at step 0.
     return Prepared(lambda: tensorboard.set_counters(board, state), None)
 

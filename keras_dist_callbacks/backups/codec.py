@@ -8,17 +8,24 @@ while it holds the GIL.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 
+from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES, Count, Digest, checked, parse
 from keras_dist_callbacks.backups.snapshot import BlobInfo, HeldTensor, TensorInfo, WorkerRecord
+from keras_dist_callbacks.errors import DamagedBackupError
 
 BLOB_BYTES = 64 * 2**20
 _WORTH_KEEPING = 0.5
+_DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_SHOWN = 40
 _DTYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
@@ -40,12 +47,20 @@ class Blob:
     starts: Mapping[str, int]
 
 
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A tensor as safetensors' header describes it."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
 class Fingerprint(NamedTuple):
     """What makes two tensors the same."""
 
-    hash: str
+    hash: Digest
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
 
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
@@ -69,22 +84,30 @@ def fingerprints(tensors: Mapping[str, HeldTensor]) -> dict[str, Fingerprint]:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The type of that name, those of TensorFlow such as bfloat16 included.
+    """The numeric type of that name, those of TensorFlow such as bfloat16 included.
 
     Raises:
         ValueError: There is no such type.
     """
+    if not _DTYPE_NAME.fullmatch(name):
+        raise ValueError(f"there is no type {name[:_SHOWN]!r}")
     try:
         dtype: np.dtype[Any] = np.dtype(name)
+        numeric = dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)  # ml_dtypes', if imported
     except TypeError:
         import ml_dtypes
 
-        if not hasattr(ml_dtypes, name):
-            raise ValueError(f"there is no type {name!r}") from None
-        dtype = np.dtype(getattr(ml_dtypes, name))
-    if dtype.hasobject:
-        raise ValueError(f"the type {name!r} holds Python objects")
+        scalar = getattr(ml_dtypes, name, None)
+        numeric = isinstance(scalar, type) and issubclass(scalar, np.generic)
+        dtype = np.dtype(scalar) if numeric else np.dtype("void")
+    if not numeric or dtype.name != name:
+        raise ValueError(f"there is no type of numbers {name!r}")
     return dtype
+
+
+def tensor_bytes(info: TensorInfo) -> int:
+    """How many bytes a tensor has, by its type and shape."""
+    return math.prod(info.shape) * dtype_of(info.dtype).itemsize
 
 
 def encode_blob(
@@ -115,6 +138,40 @@ def encode_blob(
     info = BlobInfo(f"{directory}/{name}.safetensors", len(head) + offset, len(head), xxhash.xxh3_128_hexdigest(head))
     starts = {name: len(head) + entry["data_offsets"][0] for name, entry in header.items()}
     return Blob(info, (head, *(raw_bytes(array) for array in tensors.values())), starts)
+
+
+def check_header(header: bytes | memoryview, tensors: Iterable[TensorInfo], size: int, where: str) -> None:
+    """Makes sure that a blob's own header says the same of it as a manifest does.
+
+    Args:
+        header: The blob's first bytes, up to where its tensors begin.
+        tensors: Those of its tensors that the manifest names.
+        size: Bytes of the blob.
+        where: Its path, for messages.
+
+    Raises:
+        DamagedBackupError: It does not; or its tensors overlap, or leave gaps.
+    """
+    length = int.from_bytes(header[:8], "little")
+    if length != len(header) - 8:
+        raise DamagedBackupError(f"{where}: its header has {length} bytes instead of {len(header) - 8}")
+    entries: dict[str, _Entry] = checked(parse(header[8:], where, MAX_MANIFEST_BYTES), dict[str, _Entry], where)
+    end = 0
+    for entry in sorted(entries.values(), key=lambda entry: entry.data_offsets):
+        if entry.data_offsets[0] != end or entry.data_offsets[1] < end:
+            raise DamagedBackupError(f"{where}: its tensors overlap or leave gaps at byte {len(header) + end}")
+        end = entry.data_offsets[1]
+    if len(header) + end != size:
+        raise DamagedBackupError(f"{where}: its header tells of {len(header) + end} bytes, it has {size}")
+    for info in tensors:
+        found = entries.get(info.key)
+        if found != _entry(info, len(header)):
+            raise DamagedBackupError(f"{where}: its header says something else of {info.key!r} than the manifest")
+
+
+def _entry(info: TensorInfo, begin: int) -> _Entry:
+    known, size = _DTYPES.get(info.dtype), tensor_bytes(info)
+    return _Entry(known or "U8", info.shape if known else (size,), (info.start - begin, info.start - begin + size))
 
 
 class Packer:

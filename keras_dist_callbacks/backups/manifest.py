@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,21 +11,17 @@ from typing import Any
 
 import xxhash
 
-from keras_dist_callbacks.backups.codec import dtype_of
-from keras_dist_callbacks.backups.snapshot import (
-    BlobInfo,
-    CommitId,
-    Manifest,
-    Position,
-    TensorInfo,
-    WorkerRecord,
-)
+from keras_dist_callbacks.backups.codec import tensor_bytes
+from keras_dist_callbacks.backups.names import blob_generation
+from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES, checked, parse
+from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, Position, TensorInfo
+from keras_dist_callbacks.backups.topics import Info, check_complete, check_topics
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 
 FORMAT_VERSION = 1
 FORMAT_NAME = "keras_dist_callbacks backup"
 _SEALED = re.compile(rb'\{"digest":"xxh3_128:([0-9a-f]{32})","manifest":')
-_BLOB_PATH = re.compile(r"blobs/\d+/[0-9a-f]{32}\.safetensors")
+_VARIABLE = re.compile(r"variable/.+@[0-9]{1,6}", re.DOTALL)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -47,80 +43,104 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return b"".join([b'{"digest":"xxh3_128:', digest.encode(), b'","manifest":', text, b"}"])
 
 
-def decode_manifest(content: bytes, where: str) -> Manifest:
+def decode_manifest(content: bytes, where: str, limit: int = MAX_MANIFEST_BYTES) -> Manifest:
     """Reads and checks a manifest.
 
     Args:
         content: The file.
         where: Its path, for messages.
+        limit: Bytes that it may have.
 
     Raises:
         DamagedBackupError: It is not what was written, or names what no backup may name.
         BackupMismatchError: A newer version of this package wrote it.
     """
-    body = _unseal(content, where)
-    if body["version"] > FORMAT_VERSION:
-        raise BackupMismatchError(
-            f"{where} has format version {body['version']}; this keras-dist-callbacks reads up to {FORMAT_VERSION}: "
-            "upgrade it (nothing was changed)"
-        )
+    body = _unseal(content, where, limit)
+    _check_version(body.pop("version", None), where)
+    manifest: Manifest = checked(body, Manifest, where)
     try:
-        manifest = Manifest(
-            CommitId(**body["id"]),
-            Position(**body["position"]),
-            tuple(BlobInfo(**blob) for blob in body["blobs"]),
-            tuple(_record(record) for record in body["workers"]),
-            body["info"],
-        )
-        _check(manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedBackupError(f"{where} is no manifest: {type(error).__name__} {error}") from error
+        if encode_manifest(manifest) != content:
+            raise ValueError("it is not written as a backup writes it: keys that are double, unknown or out of order")
+        _check_places(manifest)
+    except (ValueError, RecursionError) as error:
+        raise DamagedBackupError(f"{where} is no manifest: {error}") from error
+    _check_workers(manifest, where)
     return manifest
 
 
-def tensor_bytes(info: TensorInfo) -> int:
-    """How many bytes a tensor has, by its type and shape."""
-    return math.prod(info.shape) * dtype_of(info.dtype).itemsize
-
-
-def _unseal(content: bytes, where: str) -> dict[str, Any]:
+def _unseal(content: bytes, where: str, limit: int) -> dict[str, Any]:
     seal = _SEALED.match(content)
     if seal is None or not content.endswith(b"}"):
         raise DamagedBackupError(f"{where} is no manifest: {'it is empty' if not content else 'its frame is broken'}")
     text = memoryview(content)[seal.end() : -1]
     if xxhash.xxh3_128_hexdigest(text) != seal.group(1).decode():
         raise DamagedBackupError(f"{where}: the manifest differs from its own digest")
-    try:
-        body = json.loads(bytes(text))
-        known = body["format"] == FORMAT_NAME and isinstance(body["version"], int)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedBackupError(f"{where} is no manifest: {type(error).__name__} {error}") from error
-    if not known:
+    body = parse(text, where, limit)
+    if not isinstance(body, dict) or body.pop("format", None) != FORMAT_NAME:
         raise DamagedBackupError(f"{where} is the manifest of something else")
-    return dict(body)
+    return body
 
 
-def _record(body: Mapping[str, Any]) -> WorkerRecord:
-    return WorkerRecord(
-        {name: TensorInfo(**{**info, "shape": tuple(info["shape"])}) for name, info in body["tensors"].items()},
-        body["state"],
-    )
+def _check_version(version: object, where: str) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise DamagedBackupError(f"{where} has the format version {version!r}, which is none")
+    if version > FORMAT_VERSION:
+        raise BackupMismatchError(
+            f"{where} has format version {version}; this keras-dist-callbacks reads up to {FORMAT_VERSION}: "
+            "upgrade it (nothing was changed)"
+        )
 
 
-def _check(manifest: Manifest) -> None:
-    """A seal proves that nothing was changed by accident; this, that nothing leads outside or beyond a blob."""
+def _check_workers(manifest: Manifest, where: str) -> None:
+    """That all is there that a worker needs to go on, and nothing that this version would not put back."""
+    checked(manifest.info, Info, f"{where}: info")
+    if not manifest.workers:
+        raise DamagedBackupError(f"{where} holds the state of no worker")
+    _check_position(manifest.position, where)
+    chief = manifest.workers[0]
+    for worker, record in enumerate(manifest.workers):
+        place = f"{where}: worker {worker}"
+        check_topics(record.state, {**chief.tensors, **record.tensors}.keys(), place)
+        state = {**chief.state, **record.state}
+        check_complete(state, manifest.position.kind == "within", place)
+        if manifest.position.epoch < state.get("first_epoch", 0):
+            raise DamagedBackupError(f"{place}: training began with a later epoch than {manifest.position.epoch}")
+
+
+def _check_position(position: Position, where: str) -> None:
+    within = position.kind == "within"
+    if position.batch > position.step or within != bool(position.batch):
+        raise DamagedBackupError(f"{where}: batch {position.batch} {position.kind} and step {position.step} do not fit")
+
+
+def _check_places(manifest: Manifest) -> None:
+    """That nothing leads outside or beyond a blob, and no two tensors have bytes in common unless all of them."""
     blobs = {blob.path: blob for blob in manifest.blobs}
+    if len(blobs) < len(manifest.blobs):
+        raise ValueError("a blob is listed twice")
     for blob in manifest.blobs:
-        if not _BLOB_PATH.fullmatch(blob.path):
-            raise ValueError(f"the blob name {blob.path!r} is not one that a backup writes")
-        if not 0 <= blob.header_size <= blob.size:
+        if blob_generation(blob.path) != manifest.id.generation:
+            raise ValueError(f"the blob name {blob.path!r} is not one that this backup writes")
+        if not 8 <= blob.header_size <= min(blob.size, MAX_MANIFEST_BYTES):
             raise ValueError(f"{blob.path}: a header of {blob.header_size} bytes in a blob of {blob.size}")
+    ranges: dict[str, set[tuple[int, int]]] = {path: set() for path in blobs}
     for record in manifest.workers:
         for name, info in record.tensors.items():
-            if info.blob not in blobs:
-                raise ValueError(f"the tensor {name!r} is in {info.blob!r}, which is not listed among the blobs")
-            if min(info.shape, default=0) < 0:
-                raise ValueError(f"the tensor {name!r} has the shape {info.shape}")
-            blob = blobs[info.blob]
-            if not blob.header_size <= info.start <= info.start + tensor_bytes(info) <= blob.size:
-                raise ValueError(f"the tensor {name!r} reaches beyond its blob {info.blob}")
+            ranges[_blob_of(name, info, blobs).path].add((info.start, info.start + tensor_bytes(info)))
+    for path, found in ranges.items():
+        if not found:
+            raise ValueError(f"{path} is listed, but holds no tensor")
+        filled = sorted((start, end) for start, end in found if end > start)
+        if any(after[0] < before[1] for before, after in itertools.pairwise(filled)):
+            raise ValueError(f"{path}: tensors overlap")
+
+
+def _blob_of(name: str, info: TensorInfo, blobs: Mapping[str, BlobInfo]) -> BlobInfo:
+    if name.startswith("variable/") and not _VARIABLE.fullmatch(name):
+        raise ValueError(f"the tensor {name!r} does not say of which replica it is")
+    if info.blob not in blobs:
+        raise ValueError(f"the tensor {name!r} is in {info.blob!r}, which is not listed among the blobs")
+    blob = blobs[info.blob]
+    if not blob.header_size <= info.start <= info.start + tensor_bytes(info) <= blob.size:
+        raise ValueError(f"the tensor {name!r} reaches beyond its blob {info.blob}")
+    return blob

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.backups.codec import dtype_of, raw_bytes
-from keras_dist_callbacks.backups.manifest import tensor_bytes
+from keras_dist_callbacks.backups.codec import check_header, dtype_of, raw_bytes, tensor_bytes
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
@@ -76,7 +75,7 @@ def read_tensors(
     """
     needed = [blobs[path] for path in sorted({info.blob for info in tensors.values()})]
     check_sizes(storage, needed)
-    _check_headers(storage, needed)
+    _check_headers(storage, needed, tensors.values())
     found: dict[str, np.ndarray[Any, Any]] = {}
     # Equal tensors lie in the same place, such as what a variable holds on each replica: read once, they share memory.
     places = {name: (info.blob, info.start, info.dtype, info.shape) for name, info in tensors.items()}
@@ -94,9 +93,9 @@ def verify_tensors(storage: Storage, tensors: Iterable[TensorInfo], blobs: Itera
         DamagedBackupError: Something is missing, or differs from what the manifest says.
     """
     needed = list(blobs)
-    check_sizes(storage, needed)
-    _check_headers(storage, needed)
     unique = {f"{info.blob} {info.start} {info.hash}": info for info in tensors}
+    check_sizes(storage, needed)
+    _check_headers(storage, needed, unique.values())
     for _ in _in_parallel(storage, lambda run: _verify_run(storage, run), list(_runs(unique, separate=False))):
         pass
 
@@ -173,12 +172,17 @@ def _verify_run(storage: Storage, run: _Run) -> None:
         raise _differs(storage, info)
 
 
-def _check_headers(storage: Storage, blobs: Sequence[BlobInfo]) -> None:
+def _check_headers(storage: Storage, blobs: Sequence[BlobInfo], tensors: Iterable[TensorInfo]) -> None:
+    within: dict[str, list[TensorInfo]] = {}
+    for info in tensors:
+        within.setdefault(info.blob, []).append(info)
+
     def check(blob: BlobInfo) -> None:
         buffer = _aligned(blob.header_size)
         _fill(storage, blob.path, 0, buffer.data)
         if xxhash.xxh3_128_hexdigest(buffer.data) != blob.header_hash:
             raise DamagedBackupError(f"{storage.display(blob.path)}: the header differs from its hash")
+        check_header(buffer.data, within.get(blob.path, ()), blob.size, storage.display(blob.path))
 
     for _ in _in_parallel(storage, check, blobs):
         pass

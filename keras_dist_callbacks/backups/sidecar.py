@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -9,10 +10,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import xxhash
 
+from keras_dist_callbacks.backups import records
+from keras_dist_callbacks.backups.records import Count, Digest
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -63,6 +67,26 @@ class Artifact:
         return (self.generation, self.sequence)
 
 
+class _Version(msgspec.Struct, forbid_unknown_fields=True):
+    kind: Literal["model", "weights"]
+    series: str
+    generation: Count
+    sequence: Count
+    epoch: Count
+    step: Count
+    monitor: str | None
+    value: float | None
+    best_only: bool
+    digest: Digest
+    size: Count
+
+
+class _Record(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    version: Annotated[int, msgspec.Meta(ge=1)]
+    versions: Annotated[list[_Version], msgspec.Meta(min_length=1)]
+
+
 def versions_or_none(storage: Storage, name: str) -> list[Artifact] | None:
     """What `read_sidecar` returns; None if the sidecar is missing or damaged."""
     try:
@@ -80,33 +104,42 @@ def read_sidecar(storage: Storage, name: str) -> list[Artifact]:
         BackupMismatchError: It has a format version that this package does not know.
     """
     where = storage.display(name + SIDECAR)
-    content = storage.read(name + SIDECAR)
-    try:
-        record = json.loads(content)
-    except ValueError as error:
-        raise DamagedBackupError(f"{where} is not valid JSON ({error})") from error
+    content = records.read(storage, name + SIDECAR)
+    record = records.parse(content, where)
     if not isinstance(record, dict) or "seal" not in record:
         return []
-    if record.pop("seal") != _seal(record) or record.get("format") != _FORMAT:
+    version = record.get("version")
+    if record.pop("seal") != (_seal(record) or "none") or record.get("format") != _FORMAT:
         raise DamagedBackupError(f"{where} differs from its own seal")
-    if record["version"] > _VERSION:
+    if isinstance(version, int) and version > _VERSION:
         raise BackupMismatchError(
-            f"{where} has format version {record['version']}, this package knows up to {_VERSION}: install a newer "
+            f"{where} has format version {version}, this package knows up to {_VERSION}: install a newer "
             "keras-dist-callbacks"
         )
-    return [Artifact(name=name, **fields) for fields in record["versions"]]
+    found: _Record = records.checked(record, _Record, where)
+    versions = [Artifact(name=name, **msgspec.structs.asdict(fields)) for fields in found.versions]
+    if _render(versions) != content:
+        raise DamagedBackupError(f"{where} is not written as a sidecar is: keys are double, unknown or out of order")
+    return versions
 
 
 def write_sidecar(storage: Storage, versions: Sequence[Artifact]) -> None:
     """Replaces a file's sidecar by one that lists `versions`, the newest first."""
-    body = [{k: v for k, v in dataclasses.asdict(a).items() if k != "name"} for a in versions]
-    record = {"format": _FORMAT, "version": _VERSION, "versions": body}
-    record["seal"] = _seal(record)
-    with tempfile.NamedTemporaryFile("w", prefix="kdc-sidecar-", suffix=SIDECAR, encoding="utf-8") as file:
-        json.dump(record, file, indent=1, allow_nan=False)
+    with tempfile.NamedTemporaryFile("wb", prefix="kdc-sidecar-", suffix=SIDECAR) as file:
+        file.write(_render(versions))
         file.flush()
         storage.replace(versions[0].name + SIDECAR, Path(file.name))
 
 
-def _seal(record: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(record, sort_keys=True).encode())
+def _render(versions: Sequence[Artifact]) -> bytes:
+    body = [{k: v for k, v in dataclasses.asdict(a).items() if k != "name"} for a in versions]
+    record: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "versions": body}
+    record["seal"] = _seal(record)
+    return json.dumps(record, indent=1, allow_nan=False).encode()
+
+
+def _seal(record: dict[str, Any]) -> str | None:
+    """The digest of the rest; None of what is nested so deep that it cannot be written."""
+    with contextlib.suppress(RecursionError):
+        return xxhash.xxh3_128_hexdigest(json.dumps(record, sort_keys=True).encode())
+    return None

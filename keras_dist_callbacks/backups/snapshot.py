@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
 import numpy as np
+
+from keras_dist_callbacks.backups import names
+from keras_dist_callbacks.backups.records import Count, Digest, Generation, Sequence, Token
 
 JSON = Any
 """A value that `json` writes and reads back unchanged."""
+
+Short = Annotated[str, msgspec.Meta(max_length=40)]
 
 LOCAL_STATE_DROPPED = "local_state_dropped"
 """The topic that says that a worker's local tensors were too large to be saved."""
@@ -47,9 +53,9 @@ class Position:
     """
 
     kind: Literal["between", "within", "end"]
-    epoch: int
-    batch: int
-    step: int
+    epoch: Count
+    batch: Count
+    step: Count
 
     def __str__(self) -> str:
         if self.kind == "within":
@@ -87,10 +93,10 @@ class TensorInfo:
 
     blob: str
     key: str
-    start: int
-    dtype: str
-    shape: tuple[int, ...]
-    hash: str
+    start: Count
+    dtype: Short
+    shape: tuple[Count, ...]
+    hash: Digest
 
 
 @dataclass(frozen=True)
@@ -115,31 +121,29 @@ class BlobInfo:
     """
 
     path: str
-    size: int
-    header_size: int
-    header_hash: str
+    size: Count
+    header_size: Count
+    header_hash: Digest
 
 
 @dataclass(frozen=True, order=True)
 class CommitId:
     """A commit's place in time: newest is the largest; steps are content and decide nothing."""
 
-    generation: int
-    sequence: int
-    token: str
+    generation: Generation
+    sequence: Sequence
+    token: Token
 
     @property
     def name(self) -> str:
         """The manifest's path within the backup directory."""
-        return f"commits/{self.generation:06d}-{self.sequence:08d}-{self.token}.json"
+        return names.commit_name(self.generation, self.sequence, self.token)
 
     @classmethod
     def parse(cls, name: str) -> CommitId | None:
         """The id in a manifest's file name, or None if it is no such name."""
-        parts = name.removesuffix(".json").split("-")
-        if not name.endswith(".json") or len(parts) != 3 or not (parts[0].isdigit() and parts[1].isdigit()):
-            return None
-        return cls(int(parts[0]), int(parts[1]), parts[2])
+        parts = names.commit_parts(name)
+        return None if parts is None else cls(*parts)
 
 
 @dataclass(frozen=True)

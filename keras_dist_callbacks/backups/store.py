@@ -11,15 +11,16 @@ No final name is ever overwritten, and there is no pointer to the latest that co
 
 from __future__ import annotations
 
-import json
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from keras_dist_callbacks.backups import names, owners, records
 from keras_dist_callbacks.backups.codec import Blob
 from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest
+from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
+from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES
 from keras_dist_callbacks.backups.snapshot import (
     BlobInfo,
     CommitId,
@@ -29,46 +30,69 @@ from keras_dist_callbacks.backups.snapshot import (
     WorkerState,
 )
 from keras_dist_callbacks.backups.staging import Staging
-from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
-
-OWNERS, BLOBS, COMMITS, DAMAGED = "owners", "blobs", "commits", "damaged"
-MAX_MANIFEST_BYTES = 2**30
-_WITNESS = ".committed"
 
 
 class BackupStore:
     """The backup directory as its readers and its owner see it."""
 
-    def __init__(self, storage: Storage, *, recycle: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, *, recycle: bool = False, max_manifest_bytes: int = MAX_MANIFEST_BYTES
+    ) -> None:
         """Opens a backup directory; nothing is contacted yet.
 
         Args:
             storage: The directory.
             recycle: Write over local files that are not needed any more instead of into new ones. They are this
                 owner's own, no manifest names them, and until then they are kept; see `drop_spares`.
+            max_manifest_bytes: A manifest that is longer counts as damaged.
         """
         self.storage = storage
+        self._limit = max_manifest_bytes
         self._staging = Staging(storage, recycle=recycle)
         self.generation = 0  # 0: not an owner
         self._claim = b""
+        self._made_directory = False
         self._manifests: dict[CommitId, Manifest] = {}
         self._newest: Manifest | None = None  # of this owner
         self.notes: list[str] = []
 
     # --- ownership
 
+    def prepare(self) -> None:
+        """Makes sure that the directory can be written to; makes it, if it is a local one.
+
+        Raises:
+            ConfigError: The store's client does not take the options.
+            StorageError: It cannot be used; the message says why and what to do.
+        """
+        self._made_directory = self.storage.probe()
+
     def claim(self, info: Mapping[str, Any]) -> int:
         """Becomes the owner: takes the next generation, which fences every earlier owner.
 
+        Args:
+            info: What its record tells about the run.
+
         Returns:
             The generation, 1 or more.
+
+        Raises:
+            BackupError: The directory's numbers have come to their end, which no run could have done.
         """
-        content = json.dumps({**info, "token": uuid.uuid4().hex, "claimed": time.time()}).encode()
+        earlier = (owners.read_owner(self.storage, generation) for generation in self._owners())
+        self._made_directory |= any(owner.made_directory for owner in earlier)
+        content = owners.write_owner(info, made_directory=self._made_directory)
         while True:
             generation = self.newest_generation() + 1
+            if generation >= names.MOST_GENERATIONS:
+                raise BackupError(
+                    f"{self.storage.display()} is said to be the directory of {generation - 1} runs, which cannot be; "
+                    f"give another directory, or delete what is too high in {OWNERS}/ and {COMMITS}/"
+                )
             try:
-                self.storage.create(_owner_name(generation), [content])
+                self.storage.create(owner_name(generation), [content])
             except FileExistsError:
                 continue  # another run was faster; take the number after it
             self.generation, self._claim = generation, content
@@ -88,7 +112,7 @@ class BackupStore:
         if newest != self.generation:
             raise self._fenced(f"generation {newest or 'gone'}, this run is {self.generation}")
         try:
-            record = self.storage.read(_owner_name(self.generation))
+            record = self.storage.read(owner_name(self.generation), 0, len(self._claim) + 1)
         except FileNotFoundError:
             record = b""
         if record != self._claim:  # it deleted its backup at its end, and a third run began to count anew
@@ -114,7 +138,7 @@ class BackupStore:
     @property
     def blob_directory(self) -> str:
         """Where this owner's blobs are."""
-        return f"{BLOBS}/{self.generation:06d}"
+        return names.blob_directory(self.generation)
 
     def commit(self, manifest: Manifest) -> None:
         """Publishes a manifest and reads it back: from here on the backup exists.
@@ -130,6 +154,7 @@ class BackupStore:
             self._staging.forget()  # the next save writes everything anew
             raise StorageError(f"what was just written is not there: {error}") from error
         content = encode_manifest(manifest)
+        decode_manifest(content, f"the manifest that was to be written ({manifest.position})")
         self.storage.create(manifest.id.name, [content])
         if self._read_back(manifest.id.name) != content:
             raise StorageError(f"{self.storage.display(manifest.id.name)} reads back differently from what was written")
@@ -147,13 +172,13 @@ class BackupStore:
     def _witness(self) -> None:
         """Notes that this owner has committed: from here on a lost manifest is damage, not an unfinished write."""
         try:
-            self.storage.create(_owner_name(self.generation, _WITNESS), [b"{}"])
+            self.storage.create(owner_name(self.generation, WITNESS), [b"{}"])
         except FileExistsError:
             return  # an earlier try
 
     def has_committed(self, generation: int) -> bool:
         """Whether a run of that generation finished its first commit."""
-        return self.storage.exists(_owner_name(generation, _WITNESS))
+        return self.storage.exists(owner_name(generation, WITNESS))
 
     def prune(self, keep: int) -> None:
         """Deletes all commits but the newest `keep`, manifests first, then blobs that no manifest names.
@@ -185,20 +210,22 @@ class BackupStore:
         for generation in self._generations():
             if generation in inspected:
                 continue
-            directory = f"{BLOBS}/{generation:06d}"
-            names = {f"{directory}/{f.name}" for f in self.storage.files(directory)}
-            for path in sorted(names - needed):
+            directory = names.blob_directory(generation)
+            ours = {f"{directory}/{f.name}" for f in self.storage.files(directory) if names.is_blob(f.name)}
+            for path in sorted(ours - needed):
                 self.storage.delete(path)
-            if not names & needed:
+            if not ours & needed:
                 self._forget_owner(generation)
                 self.storage.remove_empty_directories([directory])
-        for file in self.storage.temporary_files(COMMITS):  # one of an owner may be that of a run that begins now
-            self.storage.delete(f"{COMMITS}/{file.name}")
+        for file in self.storage.files(COMMITS):  # not in owners/: one there may be that of a run that begins now
+            if names.is_unfinished(file.name, COMMITS):
+                self.storage.delete(f"{COMMITS}/{file.name}")
 
     def delete_everything(self) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.
 
-        Interrupted at any point, either the newest commit is whole or there is none.
+        The directory itself goes only if this run, or one that it went on from, made it. Interrupted at any point,
+        either the newest commit is whole or there is none.
         """
         self.check_ownership()
         self.prune(keep=1)
@@ -206,12 +233,13 @@ class BackupStore:
         generations = [*self._generations(), self.generation]
         for generation in generations:
             self._forget_owner(generation)
-        blobs = [f"{BLOBS}/{generation:06d}" for generation in generations]
-        self.storage.remove_empty_directories([*blobs, BLOBS, COMMITS, OWNERS, ""])
+        blobs = [names.blob_directory(generation) for generation in generations]
+        root = [""] if self._made_directory else []
+        self.storage.remove_empty_directories([*blobs, BLOBS, COMMITS, OWNERS, *root])
 
     def _forget_owner(self, generation: int) -> None:
-        self.storage.delete(_owner_name(generation, _WITNESS))
-        self.storage.delete(_owner_name(generation))
+        self.storage.delete(owner_name(generation, WITNESS))
+        self.storage.delete(owner_name(generation))
 
     # --- reading
 
@@ -221,12 +249,13 @@ class BackupStore:
         return sorted(commit for commit in found if commit is not None)
 
     def _set_aside(self) -> list[CommitId]:
-        found = (CommitId.parse(f.name.partition("-")[2]) for f in self.storage.files(DAMAGED))
-        return [commit for commit in found if commit is not None]
+        found = (names.set_aside_name(f.name) for f in self.storage.files(DAMAGED))
+        parsed = (CommitId.parse(name) for name in found if name is not None)
+        return [commit for commit in parsed if commit is not None]
 
     def has_leftovers(self) -> bool:
         """Whether earlier runs started here."""
-        return bool(self.storage.files(OWNERS))
+        return bool(self._owners())
 
     def manifest(self, commit: CommitId) -> Manifest:
         """Reads and checks a manifest.
@@ -237,13 +266,11 @@ class BackupStore:
         """
         if commit not in self._manifests:
             where = self.storage.display(commit.name)
-            if (self.storage.size(commit.name) or 0) > MAX_MANIFEST_BYTES:
-                raise DamagedBackupError(f"{where} is too large for a manifest")
             try:
-                content = self.storage.read(commit.name)
+                content = records.read(self.storage, commit.name, self._limit)
             except FileNotFoundError as error:
                 raise DamagedBackupError(f"{where} is gone") from error
-            manifest = decode_manifest(content, where)
+            manifest = decode_manifest(content, where, self._limit)
             if manifest.id != commit:
                 raise DamagedBackupError(f"{where} holds the manifest of another commit")
             self._manifests[commit] = manifest
@@ -292,7 +319,7 @@ class BackupStore:
     def quarantine(self, commit: CommitId) -> None:
         """Moves a damaged manifest aside, so that it is neither taken nor lost."""
         try:
-            content = self.storage.read(commit.name)
+            content = self.storage.read(commit.name, 0, self._limit)
         except FileNotFoundError:
             return
         name = f"{DAMAGED}/{uuid.uuid4().hex[:8]}-{commit.name.removeprefix(COMMITS + '/')}"
@@ -316,9 +343,4 @@ class BackupStore:
         return sorted(g for g in self._owners() if g < self.generation)
 
     def _owners(self) -> list[int]:
-        names = (f.name.removesuffix(".json") for f in self.storage.files(OWNERS) if f.name.endswith(".json"))
-        return [int(name) for name in names if name.isdigit()]
-
-
-def _owner_name(generation: int, suffix: str = ".json") -> str:
-    return f"{OWNERS}/{generation:06d}{suffix}"
+        return owners.generations(self.storage)

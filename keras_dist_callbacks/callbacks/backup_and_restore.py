@@ -201,9 +201,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         cluster = self._cluster()
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
-        cluster.on_chief(self._storage.probe, "opening the backup directory")
         name = f"backup{next(_fits)}"
         engine = BackupEngine.open(self._storage, cluster, name, self._options)
+        engine.prepare()
         session = FitSession(
             fit,
             engine,

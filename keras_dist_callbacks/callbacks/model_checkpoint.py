@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from keras_dist_callbacks._compat.optimizers import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
 from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.records import Generation, Sequence
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -28,6 +30,14 @@ from keras_dist_callbacks.storage.storage import Storage, redact
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "ModelCheckpoint"
+
+
+class _State(msgspec.Struct):
+    """What a backup keeps, see `get_state`; refused where it is of another kind."""
+
+    best: float | None
+    counters: tuple[int, int | None]
+    last_saved: tuple[Generation, Sequence] | None
 
 
 class ModelCheckpoint(DecidingModelCheckpoint):
@@ -163,10 +173,11 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         A file published after that backup was made holds a better value than the backup knows: it becomes
         `best`, so that a worse model does not replace it.
         """
-        if state["best"] is not None:
-            self.best = state["best"]
-        self.counters = state["counters"]
-        generation, sequence = state["last_saved"] or (0, 0)
+        saved: _State = msgspec.convert(state, _State)
+        if saved.best is not None:
+            self.best = saved.best
+        self.counters = list(saved.counters)
+        generation, sequence = saved.last_saved or (0, 0)
         self._last_saved = (generation, sequence) if generation else None
         self._take_published_best((generation, sequence))
 

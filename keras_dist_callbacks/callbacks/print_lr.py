@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import msgspec
 
 from keras_dist_callbacks._compat.optimizers import current_rates, last_rates
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
+
+
+class _State(msgspec.Struct):
+    """What a backup keeps, see `get_state`; refused where it is of another kind."""
+
+    steps: tuple[int, int]
+    rates: dict[str, float] | None
 
 
 class PrintLR(keras.callbacks.Callback):
@@ -98,8 +106,9 @@ class PrintLR(keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on where `get_state` was called."""
-        self._finished_steps, self._last_batch = state["steps"]
-        self._rates = state["rates"]
+        saved: _State = msgspec.convert(state, _State)
+        self._finished_steps, self._last_batch = saved.steps
+        self._rates = saved.rates
 
     def _is_due(self, first: int, last: int) -> bool:
         """Whether one of the epoch's batches from `first` to `last` completes `freq` steps."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
 from keras_dist_callbacks.callbacks._event_sync import EventSync
 from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
@@ -168,7 +170,7 @@ class TensorBoard(OpenTensorBoard):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on at the steps that `get_state` returned."""
-        self.counters = state["counters"]
+        self.counters = msgspec.convert(state["counters"], list[int])
 
     def _publish(self) -> None:
         self.flush()

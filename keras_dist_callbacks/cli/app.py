@@ -11,8 +11,8 @@ import typer
 
 from keras_dist_callbacks import __version__
 from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.names import DAMAGED, set_aside_name
 from keras_dist_callbacks.backups.sidecar import Artifact
-from keras_dist_callbacks.backups.store import DAMAGED
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli import human, leftovers, pruning, render, verifying
 from keras_dist_callbacks.cli.details import describe_commit
@@ -235,7 +235,7 @@ def _verify(target: Target, entries: list[Entry], listing: artifacts.Listing) ->
         verdicts = [verifier.verdict(entry) for entry in reversed(entries)]
         verdicts += [verifying.verify_artifact(target.storage, artifact, advance) for artifact in published]
     verdicts += verifying.problem_verdicts(target.storage, listing.problems)
-    set_aside = len(target.storage.files(DAMAGED))
+    set_aside = sum(set_aside_name(file.name) is not None for file in target.storage.files(DAMAGED))
     return verifying.Verification(target.url, tuple(v for v in verdicts if v is not None), set_aside)
 
 

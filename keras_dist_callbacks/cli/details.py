@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, BlobInfo, Manifest, TensorInfo
+from keras_dist_callbacks.backups.topics import CALLBACK
 from keras_dist_callbacks.cli.inventory import Entry
 from keras_dist_callbacks.cli.listing import CommitRow, commit_row
 
-CALLBACK = "callback:"
-"""In front of a callback's name among the topics; where it is defined, Keras is imported."""
 _VARIABLE = "variable/"
 _RANDOM = ("rng", "rng_before_epoch", "rng_at_epoch", "rng_at_input")
 _VERSIONS = ("python", "keras", "tensorflow")

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from keras_dist_callbacks.backups import owners, records
 from keras_dist_callbacks.backups.manifest import decode_manifest
+from keras_dist_callbacks.backups.names import (
+    BLOBS,
+    COMMITS,
+    DAMAGED,
+    OWNERS,
+    WITNESS,
+    blob_directory,
+    blob_generation,
+    commit_parts,
+    is_unfinished,
+    owner_name,
+    set_aside_name,
+)
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
-from keras_dist_callbacks.backups.store import BLOBS, COMMITS, DAMAGED, OWNERS, BackupStore
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
-from keras_dist_callbacks.storage.local_files import TEMPORARY_MARK
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import FileInfo, Storage
 
+MOST_RECORDS = 10_000
+MOST_BYTES = 2**25
 _READERS = 8
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -104,29 +118,36 @@ def read_entries(store: BackupStore) -> list[Entry]:
         except BackupMismatchError as error:
             return Entry(commit, None, str(error), "too new")
 
+    _check_size(store.storage)
     return [entry for entry in parallel(read, store.commits()) if entry is not None]
 
 
 def take_inventory(store: BackupStore) -> Inventory:
     """Lists everything in the directory and reads every manifest."""
     storage = store.storage
-    owners = _owners(storage)
-    newest = max([0, *owners, *(commit.generation for commit in store.commits())])
+    claims = _owners(storage)
+    _check_size(storage)
+    set_aside = _set_aside(storage, MOST_BYTES)
     # Blobs before manifests: a blob that a running fit adds in between is not listed, so it cannot look dangling.
-    # The store cannot list directories; blobs are only ever below a generation's number.
-    directories = [f"{BLOBS}/{generation:06d}" for generation in range(1, newest + 1)]
+    # The store cannot list directories; blobs are only ever below the number of a generation that is still told of.
+    generations = {*claims, *(c.generation for c in store.commits()), *(item.generation for item in set_aside)}
+    directories = [blob_directory(generation) for generation in sorted(generations)]
     places = ["", COMMITS, OWNERS, *directories]
     files = dict(zip(places, parallel(storage.files, places), strict=True))
     present = {_join(place, f.name): f.size for place in places for f in files[place]}
-    temporaries = {path: size for path, size in present.items() if TEMPORARY_MARK in path}
-    stored = {p: size for p, size in present.items() if p.startswith(f"{BLOBS}/") and p not in temporaries}
+    unfinished = {
+        _join(place, f.name): f.size
+        for place in places
+        for f in files[place]
+        if is_unfinished(f.name, BLOBS if place.startswith(BLOBS) else place)
+    }
     return Inventory(
         entries=tuple(read_entries(store)),
-        owners=owners,
-        committed=frozenset(g for g in owners if owner_paths(g)[0] in present),
-        blobs=stored,
-        temporaries=temporaries,
-        set_aside=_set_aside(storage),
+        owners=claims,
+        committed=frozenset(g for g in claims if owner_paths(g)[0] in present),
+        blobs={path: size for path, size in present.items() if blob_generation(path) is not None},
+        temporaries=unfinished,
+        set_aside=set_aside,
     )
 
 
@@ -154,11 +175,6 @@ def dangling_blobs(inventory: Inventory) -> dict[str, int]:
     }
 
 
-def blob_generation(path: str) -> int:
-    """The generation that a blob belongs to."""
-    return int(path.split("/")[1])
-
-
 def idle_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> list[int]:
     """Generations before the newest whose owner record nothing needs any more.
 
@@ -167,40 +183,49 @@ def idle_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> lis
         blobs: The blobs to reckon with. Defaults to those that are stored.
     """
     alive = {entry.id.generation for entry in inventory.entries} | {item.generation for item in inventory.set_aside}
-    alive |= {blob_generation(path) for path in (inventory.blobs if blobs is None else blobs)}
+    alive |= {g for g in map(blob_generation, inventory.blobs if blobs is None else blobs) if g is not None}
     return sorted(g for g in inventory.owners if g not in alive and g < inventory.newest_generation)
 
 
 def owner_paths(generation: int) -> tuple[str, str]:
     """A generation's note that it has committed, and its owner record, in the order to delete them in."""
-    return f"{OWNERS}/{generation:06d}.committed", f"{OWNERS}/{generation:06d}.json"
+    return owner_name(generation, WITNESS), owner_name(generation)
 
 
 def _owners(storage: Storage) -> dict[int, float | None]:
-    names = (f.name.removesuffix(".json") for f in storage.files(OWNERS) if f.name.endswith(".json"))
-    generations = [int(name) for name in names if name.isdigit()]
-
-    def claimed(generation: int) -> float | None:
-        try:
-            found = json.loads(storage.read(owner_paths(generation)[1]))["claimed"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-        return float(found) if isinstance(found, int | float) else None
-
-    return dict(zip(generations, parallel(claimed, generations), strict=True))
+    found = owners.generations(storage)
+    if len(found) > MOST_RECORDS:
+        raise BackupError(f"{storage.display(OWNERS)} holds {len(found)} records, more than jobs leave; look into it")
+    return {
+        g: owner.claimed
+        for g, owner in zip(found, parallel(lambda g: owners.read_owner(storage, g), found), strict=True)
+    }
 
 
-def _set_aside(storage: Storage) -> tuple[SetAside, ...]:
-    def read(file: FileInfo) -> SetAside:
+def _set_aside(storage: Storage, limit: int) -> tuple[SetAside, ...]:
+    def read(file: FileInfo, commit: CommitId) -> SetAside:
         path = f"{DAMAGED}/{file.name}"
-        commit = CommitId.parse(file.name.partition("-")[2])  # a random word is put in front of the name
         try:
-            manifest: Manifest | None = decode_manifest(storage.read(path), path)
+            manifest: Manifest | None = decode_manifest(records.read(storage, path, limit), path, limit)
         except (FileNotFoundError, DamagedBackupError, BackupMismatchError):
             manifest = None
-        return SetAside(path, file.size, commit.generation if commit else 0, manifest)
+        return SetAside(path, file.size, commit.generation, manifest)
 
-    return tuple(parallel(read, storage.files(DAMAGED)))
+    names = ((file, set_aside_name(file.name)) for file in storage.files(DAMAGED))
+    parsed = ((file, CommitId.parse(name)) for file, name in names if name is not None)
+    return tuple(parallel(lambda item: read(*item), [(file, commit) for file, commit in parsed if commit is not None]))
+
+
+def _check_size(storage: Storage) -> None:
+    """Refuses what would take more memory and time than anybody expects of a look into a directory."""
+    sizes = [f.size for f in storage.files(COMMITS) if commit_parts(f.name)]
+    sizes += [f.size for f in storage.files(DAMAGED) if set_aside_name(f.name)]
+    sizes = [size for size in sizes if size <= MOST_BYTES]  # no more is read of a longer one: it is damaged
+    if len(sizes) > MOST_RECORDS or sum(sizes) > MOST_BYTES:
+        raise BackupError(
+            f"{storage.display()} holds {len(sizes)} manifests of {sum(sizes)} bytes, more than is read at once "
+            f"({MOST_RECORDS}, or {MOST_BYTES} bytes); a fit() that may delete removes all but the newest two"
+        )
 
 
 def _join(directory: str, name: str) -> str:

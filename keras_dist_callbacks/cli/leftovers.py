@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.doctor import Check
-from keras_dist_callbacks.cli.inventory import Inventory, blob_generation, dangling_blobs, idle_owners
+from keras_dist_callbacks.cli.inventory import Inventory, dangling_blobs, idle_owners
 from keras_dist_callbacks.cli.liveness import Liveness
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.storage import Storage

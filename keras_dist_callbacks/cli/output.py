@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cli.inventory import MOST_BYTES
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage, redact
@@ -60,7 +61,7 @@ def opened(url: str, options: str | None) -> Iterator[Target]:
         parsed = _parse_options(options)
         secrets += _strings(parsed)
         storage = _open(url, parsed)
-        yield Target(storage, BackupStore(storage), tuple(secrets))
+        yield Target(storage, BackupStore(storage, max_manifest_bytes=MOST_BYTES), tuple(secrets))
     except BrokenPipeError:
         raise  # whoever read our output has left; not an error of the store
     except (KdcError, OSError) as error:

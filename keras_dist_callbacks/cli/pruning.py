@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups.store import BLOBS, BackupStore
+from keras_dist_callbacks.backups.names import blob_directory, blob_generation
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.inventory import (
     Entry,
     Inventory,
-    blob_generation,
     dangling_blobs,
     idle_owners,
     owner_paths,
@@ -133,8 +133,7 @@ def carry_out(store: BackupStore, plan: PrunePlan) -> None:
     for generation in plan.owners:
         for path in owner_paths(generation):
             storage.delete(path)
-    directories = {f"{BLOBS}/{generation:06d}" for generation in plan.owners}
-    storage.remove_empty_directories(sorted(directories))
+    storage.remove_empty_directories([blob_directory(generation) for generation in plan.owners])
 
 
 def _check_nothing_happened(store: BackupStore, plan: PrunePlan, expected: set[str]) -> None:

@@ -147,7 +147,7 @@ def check(value: Any, kind: Any, source: str) -> Any:
     """A JSON value as the type that it must be of; the rest is as in `decode`."""
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError):
+    except (ValueError, RecursionError):
         raise not_understood(source) from None
 
 

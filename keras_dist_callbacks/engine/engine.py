@@ -89,6 +89,10 @@ class BackupEngine:
 
     # --- at the start
 
+    def prepare(self) -> None:
+        """Makes sure that the chief can write into the directory; raises what `BackupStore.prepare` does."""
+        self._cluster.on_chief(self._store.prepare, "opening the backup directory")
+
     def pick(self, allocate: Allocate | None = None) -> tuple[CommitId, WorkerState] | None:
         """The newest good commit, the same on every worker, verified; None if nothing was ever committed.
 
@@ -169,7 +173,7 @@ class BackupEngine:
         return notes
 
     def take_failure(self) -> BaseException | None:
-        """The error that a write in the background ended with, if nobody was told yet."""
+        """The error that a background write ended with, if nobody was told yet."""
         return self._writer.take_failure()
 
     def abort(self) -> None:
@@ -290,7 +294,8 @@ class BackupEngine:
         known, self._known = self._known, []  # whether this one is there is not known until it was read back
         self._store.commit(manifest)
         self.committed = snapshot.position
-        self._known = [*known[-1:], {n: t for r in records for n, t in _unique(r)}]
+        unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
+        self._known = [*known[-1:], unique]
         self._tidy()
 
     def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
@@ -343,7 +348,3 @@ class BackupEngine:
     def _note(self, text: str) -> None:
         with self._lock:
             self._notes.append(text)
-
-
-def _unique(record: WorkerRecord) -> list[tuple[str, TensorInfo]]:
-    return [(f"{info.blob}:{info.key}", info) for info in record.tensors.values()]

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
+from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, hash_array, raw_bytes
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, HeldArray, Snapshot
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -183,6 +183,8 @@ def _unpack_message(
                 raise ValueError(f"a shape of {shape}")
             count = math.prod(shape)
             arrays[name] = np.frombuffer(message, dtype, count, offset).reshape(shape)
+            if hash_array(arrays[name]) != prints[name].hash:
+                raise ValueError(f"other content of {name!r}")
             offset += count * dtype.itemsize
     except (KeyError, ValueError, OverflowError) as error:
         raise BackupError(f"{source} delivered other tensors than it had announced ({error})") from error

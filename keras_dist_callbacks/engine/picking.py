@@ -6,9 +6,10 @@ import dataclasses
 import warnings
 from collections.abc import Mapping
 
+from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS
 from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
-from keras_dist_callbacks.backups.store import BLOBS, COMMITS, DAMAGED, OWNERS, BackupStore
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import DamagedBackupError
 
 _LISTINGS = 5

@@ -300,16 +300,21 @@ class Storage:
         uploads = [UnfinishedUpload(path.removeprefix(f"{self.root}/"), max(0.0, now - t)) for path, t in found]
         return sorted(uploads, key=lambda upload: -upload.age)
 
-    def probe(self) -> None:
+    def probe(self) -> bool:
         """Finds out whether the directory can be used: writes, reads back and deletes a small object.
 
         A store that refuses to delete gets a warning: it can be used, but nothing old is ever removed.
+
+        Returns:
+            Whether a local directory was made for it.
 
         Raises:
             ConfigError: The store's client does not take the options.
             StorageError: The directory cannot be used; the message says why and what to do.
         """
+        made = self.is_local and not Path(self.root).exists()
         probe(self)
+        return made
 
     @property
     def _files(self) -> LocalFiles | RemoteFiles:

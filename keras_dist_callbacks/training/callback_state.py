@@ -17,11 +17,9 @@ import numpy as np
 from keras_dist_callbacks._compat import keras_callbacks
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.backups.topics import CALLBACK
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.training.plain_attributes import Watched
-
-TOPIC = "callback:"
-"""In front of a callback's name among the topics of a snapshot's state."""
 
 GetState = Callable[[Any], dict[str, Any]]
 SetState = Callable[[Any, dict[str, Any]], None]
@@ -165,13 +163,17 @@ def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[s
 def prepare_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> Preparation:
     """Saves from their own `on_train_begin` what callbacks need to go on: files that it would overwrite."""
     done: dict[str, keras_callbacks.Prepared] = {}
-    after = contextlib.ExitStack()
-    for name, member in _members(callbacks).items():
-        topic = TOPIC + name
-        if member.entry is not None and member.entry.prepare is not None and topic in saved.state:
-            state = from_json(saved.state[topic], saved.tensors)
-            done[name] = member.entry.prepare(member.callback, state)
-            after.callback(done[name].after)
+    with contextlib.ExitStack() as prepared:
+        for name, member in _members(callbacks).items():
+            topic = CALLBACK + name
+            if member.entry is not None and member.entry.prepare is not None and topic in saved.state:
+                try:
+                    state = from_json(saved.state[topic], saved.tensors)
+                    done[name] = member.entry.prepare(member.callback, state)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise _not_accepted(name, error) from error
+                prepared.callback(done[name].after)
+        after = prepared.pop_all()
     return Preparation(after.close, tuple(f"{name}: {p.note}" for name, p in done.items() if p.note))
 
 
@@ -193,16 +195,20 @@ def restore_callbacks(
         try:
             member.entry.set(member.callback, from_json(state[name], tensors))
         except Exception as error:
-            raise BackupMismatchError(
-                f"the callback {name} does not accept its saved state ({type(error).__name__}: {error}); the backup "
-                "is untouched. Remove the callback or mend its set_state"
-            ) from error
+            raise _not_accepted(name, error) from error
     new = [name for name, member in members.items() if member.entry is not None and name not in state]
     gone = [name for name in state if name not in members]
     return [
         *(f"the callback {n} was not in the interrupted run; it starts afresh" for n in new if _is_announced(n)),
         *(f"the callback {n} of the interrupted run is not in the list now" for n in gone if _is_announced(n)),
     ]
+
+
+def _not_accepted(name: str, error: Exception) -> BackupMismatchError:
+    return BackupMismatchError(
+        f"the callback {name} does not accept its saved state ({type(error).__name__}: {error}); the backup is "
+        "untouched. Remove the callback or mend its set_state"
+    )
 
 
 def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:

@@ -11,9 +11,10 @@ import numpy as np
 from keras_dist_callbacks._compat import layers, variables
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import to_json
+from keras_dist_callbacks.backups.topics import CALLBACK
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
-from keras_dist_callbacks.training.callback_state import TOPIC, capture_callbacks, restore_callbacks
+from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
 from keras_dist_callbacks.training.elastic import redistribute
 
 _VARIABLE = "variable"
@@ -43,7 +44,7 @@ def capture(
     callback_state, callback_arrays = capture_callbacks(callbacks)
     tensors.update(callback_arrays)
     tensors.update(arrays or {})
-    state: dict[str, JSON] = {TOPIC + name: value for name, value in callback_state.items()}
+    state: dict[str, JSON] = {CALLBACK + name: value for name, value in callback_state.items()}
     state["metric_variables"] = _metric_names(model, found.named)
     state.update(topics)
     return Snapshot(position, tensors, state)
@@ -93,7 +94,7 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: 
 
 def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[str]:
     """Gives all callbacks their state back; returns what did not match, one sentence each."""
-    state = {topic.removeprefix(TOPIC): v for topic, v in saved.state.items() if topic.startswith(TOPIC)}
+    state = {topic.removeprefix(CALLBACK): v for topic, v in saved.state.items() if topic.startswith(CALLBACK)}
     return restore_callbacks(callbacks, state, saved.tensors)
 
 

@@ -155,7 +155,7 @@ class Checkpointer:
         if self._open:
             raise BackupError("restore() was called already; make a new Checkpointer for another run")
         self._cluster.require_same({"the backup directory": self._storage.display(), **self._facts}, "Checkpointer")
-        self._cluster.on_chief(self._storage.probe, "opening the backup directory")
+        self._engine.prepare()
         picked = self._engine.pick(variables.empty)
         now = describe(self._strategy, self._cluster.num_workers)
         if picked is not None:

@@ -24,6 +24,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.blobs import through_a_blob
+from tests.support.states import loop_state
 
 TENSORS = {
     "a": np.arange(12, dtype="float32").reshape(3, 4),
@@ -39,7 +40,7 @@ def commit(store: BackupStore, sequence: int, tensors: dict[str, Any] | None = N
     packer = Packer({}, store.blob_directory)
     for blob in packer.pack(held, prints):
         store.stage_all([blob])
-    records = (WorkerRecord(packer.locate(prints), {"step": sequence}),)
+    records = (WorkerRecord(packer.locate(prints), loop_state(step=sequence)),)
     manifest = Manifest(
         CommitId(store.generation, sequence, uuid.uuid4().hex[:12]),
         Position("within", 0, sequence, sequence),
@@ -53,6 +54,7 @@ def commit(store: BackupStore, sequence: int, tensors: dict[str, Any] | None = N
 
 def new_store(directory: Path) -> BackupStore:
     store = BackupStore(Storage.open(directory, fsync=False))
+    store.prepare()
     store.claim({})
     return store
 
@@ -63,7 +65,7 @@ def test_what_is_committed_is_read_back(tmp_path: Path) -> None:
     assert reader.commits() == [manifest.id]
     state = reader.load(reader.manifest(manifest.id), 0)
     assert state.position == manifest.position
-    assert state.state == {"step": 1}
+    assert state.state["user"] == {"step": 1}
     assert list(state.tensors) == list(TENSORS)
     for name, value in TENSORS.items():
         np.testing.assert_array_equal(state.tensors[name], value)
@@ -104,7 +106,11 @@ def test_the_same_bytes_in_another_shape_or_type_are_another_tensor() -> None:
 
 
 def test_newest_is_decided_by_generation_then_sequence() -> None:
-    names = ["commits/000002-00000001-aa.json", "commits/000001-00000009-bb.json", "commits/000002-00000010-cc.json"]
+    tokens = [digit * 12 for digit in "abc"]
+    names = [
+        f"commits/{number}-{token}.json"
+        for number, token in zip(("000002-00000001", "000001-00000009", "000002-00000010"), tokens, strict=True)
+    ]
     ids = sorted(CommitId.parse(name.rpartition("/")[2]) for name in names)  # type: ignore[type-var]
     assert [i.name for i in ids if i] == [names[1], names[0], names[2]]
     assert [CommitId.parse(n) for n in ("x.json", "1-2-3.txt", "1-x-3.json", "000001-00000001-aa.json.tmp-1")] == [
@@ -164,7 +170,7 @@ def test_what_interrupted_saves_left_is_collected_by_a_later_generation(tmp_path
     crashed = new_store(tmp_path)
     held = {"a": HeldArray(np.arange(5))}
     crashed.stage_all(Packer({}, crashed.blob_directory).pack(held, fingerprints(held)))
-    (tmp_path / "blobs/000001/x.safetensors.tmp-1").write_bytes(b"half")
+    (tmp_path / f"blobs/000001/{'0' * 32}.safetensors.tmp-{'1' * 32}").write_bytes(b"half")
     store = new_store(tmp_path)
     manifest = commit(store, 1)
     store.collect_orphans()
@@ -315,5 +321,5 @@ def test_random_damage_never_yields_a_wrong_state(tmp_path: Path, victim: str) -
             continue
         for name, value in TENSORS.items():
             np.testing.assert_array_equal(state.tensors[name], value)
-        assert state.state == {"step": 1}
+        assert state.state["user"] == {"step": 1}
     assert seen > 250

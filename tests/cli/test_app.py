@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.cli import details, human, output
+from keras_dist_callbacks.cli import human, output
 from keras_dist_callbacks.cli.app import app
 from tests.support import cli_backups
 from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json
@@ -30,10 +30,8 @@ def test_a_directory_with_nothing_of_ours_is_an_error(url: str) -> None:
 
 @pytest.mark.slow
 def test_a_real_interrupted_fit_is_shown(tmp_path: Path) -> None:
-    from keras_dist_callbacks.training.callback_state import TOPIC
     from tests.support import tiny
 
-    assert details.CALLBACK == TOPIC
     tiny.interrupt(tmp_path, 1, 3)
     newest, before = kdc_json("ls", tmp_path)["commits"]
     assert (newest["position"], newest["step"], newest["exact"]) == ("epoch 2, batch 3", 8, True)

@@ -18,6 +18,7 @@ from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
 from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, rewrite
+from tests.support.states import HASH, TOKEN
 
 url = cli_backups.url
 STORE_CHECKS = ["access", "latency", "exclusive create", "racing creates", "replace", "listings"]
@@ -167,7 +168,7 @@ def test_leftovers_are_found_and_prune_takes_them_away(url: str) -> None:
     begin(url)
     store = begin(url)
     commit(store, 1)
-    store.storage.create("commits/000003-00000002-x.json.tmp-1", [b"half"])
+    store.storage.create(f"commits/000003-00000002-{TOKEN}.json.tmp-{HASH}", [b"half"])
     found = checks(url)
     warned = {name: check["detail"] for name, check in found.items() if check["status"] == "warn"}
     assert warned == {
@@ -186,7 +187,7 @@ def test_what_a_running_fit_is_writing_is_no_leftover(tmp_path: Path) -> None:
     staged = commit(running, 1)
     commit(running, 2, age=10)
     running.storage.delete(staged.id.name)
-    running.storage.create("commits/000001-00000003-x.json.tmp-1", [b"half"])
+    running.storage.create(f"commits/000001-00000003-{TOKEN}.json.tmp-{HASH}", [b"half"])
     found = checks(tmp_path)
     assert {check["status"] for check in found.values()} == {"ok"}
     assert "generation 1 seems to be writing" in found["run"]["detail"]

@@ -23,6 +23,7 @@ from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.writer import Writer
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
+from tests.support.states import loop_state
 
 ROOT = "backup"
 Files = dict[str, bytes]
@@ -196,4 +197,4 @@ class Run:
 
     def _snapshot(self, kind: Any) -> Snapshot:
         held = {name: HeldArray(array) for name, array in tensors_at(self.step).items()}
-        return Snapshot(Position(kind, 0, self.step, self.step), held, {"step": self.step})
+        return Snapshot(Position(kind, 0, self.step, self.step), held, loop_state(step=self.step))

@@ -1,0 +1,95 @@
+"""The names that a backup directory's own files have; what is named otherwise is not ours: never read nor deleted.
+
+Numbers are looked at by pattern: `str.isdigit` is true for digits that `int` does not take.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keras_dist_callbacks.storage.local_files import TEMPORARY_MARK
+
+OWNERS, BLOBS, COMMITS, DAMAGED = "owners", "blobs", "commits", "damaged"
+OWNER, WITNESS = ".json", ".committed"
+MOST_GENERATIONS = 10**8
+"""A generation is below it; far more runs than any job has, and few enough for names to stay short."""
+
+GENERATION = r"[0-9]{6,8}"
+SEQUENCE = r"[0-9]{8,12}"
+RANDOM = r"[0-9a-f]{12}"
+HASH = r"[0-9a-f]{32}"
+
+_COMMIT = rf"({GENERATION})-({SEQUENCE})-({RANDOM})\.json"
+_BLOB = rf"{HASH}\.safetensors"
+_TEMPORARY = rf"{re.escape(TEMPORARY_MARK)}[0-9a-f]{{32}}"
+_commit = re.compile(_COMMIT)
+_damaged = re.compile(rf"[0-9a-f]{{8}}-({_COMMIT})")
+_owner = re.compile(rf"({GENERATION}){re.escape(OWNER)}")
+_blob_path = re.compile(rf"{BLOBS}/({GENERATION})/{_BLOB}")
+_FINAL = {
+    COMMITS: _COMMIT,
+    OWNERS: rf"{GENERATION}({re.escape(OWNER)}|{re.escape(WITNESS)})",
+    DAMAGED: rf"[0-9a-f]{{8}}-{_COMMIT}",
+    BLOBS: _BLOB,
+    "": r"probe|doctor|.+\.(keras|weights\.h5)(\.json)?",
+}
+_unfinished = {place: re.compile(f"(?:{final}){_TEMPORARY}", re.DOTALL) for place, final in _FINAL.items()}
+_blob = re.compile(_BLOB)
+
+
+def owner_name(generation: int, suffix: str = OWNER) -> str:
+    """The path of an owner record, or of what lies beside it."""
+    return f"{OWNERS}/{generation:06d}{suffix}"
+
+
+def owner_generation(name: str) -> int | None:
+    """The generation in an owner record's file name, or None if it is no such name."""
+    found = _owner.fullmatch(name)
+    return None if found is None else _canonical(found.group(1), 6)
+
+
+def commit_name(generation: int, sequence: int, token: str) -> str:
+    """The path of a manifest."""
+    return f"{COMMITS}/{generation:06d}-{sequence:08d}-{token}.json"
+
+
+def commit_parts(name: str) -> tuple[int, int, str] | None:
+    """Generation, sequence and token in a manifest's file name, or None if it is no such name."""
+    found = _commit.fullmatch(name)
+    if found is None:
+        return None
+    generation, sequence = _canonical(found.group(1), 6), _canonical(found.group(2), 8)
+    return None if generation is None or sequence is None else (generation, sequence, found.group(3))
+
+
+def set_aside_name(name: str) -> str | None:
+    """The manifest's own file name in that of one which was set aside, or None if it is no such name."""
+    found = _damaged.fullmatch(name)
+    return None if found is None else found.group(1)
+
+
+def blob_directory(generation: int) -> str:
+    """Where the blobs of a generation are."""
+    return f"{BLOBS}/{generation:06d}"
+
+
+def blob_generation(path: str) -> int | None:
+    """The generation in a blob's path, or None if it is no such path."""
+    found = _blob_path.fullmatch(path)
+    return None if found is None else _canonical(found.group(1), 6)
+
+
+def is_blob(name: str) -> bool:
+    """Whether a file below a generation's directory is a blob, or an unfinished one."""
+    return bool(_blob.fullmatch(name)) or is_unfinished(name, BLOBS)
+
+
+def is_unfinished(name: str, place: str) -> bool:
+    """Whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
+    return bool(_unfinished[place].fullmatch(name))
+
+
+def _canonical(digits: str, width: int) -> int | None:
+    """The number, if it is written as we write it: with as many zeros in front as make `width` digits."""
+    number = int(digits)
+    return number if f"{number:0{width}d}" == digits else None
