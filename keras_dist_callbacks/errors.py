@@ -79,12 +79,12 @@ class Preempted(SystemExit):
     exit code 138.
 
     Attributes:
-        reason: Who asked for it, where training stands and what was saved.
+        reason: Who asked for it, where training stands and what was saved; anything else becomes its text.
     """
 
     def __init__(self, reason: str) -> None:
         super().__init__(RESTART_EXIT_CODE)
-        self.reason = reason
+        self.reason = str(reason)
 
     def __str__(self) -> str:
         return self.reason

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -43,7 +44,7 @@ def latest_checkpoint(
         The full path or URL, or None if there is no checkpoint.
 
     Raises:
-        ConfigError: The protocol is unknown or needs a package that is not installed.
+        ConfigError: An argument is wrong, or the protocol is unknown or needs a package that is not installed.
         DamagedBackupError: There are checkpoints, but none of them is whole.
         StorageError: The store cannot be read.
     """
@@ -84,12 +85,15 @@ def make_or_restore_model(
         A Keras model. A `.keras` file is loaded with `safe_mode=True`.
 
     Raises:
-        ConfigError: `checkpoint_dir` has an unknown protocol or one whose package is not installed, TF_CONFIG
-            names several workers but no strategy joins them, or `build_fn` returns a model that is not built.
+        ConfigError: An argument is wrong, `checkpoint_dir` has an unknown protocol or one whose package is not
+            installed, TF_CONFIG names several workers but no strategy joins them, or `build_fn` returns a model that
+            is not built.
         BackupMismatchError: The weights do not fit the model that `build_fn` makes.
         DamagedBackupError: There are checkpoints, but none of them is whole.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
+    arguments.function("build_fn", build_fn, "a function that returns a model")
+    compile, objects = arguments.flag("compile", compile), arguments.mapping("custom_objects", custom_objects)
     cluster = _training_cluster()
     directory, series = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
@@ -104,7 +108,7 @@ def make_or_restore_model(
         if artifact.kind == "weights":
             model = _load_weights(build_fn(), path, shown)
         else:
-            model = _load_model(path, custom_objects, compile)
+            model = _load_model(path, objects, compile)
     model._kdc_restored_from = RestoredFrom(shown, artifact.epoch, artifact.step)
     _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step})")
     return model
@@ -138,7 +142,7 @@ def _fetch_exactly(storage: Storage, agreed: Artifact, into: Path) -> None:
         raise BackupMismatchError(f"{storage.display(agreed.name)} was replaced while the workers were loading it")
 
 
-def _load_model(path: Path, custom_objects: Mapping[str, Any] | None, compile: bool) -> Any:
+def _load_model(path: Path, custom_objects: Mapping[str, Any], compile: bool) -> Any:
     import keras
 
     return keras.models.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=True)
@@ -162,7 +166,7 @@ def _load_weights(model: Any, path: Path, shown: str) -> Any:
 
 def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
     """The directory, and the template or name if one was given."""
-    text = os.fspath(checkpoint_dir)
+    text = arguments.path("checkpoint_dir", checkpoint_dir)
     if not text.endswith(artifacts.EXTENSIONS):
         return text, None
     directory, name = artifacts.split_filepath(text)

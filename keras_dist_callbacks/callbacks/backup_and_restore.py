@@ -13,6 +13,7 @@ import keras
 
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import multi_worker
+from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -32,6 +33,7 @@ from keras_dist_callbacks.training.session import FitSession
 
 _fits = itertools.count(1)
 _advised: set[str] = set()
+_EMPTY = "Empty `backup_dir` argument passed: name a directory for this run's backups"
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -131,13 +133,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         enable_for_cluster()
-        _check_arguments(backup_dir, when_busy, max_failed_saves, strict, replay)
-        self.backup_dir, self.save_freq, self.verbose = os.fspath(backup_dir), save_freq, verbose
-        self.double_checkpoint, self.delete_checkpoint = double_checkpoint, delete_checkpoint
-        self._strict, self._read_again = strict, replay == "read"
+        self.backup_dir, self.verbose = path("backup_dir", backup_dir, _EMPTY), verbosity("verbose", verbose)
+        self.save_freq, self.delete_checkpoint = save_freq, flag("delete_checkpoint", delete_checkpoint)
+        self._strict = flag_or("strict", strict, "certain")
+        self._read_again = choice("replay", replay, ("create", "read")) == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
-        options = (double_checkpoint, when_busy, max_failed_saves, timeout, verbose > 0, max_local_state)
+        options = (double_checkpoint, when_busy, max_failed_saves, timeout, self.verbose > 0, max_local_state)
         self._options = EngineOptions(*options)
+        self.double_checkpoint = self._options.double_checkpoint
         leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
         self._leave_options = LeaveOptions.parse(*leaving, peer_timeout)
         self._storage = Storage.open(
@@ -299,21 +302,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 def _is_ours(callback: Any) -> bool:
     return type(callback).__module__.startswith("keras_dist_callbacks.callbacks.")
-
-
-def _check_arguments(
-    backup_dir: str | os.PathLike[str], when_busy: str, max_failed_saves: int | None, strict: bool | str, replay: str
-) -> None:
-    if not backup_dir or not os.fspath(backup_dir):
-        raise ConfigError("Empty `backup_dir` argument passed: name a directory for this run's backups")
-    if when_busy not in {"skip", "wait"}:
-        raise ConfigError(f"when_busy must be 'skip' or 'wait', got {when_busy!r}")
-    if replay not in {"create", "read"}:
-        raise ConfigError(f"replay must be 'create' or 'read', got {replay!r}")
-    if strict not in {True, False, "certain"}:
-        raise ConfigError(f"strict must be True, False or 'certain', got {strict!r}")
-    if max_failed_saves is not None and max_failed_saves < 1:
-        raise ConfigError(f"max_failed_saves must be 1 or more, or None, got {max_failed_saves!r}")
 
 
 def _end_earlier_writes() -> None:

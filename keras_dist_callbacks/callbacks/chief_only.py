@@ -38,7 +38,8 @@ class ChiefOnly(keras.callbacks.Callback):
         enable_for_cluster()
         super().__init__()
         if not isinstance(callback, keras.callbacks.Callback):
-            raise ConfigError(f"ChiefOnly needs a keras.callbacks.Callback, got {type(callback).__name__}")
+            given = type(callback).__name__
+            raise ConfigError(f"callback: ChiefOnly needs a keras.callbacks.Callback, got {given}")
         if any(cls.__module__.startswith("keras_dist_callbacks.callbacks") for cls in type(callback).__mro__):
             raise ConfigError(
                 f"{type(callback).__name__} knows about workers itself and needs every one of them; use it without "

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
@@ -29,6 +30,9 @@ class EpochDataset(keras.callbacks.Callback):
     Args:
         fn: Takes the epoch, counted from 0, and returns a `tf.data.Dataset` with the elements of the one given
             to `fit()`. Its randomness must come from seeds that it derives from the epoch.
+
+    Raises:
+        ConfigError: `fn` is no function.
     """
 
     addresses_epochs = True
@@ -36,9 +40,7 @@ class EpochDataset(keras.callbacks.Callback):
     def __init__(self, fn: Callable[[int], Any]) -> None:
         enable_for_cluster()
         super().__init__()
-        if not callable(fn):
-            raise ConfigError(f"EpochDataset needs a function of the epoch, got {fn!r}")
-        self.fn = fn
+        self.fn = arguments.function("fn", fn, "a function of the epoch")
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Puts the epoch's dataset in place.

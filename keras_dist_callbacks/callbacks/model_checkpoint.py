@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat.optimizers import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
 from keras_dist_callbacks.backups import artifacts
@@ -30,6 +31,7 @@ from keras_dist_callbacks.storage.storage import Storage, redact
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "ModelCheckpoint"
+_FILE_NAME = "give it a file name, such as ckpt-{epoch:04d}.keras"
 
 
 class _State(msgspec.Struct):
@@ -62,7 +64,7 @@ class ModelCheckpoint(DecidingModelCheckpoint):
             False.
         mode: `"auto"`, `"min"` or `"max"`. Defaults to `"auto"`.
         save_freq: `"epoch"`, or a number of batches. Defaults to `"epoch"`.
-        initial_value_threshold: What the first value has to be better than. Defaults to None.
+        initial_value_threshold: What the first value has to be better than; infinities are allowed. Defaults to None.
         max_to_keep: Keep that many files made from this `filepath`, the newest; older ones are deleted once
             a newer one is published. Defaults to None: keep all.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
@@ -96,14 +98,13 @@ class ModelCheckpoint(DecidingModelCheckpoint):
     ) -> None:
         enable_for_cluster()
         check_write_on(write_on)
-        path = os.fspath(filepath)
+        path = arguments.path("filepath", filepath, f"filepath='' names a directory; {_FILE_NAME}")
+        save_weights_only = arguments.flag("save_weights_only", save_weights_only)
         directory, template = artifacts.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)
-        _check_numbers(save_freq, max_to_keep)
-        super().__init__(  # Keras prints the path
-            redact(path), monitor, verbose, save_best_only, save_weights_only, mode, save_freq, initial_value_threshold
-        )
-        self.max_to_keep = max_to_keep
+        watched = _watched(monitor, verbose, save_best_only)
+        super().__init__(redact(path), *watched, save_weights_only, *_when(mode, save_freq, initial_value_threshold))
+        self.max_to_keep = None if max_to_keep is None else _count(max_to_keep)
         self._storage = Storage.open(
             directory.format(), storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
@@ -268,9 +269,7 @@ class ModelCheckpoint(DecidingModelCheckpoint):
 def _check_template(path: str, directory: str, template: str, weights_only: bool) -> None:
     shown = redact(path)
     if not template:
-        raise ConfigError(
-            f"filepath={shown!r} names a directory; give it a file name, such as ckpt-{{epoch:04d}}.keras"
-        )
+        raise ConfigError(f"filepath={shown!r} names a directory; {_FILE_NAME}")
     if weights_only and not template.endswith(".weights.h5"):
         raise ConfigError(f"with save_weights_only=True the filepath must end in .weights.h5, got {shown!r}")
     if not weights_only and not template.endswith(".keras"):
@@ -290,13 +289,27 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
         raise ConfigError(f"filepath={shown!r}: placeholders need names, such as {{epoch:04d}} or {{val_loss:.3f}}")
 
 
-def _check_numbers(save_freq: Any, max_to_keep: Any) -> None:
-    if save_freq != "epoch" and (not isinstance(save_freq, int) or isinstance(save_freq, bool) or save_freq < 1):
-        raise ConfigError(f"Unrecognized save_freq: {save_freq!r}; it must be 'epoch' or a number of batches above 0")
-    if max_to_keep is not None and (
-        not isinstance(max_to_keep, int) or isinstance(max_to_keep, bool) or max_to_keep < 1
-    ):
-        raise ConfigError(f"max_to_keep must be None or an integer of 1 or more, got {max_to_keep!r}")
+def _watched(monitor: Any, verbose: Any, save_best_only: Any) -> tuple[str, int, bool]:
+    """Keras' first arguments, checked; Keras itself would find out in the middle of training, or never."""
+    return (
+        arguments.text("monitor", monitor, "the name of a quantity, such as 'val_loss'"),
+        arguments.verbosity("verbose", verbose),
+        arguments.flag("save_best_only", save_best_only),
+    )
+
+
+def _when(mode: Any, save_freq: Any, threshold: Any) -> tuple[str, int | str, float | None]:
+    """Keras' last arguments, checked."""
+    allowed = "a number, or None"
+    return (
+        arguments.choice("mode", mode, ("auto", "min", "max")),
+        arguments.count_or("Unrecognized save_freq: it", save_freq, ["epoch"], "batches"),
+        None if threshold is None else arguments.number("initial_value_threshold", threshold, allowed),
+    )
+
+
+def _count(max_to_keep: Any) -> int:
+    return arguments.count("max_to_keep", max_to_keep, least=1, of="files", also="None to keep all")
 
 
 def _scalar(value: Any) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import msgspec
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat.optimizers import current_rates, last_rates
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -37,16 +38,14 @@ class PrintLR(keras.callbacks.Callback):
             `fit()` too, as `learning_rate` over epochs or steps. Defaults to False.
 
     Raises:
-        ConfigError: `freq` is neither.
+        ConfigError: An argument is wrong.
     """
 
     def __init__(self, freq: str | int = "epoch", *, log_to_tensorboard: bool = False) -> None:
         enable_for_cluster()
         super().__init__()
-        if freq != "epoch" and (not isinstance(freq, int) or isinstance(freq, bool) or freq < 1):
-            raise ConfigError(f"freq must be 'epoch' or a number of steps above 0, got {freq!r}")
-        self.freq = freq
-        self.log_to_tensorboard = log_to_tensorboard
+        self.freq = arguments.count_or("freq", freq, ["epoch"], "steps")
+        self.log_to_tensorboard = arguments.flag("log_to_tensorboard", log_to_tensorboard)
         self._active = True
         self._finished_steps = 0
         self._last_batch = -1

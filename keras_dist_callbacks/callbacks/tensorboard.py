@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
 from keras_dist_callbacks.callbacks._event_sync import EventSync
 from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
@@ -43,7 +44,8 @@ class TensorBoard(OpenTensorBoard):
         write_images: Whether to write weights as images. Defaults to False.
         write_steps_per_second: Whether to log training steps per second. Defaults to False.
         update_freq: `"epoch"`, `"batch"` or a number of batches. Defaults to `"epoch"`.
-        profile_batch: The batch, or pair of first and last batch, to profile; 0 for none. Defaults to 0.
+        profile_batch: The batch, or pair of first and last batch, to profile, as numbers or in a string such as
+            `"10,20"`; 0 for none. Defaults to 0.
         embeddings_freq: Epochs between visualised embeddings; 0 for none. Defaults to 0.
         embeddings_metadata: Metadata of embedding layers. Defaults to None.
         worker_log_dir: Below it each other worker writes to `worker-<n>`. Defaults to None: to a temporary
@@ -54,8 +56,8 @@ class TensorBoard(OpenTensorBoard):
         write_on: `"chief"`, or `"all"` workers, each to a `log_dir` of its own. Defaults to `"chief"`.
 
     Raises:
-        ConfigError: `sync_seconds` is not above 0, `write_on="all"` has a `worker_log_dir`, or a protocol is unknown
-            or needs a package that is not installed.
+        ConfigError: An argument is wrong, `write_on="all"` has a `worker_log_dir`, or a protocol is unknown or needs
+            a package that is not installed.
         CompatError: The installed Keras is not supported.
     """
 
@@ -79,18 +81,19 @@ class TensorBoard(OpenTensorBoard):
     ) -> None:
         enable_for_cluster()
         check_write_on(write_on)
-        options = (histogram_freq, write_graph, write_images, write_steps_per_second, update_freq, profile_batch)
-        super().__init__(redact(log_dir), *options, embeddings_freq, embeddings_metadata)
-        if sync_seconds <= 0:
-            raise ConfigError(f"sync_seconds must be above 0, got {sync_seconds!r}")
+        self._chief_dir = arguments.path("log_dir", log_dir)
+        self._worker_dir = None if worker_log_dir is None else arguments.path("worker_log_dir", worker_log_dir)
+        self._storage_options = arguments.mapping("storage_options", storage_options)
+        self._retry = None if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
+        self._sync_seconds = arguments.seconds("sync_seconds", sync_seconds, default=30.0)
+        drawn = _flags(write_graph=write_graph, write_images=write_images)
+        drawn += _flags(write_steps_per_second=write_steps_per_second)
+        often = (_epochs("histogram_freq", histogram_freq), *drawn, _update_freq(update_freq))
+        shown = (_epochs("embeddings_freq", embeddings_freq), _metadata(embeddings_metadata))
+        super().__init__(redact(self._chief_dir), *often, _profile_batch(profile_batch), *shown)
         if write_on == "all" and worker_log_dir is not None:
             raise ConfigError("write_on='all' writes to each worker's own log_dir; leave worker_log_dir out")
         self._write_on, self._writes = write_on, True
-        self._chief_dir = os.fspath(log_dir)
-        self._worker_dir = None if worker_log_dir is None else os.fspath(worker_log_dir)
-        self._storage_options = storage_options
-        self._retry = retry
-        self._sync_seconds = sync_seconds
         self._sync: EventSync | None = None
         self._local: Path | None = None
         self._training = False
@@ -212,6 +215,42 @@ class TensorBoard(OpenTensorBoard):
     def _is_native(self, directory: str) -> bool:
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
         return scheme in {"", "file", "ram"} or (scheme == "gs" and not self._storage_options)
+
+
+def _epochs(name: str, value: Any) -> int:
+    return arguments.count(name, value, of="epochs", also="0 for never", default=0)
+
+
+def _flags(**given: Any) -> list[bool]:
+    return [arguments.flag(name, value) for name, value in given.items()]
+
+
+def _update_freq(value: Any) -> int | str:
+    return arguments.count_or("update_freq", value, ("epoch", "batch"), "batches")
+
+
+def _profile_batch(given: Any) -> int | tuple[int, int]:
+    """One batch, or the first and the last one."""
+    parts = given.split(",") if isinstance(given, str) else given
+    try:
+        pair = [int(p) if isinstance(p, str) else p for p in (parts if isinstance(parts, list | tuple) else [parts])]
+        first, last = (arguments.count("profile_batch", batch) for batch in (pair if len(pair) == 2 else pair * 2))
+        if first > last:
+            raise ValueError
+    except ValueError:
+        allowed = "a batch from 0 on, or a pair of a first and a last batch such as (10, 20) or '10,20'; 0 for none"
+        raise arguments.refused("profile_batch", given, allowed) from None
+    return first if len(pair) == 1 else (first, last)
+
+
+def _metadata(given: Any) -> str | dict[str, Any] | None:
+    """A file, or one for each embedding layer by its name."""
+    if given is None or (isinstance(given, str) and given):
+        return given
+    if isinstance(given, Mapping):
+        found = arguments.mapping("embeddings_metadata", given)
+        return {layer: arguments.path(f"embeddings_metadata[{layer!r}]", file) for layer, file in found.items()}
+    raise arguments.refused("embeddings_metadata", given, "a path, or a dict of paths by names of layers, or None")
 
 
 def active_tensorboard(model: Any) -> TensorBoard | None:

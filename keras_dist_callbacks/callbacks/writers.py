@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
 
@@ -12,8 +13,7 @@ def check_write_on(write_on: str) -> None:
     Raises:
         ConfigError: It is not.
     """
-    if write_on not in ("chief", "all"):
-        raise ConfigError(f"write_on must be 'chief' or 'all', got {write_on!r}")
+    arguments.choice("write_on", write_on, ("chief", "all"))
 
 
 def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, *, elsewhere: bool = False) -> bool:

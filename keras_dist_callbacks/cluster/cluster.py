@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import multi_worker
 from keras_dist_callbacks.cluster import messaging, peers
 from keras_dist_callbacks.cluster.roles import Role
@@ -41,9 +42,22 @@ class Cluster(Role):
 
     Attributes:
         patience: Seconds to wait for a worker that lives but does not answer, unless a call says otherwise.
+
+    Raises:
+        ConfigError: A value is wrong.
     """
 
     patience: float = PATIENCE_SECONDS
+
+    def __post_init__(self) -> None:
+        arguments.keep(
+            self,
+            task_type=arguments.text("task_type", self.task_type, "'chief', 'worker' or 'evaluator'"),
+            task_id=arguments.count("task_id", self.task_id),
+            worker_index=arguments.count("worker_index", self.worker_index, least=-1),
+            addresses=arguments.texts("addresses", self.addresses, "a tuple of host:port"),
+            patience=arguments.seconds("patience", self.patience, default=PATIENCE_SECONDS),
+        )
 
     def waiting(self, seconds: float) -> Self:
         """The same with another patience."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import coordination, multi_worker
 from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.cluster import loss, messaging, preflight
@@ -19,6 +20,7 @@ from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
 
 _LONGEST_SECONDS = 1e6
+_DEVICES = "a list of names such as '/gpu:0', or None for all GPUs"
 _STUCK_SECONDS = 30.0  # behind TensorFlow's own time-out, which does not always come
 
 
@@ -53,15 +55,15 @@ def make_strategy(
         `enable_multi_worker_fit`.
 
     Raises:
-        ConfigError: TF_CONFIG is malformed, `kind` unknown, or this worker's port occupied; the token cannot be read
-            or is no secret, or workers have different ones (the message names the worker).
+        ConfigError: TF_CONFIG is malformed, an argument wrong, or this worker's port occupied; the token cannot be
+            read or is no secret, or workers have different ones (the message names the worker).
         ClusterTimeoutError: A worker did not come in time; the message names it.
     """
     cluster = Role.detect()
-    if kind not in {"auto", "default", "mirrored", "multi_worker"}:
-        raise ConfigError(f"kind must be 'auto', 'default', 'mirrored' or 'multi_worker', got {kind!r}")
-    if not all(0 < seconds < _LONGEST_SECONDS for seconds in (startup_timeout, heartbeat_timeout)):
-        raise ConfigError("startup_timeout and heartbeat_timeout are seconds above 0, and finite")
+    kind = arguments.choice("kind", kind, ("auto", "default", "mirrored", "multi_worker"))
+    startup_timeout = arguments.seconds("startup_timeout", startup_timeout, most=_LONGEST_SECONDS, default=300.0)
+    heartbeat_timeout = arguments.seconds("heartbeat_timeout", heartbeat_timeout, most=_LONGEST_SECONDS, default=10.0)
+    _check_parts(devices, communication_options)
     if kind == "multi_worker" and cluster.num_workers == 1:
         raise ConfigError("kind='multi_worker' needs a TF_CONFIG that names more than one training worker")
     if kind in {"auto", "multi_worker"} and cluster.num_workers > 1 and not cluster.is_evaluator:
@@ -72,6 +74,16 @@ def make_strategy(
     if kind == "mirrored" or (kind == "auto" and (gpus > 1 or devices is not None)):
         return tf.distribute.MirroredStrategy(devices)
     return tf.distribute.get_strategy()
+
+
+def _check_parts(devices: Any, communication_options: Any) -> None:
+    if devices is not None and not arguments.texts("devices", devices, _DEVICES):
+        raise arguments.refused("devices", devices, _DEVICES)
+    if communication_options is not None:
+        import tensorflow as tf
+
+        kind = tf.distribute.experimental.CommunicationOptions
+        arguments.instance("communication_options", communication_options, kind, also="None")
 
 
 def enable_for_cluster() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS
 
 
@@ -18,6 +19,9 @@ class EngineOptions:
         timeout: Seconds to wait for another worker that lives but does not answer.
         progress: Show long uploads on a terminal.
         max_local_state: Bytes of worker-local tensors above which a worker's are left out of a backup.
+
+    Raises:
+        ConfigError: A value is wrong.
     """
 
     double_checkpoint: bool = False
@@ -26,3 +30,19 @@ class EngineOptions:
     timeout: float = PATIENCE_SECONDS
     progress: bool = False
     max_local_state: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        limit, default = self.max_failed_saves, type(self)
+        if limit is not None:
+            also = "None for any number"
+            limit = arguments.count("max_failed_saves", limit, least=1, also=also, default=default.max_failed_saves)
+        arguments.keep(
+            self,
+            double_checkpoint=arguments.flag("double_checkpoint", self.double_checkpoint),
+            when_busy=arguments.choice("when_busy", self.when_busy, ("skip", "wait")),
+            max_failed_saves=limit,
+            timeout=arguments.seconds("timeout", self.timeout, default=default.timeout),
+            max_local_state=arguments.count(
+                "max_local_state", self.max_local_state, of="bytes", default=default.max_local_state
+            ),
+        )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import operator
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError
 
 MAX_OVERHEAD = 0.02
@@ -46,22 +47,20 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
         ConfigError: `save_freq` is neither `"epoch"`, `"auto"`, an integer of 1 or more nor a positive timedelta, or
             `max_overhead` is no share.
     """
-    if not 0 < max_overhead < 1:
-        raise ConfigError(f"max_overhead must be between 0 and 1, such as 0.02 for 2 %, got {max_overhead!r}")
+    allowed = "between 0 and 1, such as 0.02 for 2 %"
+    share = arguments.number("max_overhead", max_overhead, allowed, above=0, most=math.nextafter(1, 0))
     if isinstance(save_freq, str) and save_freq in {"epoch", "auto"}:
-        return SavePolicy() if save_freq == "epoch" else SavePolicy(max_overhead=max_overhead)
-    if save_freq is False:
+        return SavePolicy() if save_freq == "epoch" else SavePolicy(max_overhead=share)
+    if arguments.is_flag(save_freq) and not save_freq:
         return SavePolicy(at_end_only=True)
     if isinstance(save_freq, datetime.timedelta) and save_freq.total_seconds() > 0:
         return SavePolicy(every_seconds=save_freq.total_seconds())
-    if not isinstance(save_freq, bool):
-        try:
-            steps = operator.index(save_freq)
-        except TypeError:
-            steps = 0
-        if steps >= 1:
-            return SavePolicy(steps)
-    raise ConfigError(
-        "Invalid value: save_freq must be 'epoch' or a number of batches of 1 or more, 'auto', a datetime.timedelta "
-        f"above 0, or False for none but at a preemption and at the end, got {save_freq!r}"
-    )
+    try:
+        return SavePolicy(arguments.count("save_freq", save_freq, least=1))
+    except ConfigError:
+        raise arguments.refused(
+            "Invalid value: save_freq",
+            save_freq,
+            "'epoch' or a number of batches of 1 or more (below 2**63), 'auto', a datetime.timedelta above 0, or False "
+            "for none but at a preemption and at the end",
+        ) from None

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import tenacity
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.storage.store_errors import may_pass
 
 _T = TypeVar("_T")
@@ -18,13 +19,16 @@ class RetryPolicy:
     """How long a request may take, and how long a failing one is tried again.
 
     Attributes:
-        total_seconds: Give up when this much time has passed since the first try. The time in which a large
-            object moves does not count, as far as `min_bytes_per_second` explains it.
-        initial_wait: Seconds of the first pause; doubled each time, with jitter.
+        total_seconds: Give up when this much time has passed since the first try; 0 for one try alone. The time in
+            which a large object moves does not count, as far as `min_bytes_per_second` explains it.
+        initial_wait: Seconds of the first pause; doubled each time, with jitter. 0 for none.
         max_wait: Longest pause in seconds.
         request_seconds: A single request is cut off and tried again after this time; likewise longer for a
             large object.
         min_bytes_per_second: The slowest link that a large object still gets through.
+
+    Raises:
+        ConfigError: A value is negative, infinite or no number; or the last two are 0.
     """
 
     total_seconds: float = 120.0
@@ -32,6 +36,19 @@ class RetryPolicy:
     max_wait: float = 20.0
     request_seconds: float = 60.0
     min_bytes_per_second: float = 2.0**18
+
+    def __post_init__(self) -> None:
+        seconds, default = arguments.seconds, type(self)
+        arguments.keep(
+            self,
+            total_seconds=seconds("total_seconds", self.total_seconds, least=0, default=default.total_seconds),
+            initial_wait=seconds("initial_wait", self.initial_wait, least=0, default=default.initial_wait),
+            max_wait=seconds("max_wait", self.max_wait, least=0, default=default.max_wait),
+            request_seconds=seconds("request_seconds", self.request_seconds, default=default.request_seconds),
+            min_bytes_per_second=arguments.rate(
+                "min_bytes_per_second", self.min_bytes_per_second, default=default.min_bytes_per_second
+            ),
+        )
 
     def request_time(self, size: int = 0) -> float:
         """How many seconds one request that moves `size` bytes may take."""

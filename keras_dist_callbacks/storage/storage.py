@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage.local_files import Buffer, LocalFiles, final_name
 from keras_dist_callbacks.storage.probing import probe
@@ -140,14 +141,13 @@ class Storage:
                 and followed by a pause. Defaults to no cap.
 
         Raises:
-            ConfigError: The URL is empty, its protocol is unknown, its package is missing, or its client does
-                not take the options.
+            ConfigError: An argument is of the wrong type, the URL is empty, its protocol is unknown, its package is
+                missing, or its client does not take the options.
         """
-        text = os.fspath(url)
-        if not text:
-            raise ConfigError("an empty path was given where a directory is needed")
-        options = dict(storage_options or {})
-        redactor, traffic, policy = Redactor.of(options), Traffic(max_bytes_per_second), retry or DEFAULT_RETRY
+        text, fsync = arguments.path("the directory", url), arguments.flag("fsync", fsync)
+        options = arguments.mapping("storage_options", storage_options)
+        redactor, traffic = Redactor.of(options), Traffic(max_bytes_per_second)
+        policy = DEFAULT_RETRY if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
         fs, root = _open_filesystem(text, options, redactor)
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
         is_local = "file" in protocols

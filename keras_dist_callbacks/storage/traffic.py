@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks import arguments
 
 _PIECE = 32 * 2**20
 _PIECES_PER_SECOND = 20
@@ -20,12 +20,13 @@ class Traffic:
         max_bytes_per_second: The cap; None for none.
 
     Raises:
-        ConfigError: The cap is not above 0.
+        ConfigError: The cap is no number above 0.
     """
 
     def __init__(self, max_bytes_per_second: float | None = None) -> None:
-        if max_bytes_per_second is not None and not max_bytes_per_second > 0:
-            raise ConfigError(f"max_bytes_per_second must be above 0 or None, got {max_bytes_per_second!r}")
+        if max_bytes_per_second is not None:
+            also = "None for no cap"
+            max_bytes_per_second = arguments.rate("max_bytes_per_second", max_bytes_per_second, also=also)
         self._rate = max_bytes_per_second
         self._lock = threading.Lock()
         self._free_at = 0.0  # when the bytes sent so far fit the rate

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.testing.steps import append
@@ -24,11 +25,14 @@ class CountCalls(keras.layers.Layer):
     Args:
         path: The file. `{worker}` in it stands for the index of the worker that runs the layer.
         **kwargs: Keras' arguments of a layer.
+
+    Raises:
+        ConfigError: `path` is no path.
     """
 
     def __init__(self, path: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.file = os.fspath(path)
+        self.file = arguments.path("path", path)
         self.supports_jit = False  # XLA cannot call back into Python
 
     def call(self, inputs: Any, training: bool = False) -> Any:
@@ -52,11 +56,14 @@ class StepLog(keras.callbacks.Callback):
 
     Args:
         path: The file. `{worker}` in it stands for the index of this worker.
+
+    Raises:
+        ConfigError: `path` is no path, or its directory does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
-        self.path = worker_path(os.fspath(path))
+        self.path = worker_path(arguments.path("path", path))
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

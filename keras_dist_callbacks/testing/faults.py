@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import keras
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
@@ -46,6 +47,9 @@ class KillAt(keras.callbacks.Callback):
         after_commit: Whether to wait first, at most a minute, until what was saved is committed. All
             workers wait for each other then, because the chief commits: each needs this callback with the
             same arguments. With False the signal is sent at once, into a running save if there is one.
+
+    Raises:
+        ConfigError: An argument is wrong, or two do not go together.
     """
 
     def __init__(
@@ -59,17 +63,17 @@ class KillAt(keras.callbacks.Callback):
         after_commit: bool = True,
     ) -> None:
         super().__init__()
-        if phase not in _PHASES:
-            raise ConfigError(f"phase must be one of {', '.join(_PHASES)}, got {phase!r}")
+        if not isinstance(phase, str) or phase not in _PHASES:
+            raise arguments.refused("phase", phase, f"one of {', '.join(_PHASES)}")
         if step is not None and (epoch is not None or batch is not None):
             raise ConfigError("give step or epoch and batch, not both")
         if step is not None and phase not in ("train_batch_begin", "train_batch_end"):
             raise ConfigError(f"step counts training batches; phase {phase!r} needs epoch and batch")
         if batch is not None and phase not in _BATCH_PHASES:
             raise ConfigError(f"phase {phase!r} has no batch; leave batch out")
-        self.step, self.epoch, self.batch = step, epoch, batch
-        self.phase, self.worker, self.after_commit = phase, worker, after_commit
-        self.sig = _signal(sig)
+        self.step, self.epoch, self.batch = _place("step", step), _place("epoch", epoch), _place("batch", batch)
+        self.phase, self.worker = phase, arguments.count("worker", worker)
+        self.after_commit, self.sig = arguments.flag("after_commit", after_commit), arguments.signal_of("sig", sig)
         self._now = -1
         self._struck = False
 
@@ -80,16 +84,16 @@ class KillAt(keras.callbacks.Callback):
         Raises:
             ConfigError: A part is not `name=value` with a name of the arguments, or a value cannot be read.
         """
-        arguments: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         for part in filter(None, text.split(",")):
             name, _, value = (piece.strip() for piece in part.partition("="))
             if name not in _READERS:
                 raise ConfigError(f"{text!r}: {part!r} is not name=value with one of {', '.join(_READERS)}")
             try:
-                arguments[name] = _READERS[name](value)
+                found[name] = _READERS[name](value)
             except ValueError as error:
                 raise ConfigError(f"{text!r}: {name} cannot be {value!r}") from error
-        return cls(**arguments)
+        return cls(**found)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that the point can be found in this fit."""
@@ -150,11 +154,8 @@ def _wait_for_commit(cluster: Cluster) -> None:
         cluster.barrier("testing-kill-at", _COMMIT_SECONDS + 30.0)
 
 
-def _signal(sig: int | str) -> signal.Signals:
-    try:
-        return signal.Signals[sig] if isinstance(sig, str) and not sig.isdigit() else signal.Signals(int(sig))
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"sig must be a signal's number or name such as 'SIGTERM', got {sig!r}") from error
+def _place(name: str, value: int | None) -> int | None:
+    return None if value is None else arguments.count(name, value, also="None for any")
 
 
 def _truth(text: str) -> bool:

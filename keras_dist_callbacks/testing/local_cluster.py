@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import keras_dist_callbacks
 import keras_dist_callbacks.testing
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.launch.preloaded import start_process
 from keras_dist_callbacks.launch.processes import Process, free_ports, is_free
 
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 30
+_MOST_WORKERS = 1000
 # Everything whose import takes a worker time. Names of this package load lazily, so their modules are listed.
 PRELOADED = (
     "tensorflow",
@@ -59,6 +61,9 @@ class LocalCluster:
             one template for each environment that is read at import, and `start` waits for a new one. What
             cannot be as fresh: environment variables that the program itself sets before it imports TensorFlow
             come too late to be read by the import, and workers share Python's hash seed.
+
+    Raises:
+        ConfigError: An argument is wrong.
     """
 
     def __init__(
@@ -72,19 +77,14 @@ class LocalCluster:
         grace: float = 30.0,
         preload: bool = False,
     ) -> None:
-        if isinstance(command, str) or not command:
-            raise ConfigError(f"command must be a list such as [sys.executable, 'train.py'], got {command!r}")
-        if num_workers < 1:
-            raise ConfigError(f"num_workers must be 1 or more, got {num_workers}")
-        self.num_workers = num_workers
-        self.log_dir = Path(log_dir)
-        self.grace = grace
+        self.num_workers = arguments.count("num_workers", num_workers, least=1, most=_MOST_WORKERS)
+        self.log_dir = Path(arguments.path("log_dir", log_dir))
+        self.grace = arguments.seconds("grace", grace, least=0, default=30.0)
         self.run = -1
         self.ports: list[int] = []
-        self._command = list(command)
-        self._env = dict(env or {})
-        self._has_chief = chief
-        self._preload = preload
+        self._command = _words("command", command)
+        self._env = _variables(env)
+        self._has_chief, self._preload = arguments.flag("chief", chief), arguments.flag("preload", preload)
         self._workers: list[Process] = []
 
     def start(self, extra_args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
@@ -96,10 +96,11 @@ class LocalCluster:
 
         Raises:
             ClusterError: Workers of an earlier run are still there; see `restart`.
-            ConfigError: The program cannot be started.
+            ConfigError: The program cannot be started, or an argument is wrong.
         """
         if None in self.poll():
             raise ClusterError(f"workers of run {self.run} still run; call wait() or restart()")
+        more, added = _words("extra_args", extra_args, least=0), _variables(env)
         self.run += 1
         self.log_dir.mkdir(parents=True, exist_ok=True)
         if not self.ports or not all(map(is_free, self.ports)):
@@ -109,8 +110,8 @@ class LocalCluster:
             for index in range(self.num_workers):
                 self._workers.append(
                     start_process(
-                        [*self._command, *extra_args],
-                        self._environment(index, env or {}),
+                        [*self._command, *more],
+                        self._environment(index, added),
                         self.log_path(index),
                         PRELOADED if self._preload else (),
                     )
@@ -150,7 +151,9 @@ class LocalCluster:
 
         Raises:
             ClusterTimeoutError: Workers were still running; the message names them and shows their logs.
+            ConfigError: An argument is wrong.
         """
+        timeout = arguments.seconds("timeout", timeout, least=0)
         deadline = time.monotonic() + timeout
         grace_ends: float | None = None
         while None in (codes := self.poll()):
@@ -224,6 +227,31 @@ class LocalCluster:
         return {"cluster": {"chief": addresses[:1], "worker": addresses[1:]}, "task": task}
 
 
+def _words(name: str, given: Any, least: int = 1) -> list[str]:
+    """The parts of a command."""
+    example = "[sys.executable, 'train.py']" if least else "['--epochs', '3']"
+    if not isinstance(given, list | tuple) or len(given) < least:
+        raise arguments.refused(name, given, f"a list such as {example}")
+    if not all(isinstance(part, str | os.PathLike) and "\0" not in str(part) for part in given):
+        raise arguments.refused(name, given, f"a list of str such as {example}")
+    return [str(part) for part in given]
+
+
+def _variables(env: Any) -> dict[str, str]:
+    """Environment variables; their values are in no message."""
+    found = arguments.mapping("env", env)
+    for name, value in found.items():
+        if not isinstance(value, str) or "\0" in name + value or "=" in name or not name:
+            raise ConfigError(f"env[{name!r}] must be a str, under a name without '=', got a {type(value).__name__}")
+    return found
+
+
+def _attempts(given: Any) -> list[list[str]]:
+    if not isinstance(given, list | tuple):
+        raise arguments.refused("extra_args", given, "a list with a list of arguments for each attempt")
+    return [_words("extra_args", words, least=0) for words in given]
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One run of all workers.
@@ -267,12 +295,19 @@ def run_until_done(
 
     Raises:
         ClusterTimeoutError: It was not done in time; everything was killed.
+        ConfigError: An argument is wrong.
     """
+    arguments.instance("cluster", cluster, LocalCluster)
+    max_restarts = arguments.count("max_restarts", max_restarts)
+    timeout = arguments.seconds("timeout", timeout)
+    faults = _attempts(extra_args)
+    if on_tick is not None:
+        arguments.function("on_tick", on_tick, "a function, or None")
     deadline = time.monotonic() + timeout
     attempts: list[Attempt] = []
     for number in range(max_restarts + 1):
         began = time.monotonic()
-        cluster.restart(extra_args[number] if number < len(extra_args) else ())
+        cluster.restart(faults[number] if number < len(faults) else ())
         codes = cluster.wait(max(0.0, deadline - began), on_tick)
         attempts.append(Attempt(cluster.run, tuple(codes), time.monotonic() - began))
         if attempts[-1].succeeded:

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError
 
 _SHOWN = 12
@@ -33,8 +34,13 @@ def record_run(path: PathLike, model: Any, history: Any) -> None:
         path: Where to, with or without a suffix; an older recording is replaced.
         model: A trained `keras.Model`.
         history: What `fit` returned, or the `dict` in it.
+
+    Raises:
+        ConfigError: An argument is something else.
     """
-    base = _base(path)
+    if not all(hasattr(model, part) for part in ("variables", "metrics", "distribute_strategy")):
+        raise arguments.refused("model", model, "a keras.Model")
+    base, values = _base(arguments.path("path", path)), _history(history)
     arrays: dict[str, Any] = {}
     kinds: dict[str, list[Any]] = {}
     for key, value in _components(model):
@@ -44,7 +50,7 @@ def record_run(path: PathLike, model: Any, history: Any) -> None:
     with _replacing(_beside(base, ".npz")) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
     with _replacing(_beside(base, ".json")) as temporary:
-        temporary.write_text(json.dumps({"variables": kinds, **_history(history)}, indent=1), encoding="utf-8")
+        temporary.write_text(json.dumps({"variables": kinds, **values}, indent=1), encoding="utf-8")
 
 
 def compare_runs(a: PathLike, b: PathLike) -> list[str]:
@@ -61,9 +67,9 @@ def compare_runs(a: PathLike, b: PathLike) -> list[str]:
         differs in the History. Empty if the runs are identical.
 
     Raises:
-        ConfigError: A recording does not exist.
+        ConfigError: A recording does not exist, or what was given is no path.
     """
-    first, second = _load(a), _load(b)
+    first, second = _load(arguments.path("a", a)), _load(arguments.path("b", b))
     return [*_compare_variables(first, second), *_compare_histories(first, second)]
 
 
@@ -76,6 +82,7 @@ def assert_same_run(a: PathLike, b: PathLike) -> None:
 
     Raises:
         AssertionError: They differ; the message names the first differences.
+        ConfigError: A recording does not exist, or what was given is no path.
     """
     differences = compare_runs(a, b)
     if differences:
@@ -107,7 +114,9 @@ def _components(model: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 
 
 def _history(history: Any) -> dict[str, Any]:
-    values = history if isinstance(history, dict) else history.history
+    values = history if isinstance(history, dict) else getattr(history, "history", None)
+    if not isinstance(values, dict) or not all(isinstance(column, list) for column in values.values()):
+        raise arguments.refused("history", history, "what fit() returned, or the dict of lists in it")
     epochs = getattr(history, "epoch", None)
     return {
         "epochs": None if epochs is None else [_exact(epoch) for epoch in epochs],

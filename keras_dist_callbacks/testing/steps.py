@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError
 
 
@@ -37,8 +38,11 @@ def count_calls(path: str | os.PathLike[str]) -> int:
     """Number of training steps that went through a `CountCalls` layer, over all restarts.
 
     The replicas of one process count a step once. Zero if the file does not exist.
+
+    Raises:
+        ConfigError: `path` is no path.
     """
-    file = Path(path)
+    file = Path(arguments.path("path", path))
     if not file.exists():
         return 0
     return max(collections.Counter(file.read_bytes()).values(), default=0)
@@ -50,9 +54,9 @@ def read_steps(path: str | os.PathLike[str]) -> list[Step]:
     Empty if the file does not exist. A line cut off by a full disk or a crash of the machine is an error.
 
     Raises:
-        ConfigError: The file is no step log.
+        ConfigError: `path` is no path, or the file no step log.
     """
-    file = Path(path)
+    file = Path(arguments.path("path", path))
     if not file.exists():
         return []
     steps = []

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import keras_callbacks
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
@@ -91,16 +92,17 @@ def register_callback_state(
     Raises:
         ConfigError: An argument is of the wrong type.
     """
-    if not isinstance(callback_class, type):
-        raise ConfigError(f"register_callback_state needs a class, got {callback_class!r}")
+    given: object = callback_class
+    if not isinstance(given, type):
+        raise ConfigError(f"callback_class: register_callback_state needs a class, got {arguments.shown(given)}")
+    names = arguments.texts("identity", identity, "a tuple of attribute names")
     if get is None and set is None:
         _registered[callback_class] = None
         return
     if not callable(get) or not callable(set):
-        raise ConfigError(f"get and set must be functions, got {get!r} and {set!r}")
-    if isinstance(identity, str):
-        raise ConfigError(f"identity must be a tuple of attribute names, got {identity!r}")
-    _registered[callback_class] = _Entry(get, set, tuple(identity))
+        both = f"{arguments.shown(get)} and {arguments.shown(set)}"
+        raise ConfigError(f"get and set must be functions, or both None for a class without state, got {both}")
+    _registered[callback_class] = _Entry(get, set, names)
 
 
 def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, Watched]:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from keras_dist_callbacks._compat import pipeline, replay, rng, variables
 from keras_dist_callbacks._compat.hidden_input import look_at_source
+from keras_dist_callbacks.arguments import flag, flag_or
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
@@ -29,7 +30,7 @@ from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.input_state import InputState
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.leaving import Leaving
-from keras_dist_callbacks.training.loop_parts import Trained
+from keras_dist_callbacks.training.loop_parts import Trained, own_state
 from keras_dist_callbacks.training.stateless import is_stateless
 
 _opened = itertools.count(1)
@@ -128,8 +129,8 @@ class Checkpointer:
         save_on_exception: bool = True,
         peer_timeout: float = 30.0,
     ) -> None:
-        self._trained = Trained.of(model, optimizer, metrics, variables)
-        self._delete, self._strict, self.state = delete_checkpoint, strict, {} if state is None else state
+        self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
+        self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)

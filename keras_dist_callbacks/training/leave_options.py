@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.training.notices import Notice
-
-_LONGEST_SECONDS = 1e7
 
 
 @dataclass(frozen=True)
@@ -54,22 +53,22 @@ class LeaveOptions:
         Raises:
             ConfigError: One of them is wrong.
         """
-        for name, seconds in (("grace_period", grace_period), ("peer_timeout", peer_timeout)):
-            if not 0 < seconds <= _LONGEST_SECONDS:
-                raise ConfigError(f"{name} is a number of seconds above 0, and finite, got {seconds!r}")
-        if isinstance(preemption_signals, str | int):
-            preemption_signals = (preemption_signals,)
-        signals = tuple(dict.fromkeys(_signal(s) for s in preemption_signals))
         notice = None if preemption_notice is None else Notice.of(preemption_notice)
-        on_preemption, on_exception = bool(save_before_preemption), bool(save_on_exception)
-        return cls(on_preemption, float(grace_period), signals, notice, on_exception, float(peer_timeout))
+        return cls(
+            arguments.flag("save_before_preemption", save_before_preemption),
+            arguments.seconds("grace_period", grace_period, default=cls.grace_period),
+            _signals(preemption_signals),
+            notice,
+            arguments.flag("save_on_exception", save_on_exception),
+            arguments.seconds("peer_timeout", peer_timeout, default=cls.peer_timeout),
+        )
 
 
-def _signal(value: Any) -> signal.Signals:
-    try:
-        number = signal.Signals[value] if isinstance(value, str) else signal.Signals(value)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"preemption_signals are names such as 'SIGTERM' or 'SIGUSR1', got {value!r}") from error
-    if number in (signal.SIGKILL, signal.SIGSTOP):
-        raise ConfigError(f"preemption_signals: no process can watch for {number.name}")
-    return number
+def _signals(given: Any) -> tuple[signal.Signals, ...]:
+    """One or several, each once."""
+    several = isinstance(given, Sequence | Set) and not isinstance(given, str | bytes | bytearray | memoryview)
+    found = tuple(dict.fromkeys(arguments.signal_of("preemption_signals", s) for s in (given if several else [given])))
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        if number in found:
+            raise ConfigError(f"preemption_signals: no process can watch for {number.name}")
+    return found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+import keras
+
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError
 
 
@@ -22,11 +25,38 @@ class Trained:
         """Puts them together.
 
         Raises:
-            ConfigError: Some of their variables do not exist yet.
+            ConfigError: They are something else, or some of their variables do not exist yet.
         """
+        arguments.instance("model", model, keras.Model)
+        if optimizer is not None:
+            arguments.instance("optimizer", optimizer, keras.optimizers.Optimizer, also="None")
+        metrics = _all("metrics", metrics, lambda m: isinstance(m, keras.metrics.Metric), "Keras metrics")
+        variables = _all("variables", variables, _is_variable, "variables of Keras or TensorFlow")
         if not model.built or (optimizer is not None and not optimizer.built):
             raise ConfigError(
                 "Checkpointer needs all variables: call the model on a batch and "
                 "optimizer.build(model.trainable_variables) first"
             )
-        return cls([*model.variables, *variables], optimizer, list(metrics))
+        return cls([*model.variables, *variables], optimizer, metrics)
+
+
+def own_state(state: Any) -> dict[str, Any]:
+    """The user's dict itself, which a restore updates; a new one for None.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if state is None or isinstance(state, dict):
+        return {} if state is None else state
+    raise arguments.refused("state", state, "a dict, which restore() updates in place, or None")
+
+
+def _all(name: str, given: Any, fits: Callable[[Any], bool], what: str) -> list[Any]:
+    found = None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
+    if found is None or not all(map(fits, found)):
+        raise arguments.refused(name, given, f"a list of {what}")
+    return found
+
+
+def _is_variable(value: Any) -> bool:
+    return callable(getattr(value, "assign", None)) and hasattr(value, "dtype")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks import arguments
 
 _EVERY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 2.0
@@ -40,8 +40,8 @@ class Notice:
         if callable(source):
             return cls(getattr(source, "__name__", type(source).__name__), source)
         if not isinstance(source, str | os.PathLike):
-            raise ConfigError(f"preemption_notice is a path or a function, got {source!r}")
-        path = Path(source)
+            raise arguments.refused("preemption_notice", source, "a path or a function, or None")
+        path = Path(arguments.path("preemption_notice", source))
         return cls(f"the file {path}", path.exists)
 
 
@@ -99,8 +99,11 @@ def gce_notice(endpoint: str | None = None) -> Callable[[], bool]:
 
     Returns:
         A function that returns whether a preemption was announced; it raises `OSError` where there is no server.
+
+    Raises:
+        ConfigError: `endpoint` is no URL.
     """
-    base = endpoint or f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
+    base = _url(endpoint) or f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
 
     def gce() -> bool:
         answer = _ask(f"{base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
@@ -120,8 +123,13 @@ def aws_notice(endpoint: str | None = None) -> Callable[[], bool]:
 
     Returns:
         A function that returns whether an interruption was announced; it raises `OSError` where there is no server.
+
+    Raises:
+        ConfigError: `endpoint` is no URL.
     """
-    base = (endpoint or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip("/")
+    base = (_url(endpoint) or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip(
+        "/"
+    )
     lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_SECONDS)}
     tokens: list[str] = []
 
@@ -136,6 +144,12 @@ def aws_notice(endpoint: str | None = None) -> Callable[[], bool]:
         return action is not None
 
     return aws
+
+
+def _url(endpoint: str | None) -> str | None:
+    if endpoint is None or (isinstance(endpoint, str) and endpoint.startswith(("http://", "https://"))):
+        return endpoint
+    raise arguments.refused("endpoint", endpoint, "a URL that begins with http:// or https://, or None")
 
 
 def _ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
