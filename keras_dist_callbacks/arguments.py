@@ -54,7 +54,7 @@ def shown(value: Any) -> str:
     try:
         text = short.repr_dict(value, short.maxlevel) if isinstance(value, Mapping) else short.repr(value)
     except Exception:  # noqa: BLE001 - a huge int, or an object of the user's: the message is about the argument
-        text = f"a {type(value).__name__}"
+        text = f"a value of the type {type(value).__name__}"
     return _without_credentials(text)
 
 

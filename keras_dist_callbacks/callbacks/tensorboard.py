@@ -231,22 +231,24 @@ def _update_freq(value: Any) -> int | str:
 
 def _profile_batch(given: Any) -> int | tuple[int, int]:
     """One batch, or the first and the last one."""
-    parts = given.split(",") if isinstance(given, str) else given
     try:
-        pair = [int(p) if isinstance(p, str) else p for p in (parts if isinstance(parts, list | tuple) else [parts])]
-        first, last = (arguments.count("profile_batch", batch) for batch in (pair if len(pair) == 2 else pair * 2))
-        if first > last:
-            raise ValueError
+        batches = [int(part) for part in given.split(",")] if isinstance(given, str) else given
+        if isinstance(batches, list | tuple) and (isinstance(given, str) or len(batches) == 2):
+            found = [arguments.count("profile_batch", batch) for batch in batches]
+        else:
+            found = [arguments.count("profile_batch", given)]
     except ValueError:
+        found = []
+    if len(found) not in (1, 2) or found[0] > found[-1]:
         allowed = "a batch from 0 on, or a pair of a first and a last batch such as (10, 20) or '10,20'; 0 for none"
-        raise arguments.refused("profile_batch", given, allowed) from None
-    return first if len(pair) == 1 else (first, last)
+        raise arguments.refused("profile_batch", given, allowed)
+    return found[0] if len(found) == 1 else (found[0], found[1])
 
 
 def _metadata(given: Any) -> str | dict[str, Any] | None:
     """A file, or one for each embedding layer by its name."""
-    if given is None or (isinstance(given, str) and given):
-        return given
+    if given is None or isinstance(given, str):
+        return None if given is None else arguments.path("embeddings_metadata", given)
     if isinstance(given, Mapping):
         found = arguments.mapping("embeddings_metadata", given)
         return {layer: arguments.path(f"embeddings_metadata[{layer!r}]", file) for layer, file in found.items()}

@@ -52,7 +52,7 @@ class Cluster(Role):
     def __post_init__(self) -> None:
         arguments.keep(
             self,
-            task_type=arguments.text("task_type", self.task_type, "'chief', 'worker' or 'evaluator'"),
+            task_type=arguments.choice("task_type", self.task_type, ("chief", "worker", "evaluator")),
             task_id=arguments.count("task_id", self.task_id),
             worker_index=arguments.count("worker_index", self.worker_index, least=-1),
             addresses=arguments.texts("addresses", self.addresses, "a tuple of host:port"),

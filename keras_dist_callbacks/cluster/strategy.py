@@ -77,11 +77,18 @@ def make_strategy(
 
 
 def _check_parts(devices: Any, communication_options: Any) -> None:
-    if devices is not None and not arguments.texts("devices", devices, _DEVICES):
-        raise arguments.refused("devices", devices, _DEVICES)
-    if communication_options is not None:
-        import tensorflow as tf
+    if devices is None and communication_options is None:
+        return
+    import tensorflow as tf
 
+    if devices is not None:
+        try:
+            named = list(map(tf.DeviceSpec.from_string, arguments.texts("devices", devices, _DEVICES)))
+        except ValueError:
+            named = []
+        if not named:
+            raise arguments.refused("devices", devices, _DEVICES)
+    if communication_options is not None:
         kind = tf.distribute.experimental.CommunicationOptions
         arguments.instance("communication_options", communication_options, kind, also="None")
 

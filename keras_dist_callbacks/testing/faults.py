@@ -84,6 +84,8 @@ class KillAt(keras.callbacks.Callback):
         Raises:
             ConfigError: A part is not `name=value` with a name of the arguments, or a value cannot be read.
         """
+        if not isinstance(text, str):
+            raise arguments.refused("text", text, "a str such as 'epoch=1,batch=3'")
         found: dict[str, Any] = {}
         for part in filter(None, text.split(",")):
             name, _, value = (piece.strip() for piece in part.partition("="))

@@ -135,7 +135,8 @@ class LocalCluster:
 
     def kill(self, index: int, sig: int = signal.SIGKILL) -> None:
         """Sends a signal to worker `index`; nothing happens if it has ended."""
-        self._worker(index).send(sig)
+        number = arguments.signal_of("sig", sig)
+        self._worker(index).send(number)
 
     def wait(self, timeout: float, on_tick: Callable[[], None] | None = None) -> list[int]:
         """Waits until every worker has ended.
@@ -199,8 +200,8 @@ class LocalCluster:
         self.close()
 
     def _worker(self, index: int) -> Process:
-        if not 0 <= index < len(self._workers):
-            raise ConfigError(f"there is no worker {index}; {len(self._workers)} were started")
+        if not arguments.count("index", index) < len(self._workers):
+            raise ConfigError(f"index={index}: there is no worker {index}; {len(self._workers)} were started")
         return self._workers[index]
 
     def _end_running(self, note: str) -> None:

@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import pipeline, replay, rng, variables
 from keras_dist_callbacks._compat.hidden_input import look_at_source
-from keras_dist_callbacks.arguments import flag, flag_or
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
@@ -93,9 +93,8 @@ class Checkpointer:
         ConfigError: An argument is wrong, or the optimizer has no variables yet.
     """
 
-    epoch = batch = steps = 0
+    epoch = batch = steps = _past = 0
     _open = _in_step = False
-    _past = 0
     _resumed: WorkerState | None = None
     _input: InputState | None = None
     _dataset: Any = None
@@ -129,18 +128,18 @@ class Checkpointer:
         save_on_exception: bool = True,
         peer_timeout: float = 30.0,
     ) -> None:
+        options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), f"loop{next(_opened)}"
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
-        self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
+        self._delete = arguments.flag("delete_checkpoint", delete_checkpoint)
+        self._strict = arguments.flag_or("strict", strict, "certain")
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
-        rate = max_bytes_per_second
-        self._storage = Storage.open(backup_dir, storage_options, retry=retry, max_bytes_per_second=rate)
-        options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), f"loop{next(_opened)}"
+        place, rate = arguments.path("backup_dir", backup_dir), max_bytes_per_second
+        self._storage = Storage.open(place, storage_options, retry=retry, max_bytes_per_second=rate)
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
-        leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
-        leave = LeaveOptions.parse(*leaving, peer_timeout)
-        self._leaving = Leaving(leave, self._engine, self._cluster, name, self._say)
+        asked = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
+        self._leaving = Leaving(LeaveOptions.parse(*asked, peer_timeout), self._engine, self._cluster, name, self._say)
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
 
     def restore(self) -> bool:
@@ -169,7 +168,7 @@ class Checkpointer:
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`; saves at each one's end if that is the time."""
         self._require_open()
-        while self.epoch < count:
+        while self.epoch < arguments.count("count", count):
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
             self._leave_if_asked(self._leaving.boundary())
@@ -195,7 +194,7 @@ class Checkpointer:
         self._read = dataset
         inputs = self._input = self._input or InputState(lambda: self._read, look_at_source)
         self._say_more(inputs.begin_restore(resumed) if resumed is not None else [])
-        if not made_for_epoch:
+        if not arguments.flag("made_for_epoch", made_for_epoch):
             self._advance(dataset)
         if resumed is None or resumed.position.kind != "within":
             if resumed is not None:
@@ -244,6 +243,7 @@ class Checkpointer:
             FencedError: A newer run has taken the directory.
         """
         self._require_open()
+        batches = arguments.count("batches", batches, least=1)
         self.batch, self.steps, self._in_step = self.batch + batches, self.steps + batches, False
         self._engine.poll()
         self._leave_if_asked(self._leaving.boundary())

@@ -37,7 +37,8 @@ def stateless_input(source: _T) -> _T:
         _given[source] = True
     except TypeError:
         raise ConfigError(
-            f"stateless_input takes the input itself or the function of EpochDataset, got a {type(source).__name__}"
+            "source: stateless_input takes the input itself or the function of EpochDataset, got a "
+            f"{type(source).__name__}"
         ) from None
     return source
 

@@ -1,0 +1,246 @@
+"""Every argument of the public constructors and functions: which of the junk below each accepts, and as what.
+
+What is not listed must be refused with a `ConfigError`. An argument without a row fails the test.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+import keras_dist_callbacks as kdc
+
+Accepted = dict[str, str]
+
+
+def anything(*args: Any, **options: Any) -> None:
+    """A function for where none belongs."""
+
+
+JUNK: dict[str, Any] = {
+    "None": None,
+    "bytes": b"junk",
+    "a huge int": 10**400,
+    "a negative number": -1,
+    "zero": 0,
+    "NaN": math.nan,
+    "infinity": math.inf,
+    "True": True,
+    "a string": "junk",
+    "an empty string": "",
+    "a string with NUL": "a\0b",
+    "a list": [1],
+    "a dict": {"a": 1},
+    "an object": object(),
+    "a function": anything,
+}
+
+REFUSED: Accepted = {}
+FLAG = {"True": "it is True or False"}
+PATH = {"a string": "a relative path"}
+VERBOSE = {"zero": "silent", "True": "as 1, as Keras takes it"}
+OPTIONS = {"None": "no options", "a dict": "passed to the file system, whose names they are"}
+RETRY = {"None": "RetryPolicy()"}
+RATE = {"None": "no cap"}
+ENDPOINT = {"None": "the cloud's own server"}
+FROM_ZERO = {"zero": "counted from 0"}
+PLACE = {"None": "any", "zero": "counted from 0"}
+
+
+def all_kept(why: str) -> Accepted:
+    return dict.fromkeys(JUNK, why)
+
+
+LEAVING: dict[str, Accepted] = {
+    "save_before_preemption": FLAG,
+    "grace_period": REFUSED,
+    "preemption_signals": {"a list": "numbers of signals"},
+    "preemption_notice": {"None": "nothing else", "a string": "a path that appears", "a function": "it is asked"},
+    "save_on_exception": FLAG,
+    "peer_timeout": REFUSED,
+}
+SAVING: dict[str, Accepted] = {
+    "backup_dir": PATH,
+    "save_freq": REFUSED,
+    "double_checkpoint": FLAG,
+    "delete_checkpoint": FLAG,
+    "max_overhead": REFUSED,
+    "storage_options": OPTIONS,
+    "when_busy": REFUSED,
+    "max_failed_saves": {"None": "any number"},
+    "retry": RETRY,
+    "max_bytes_per_second": RATE,
+    "timeout": REFUSED,
+    "strict": FLAG,
+    **LEAVING,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One public constructor or function.
+
+    Attributes:
+        call: It.
+        arguments: Its arguments, with what each accepts.
+        given: What the others are given; made anew for each call, in an empty directory.
+    """
+
+    call: Callable[..., Any]
+    arguments: dict[str, Accepted]
+    given: Callable[[], dict[str, Any]] = dict
+
+
+@functools.cache
+def model() -> keras.Model:
+    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+
+def _registration() -> dict[str, Any]:
+    return {"callback_class": type("Mine", (keras.callbacks.Callback,), {}), "get": anything, "set": anything}
+
+
+FACADE: dict[str, Row] = {
+    "BackupAndRestore": Row(
+        kdc.BackupAndRestore,
+        {
+            **SAVING,
+            "max_local_state": {"zero": "nothing worker-local is sent"},
+            "fsync": FLAG,
+            "verbose": VERBOSE,
+            "replay": REFUSED,
+        },
+        lambda: {"backup_dir": "backup"},
+    ),
+    "Checkpointer": Row(
+        kdc.Checkpointer,
+        {
+            **SAVING,
+            "model": REFUSED,
+            "optimizer": {"None": "there is none"},
+            "metrics": REFUSED,
+            "variables": REFUSED,
+            "state": {"None": "an empty one", "a dict": "the user's own"},
+        },
+        lambda: {"backup_dir": "backup", "model": model()},
+    ),
+    "ChiefOnly": Row(kdc.ChiefOnly, {"callback": REFUSED}),
+    "Cluster": Row(
+        kdc.Cluster,
+        {
+            "task_type": REFUSED,
+            "task_id": FROM_ZERO,
+            "worker_index": {"zero": "the chief", "a negative number": "-1 is an evaluator"},
+            "addresses": REFUSED,
+            "patience": REFUSED,
+        },
+    ),
+    "EpochDataset": Row(kdc.EpochDataset, {"fn": {"a function": "it is one"}}),
+    "ModelCheckpoint": Row(
+        kdc.ModelCheckpoint,
+        {
+            "filepath": REFUSED,
+            "monitor": {"a string": "any name of a quantity", "a string with NUL": "any name of a quantity"},
+            "verbose": VERBOSE,
+            "save_best_only": FLAG,
+            "save_weights_only": FLAG,
+            "mode": REFUSED,
+            "save_freq": REFUSED,
+            "initial_value_threshold": {
+                "None": "no threshold",
+                "a negative number": "a threshold",
+                "zero": "a threshold",
+                "infinity": "a threshold that all values, or none, are better than",
+            },
+            "max_to_keep": {"None": "keep all"},
+            "storage_options": OPTIONS,
+            "retry": RETRY,
+            "max_bytes_per_second": RATE,
+            "write_on": REFUSED,
+        },
+        lambda: {"filepath": "m.weights.h5", "save_weights_only": True},
+    ),
+    "Preempted": Row(kdc.Preempted, {"reason": all_kept("its text: what is being raised must not fail")}),
+    "PrintLR": Row(kdc.PrintLR, {"freq": REFUSED, "log_to_tensorboard": FLAG}),
+    "RetryPolicy": Row(
+        kdc.RetryPolicy,
+        {
+            "total_seconds": {"zero": "one try alone"},
+            "initial_wait": {"zero": "no pause"},
+            "max_wait": {"zero": "no pause"},
+            "request_seconds": REFUSED,
+            "min_bytes_per_second": REFUSED,
+        },
+    ),
+    "TensorBoard": Row(
+        kdc.TensorBoard,
+        {
+            "log_dir": PATH,
+            "histogram_freq": {"zero": "never"},
+            "write_graph": FLAG,
+            "write_images": FLAG,
+            "write_steps_per_second": FLAG,
+            "update_freq": REFUSED,
+            "profile_batch": {"zero": "none"},
+            "embeddings_freq": {"zero": "never"},
+            "embeddings_metadata": {
+                "None": "none",
+                "a string": "a path",
+            },
+            "worker_log_dir": {"None": "a temporary one", **PATH},
+            "storage_options": OPTIONS,
+            "retry": RETRY,
+            "sync_seconds": REFUSED,
+            "write_on": REFUSED,
+        },
+    ),
+    "aws_notice": Row(kdc.aws_notice, {"endpoint": ENDPOINT}),
+    "enable_multi_worker_fit": Row(kdc.enable_multi_worker_fit, {}),
+    "gce_notice": Row(kdc.gce_notice, {"endpoint": ENDPOINT}),
+    "latest_checkpoint": Row(
+        kdc.latest_checkpoint,
+        {"checkpoint_dir": PATH, "storage_options": OPTIONS, "retry": RETRY},
+        lambda: {"checkpoint_dir": "none"},
+    ),
+    "make_or_restore_model": Row(
+        kdc.make_or_restore_model,
+        {
+            "build_fn": {"a function": "it makes the model"},
+            "checkpoint_dir": PATH,
+            "storage_options": OPTIONS,
+            "retry": RETRY,
+            "custom_objects": {"None": "none", "a dict": "passed to Keras, which looks names up in it"},
+            "compile": FLAG,
+        },
+        lambda: {"build_fn": anything, "checkpoint_dir": "none"},
+    ),
+    "make_strategy": Row(
+        kdc.make_strategy,
+        {
+            "kind": REFUSED,
+            "startup_timeout": REFUSED,
+            "heartbeat_timeout": REFUSED,
+            "devices": {"None": "all GPUs"},
+            "communication_options": {"None": "TensorFlow's own"},
+        },
+    ),
+    "register_callback_state": Row(
+        kdc.register_callback_state,
+        {
+            "callback_class": REFUSED,
+            "get": {"a function": "it is one"},
+            "set": {"a function": "it is one"},
+            "identity": REFUSED,
+        },
+        _registration,
+    ),
+    "restartable": Row(kdc.restartable, {}),
+    "stateless_input": Row(kdc.stateless_input, {"source": {"a function": "that of EpochDataset, or a generator's"}}),
+}
