@@ -200,5 +200,5 @@ def test_a_run_of_a_cluster_refuses_what_is_no_command_line(arguments_of_start: 
 
 @pytest.mark.parametrize("text", [None, 5, b"epoch=1", ["epoch=1"]])
 def test_a_description_of_a_fault_is_a_string(text: Any) -> None:
-    with pytest.raises(ConfigError, match="^text must be a str such as 'epoch=1,batch=3', got"):
+    with pytest.raises(ConfigError, match=r"^text must be a str such as 'epoch=1,batch=3', got"):
         testing.KillAt.from_string(text)
