@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def called(row: Row, argument: str, value: Any) -> None:
-    row.call(**{**row.given(), argument: value})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ModelCheckpoint mode .* is unknown, fallback to auto mode", UserWarning)
+        row.call(**{**row.given(), argument: value})
 
 
 def test_the_table_has_every_public_name() -> None:

@@ -33,7 +33,6 @@ from keras_dist_callbacks.training.session import FitSession
 
 _fits = itertools.count(1)
 _advised: set[str] = set()
-_EMPTY = "Empty `backup_dir` argument passed: name a directory for this run's backups"
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -133,14 +132,13 @@ class BackupAndRestore(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         enable_for_cluster()
-        self.backup_dir, self.verbose = path("backup_dir", backup_dir, _EMPTY), verbosity("verbose", verbose)
+        self.backup_dir, self.verbose = _directory(backup_dir), verbosity("verbose", verbose)
         self.save_freq, self.delete_checkpoint = save_freq, flag("delete_checkpoint", delete_checkpoint)
         self._strict = flag_or("strict", strict, "certain")
         self._read_again = choice("replay", replay, ("create", "read")) == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
         options = (double_checkpoint, when_busy, max_failed_saves, timeout, self.verbose > 0, max_local_state)
-        self._options = EngineOptions(*options)
-        self.double_checkpoint = self._options.double_checkpoint
+        self._options, self.double_checkpoint = EngineOptions(*options), double_checkpoint
         leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
         self._leave_options = LeaveOptions.parse(*leaving, peer_timeout)
         self._storage = Storage.open(
@@ -302,6 +300,11 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 def _is_ours(callback: Any) -> bool:
     return type(callback).__module__.startswith("keras_dist_callbacks.callbacks.")
+
+
+def _directory(backup_dir: str | os.PathLike[str] | None) -> str:
+    message = "Empty `backup_dir` argument passed: name a directory for this run's backups"  # as Keras says it
+    return path("backup_dir", "" if backup_dir is None else backup_dir, message)
 
 
 def _end_earlier_writes() -> None:

@@ -302,7 +302,7 @@ def _when(mode: Any, save_freq: Any, threshold: Any) -> tuple[str, int | str, fl
     """Keras' last arguments, checked."""
     allowed = "a number, or None"
     return (
-        arguments.choice("mode", mode, ("auto", "min", "max")),
+        arguments.text("mode", mode, "'auto', 'min' or 'max'"),  # of other words Keras says that it takes 'auto'
         arguments.count_or("Unrecognized save_freq: it", save_freq, ["epoch"], "batches"),
         None if threshold is None else arguments.number("initial_value_threshold", threshold, allowed),
     )

@@ -151,7 +151,7 @@ FACADE: dict[str, Row] = {
             "verbose": VERBOSE,
             "save_best_only": FLAG,
             "save_weights_only": FLAG,
-            "mode": REFUSED,
+            "mode": dict.fromkeys(("a string", "a string with NUL"), "Keras warns that it takes 'auto' instead"),
             "save_freq": REFUSED,
             "initial_value_threshold": {
                 "None": "no threshold",
