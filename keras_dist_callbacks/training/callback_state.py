@@ -101,7 +101,7 @@ def register_callback_state(
         return
     if not callable(get) or not callable(set):
         both = f"{arguments.shown(get)} and {arguments.shown(set)}"
-        raise ConfigError(f"get and set must be functions, or both None for a class without state, got {both}")
+        raise ConfigError(f"get and set must be functions, got {both}; None for both says that the class has no state")
     _registered[callback_class] = _Entry(get, set, names)
 
 
