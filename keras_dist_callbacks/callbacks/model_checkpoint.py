@@ -26,8 +26,9 @@ from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.progress import uploads
+from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.storage import Storage, redact
+from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "ModelCheckpoint"

@@ -19,8 +19,9 @@ from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.storage import Storage, redact
+from keras_dist_callbacks.storage.storage import Storage
 
 _TAG = "TensorBoard"
 _active: weakref.WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = weakref.WeakKeyDictionary()

@@ -19,8 +19,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.inventory import MOST_BYTES
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
+from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.storage import Storage, redact
+from keras_dist_callbacks.storage.storage import Storage
 
 OK, PROBLEM, CANNOT = 0, 1, 2
 _HIDDEN = "***"

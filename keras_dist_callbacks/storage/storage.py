@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -26,16 +25,17 @@ from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage.local_files import Buffer, LocalFiles, final_name
 from keras_dist_callbacks.storage.probing import probe
+from keras_dist_callbacks.storage.redaction import Redactor, check_place, redact
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.store_errors import Redactor, advice, is_trouble, may_pass
+from keras_dist_callbacks.storage.store_errors import advice, is_trouble, may_pass, refusal
 from keras_dist_callbacks.storage.traffic import Traffic
+from keras_dist_callbacks.texts import printable
 
 PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")
 
 DEFAULT_RETRY = RetryPolicy()
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
 
 @dataclass(frozen=True)
@@ -59,41 +59,22 @@ class UnfinishedUpload:
     age: float
 
 
-def redact(url: PathLike) -> str:
-    """`url` without user names, passwords and query strings, fit for logs and errors."""
-    text = os.fspath(url)
-    if "://" not in text:
-        return text
-    # In abfs://container@account.dfs.core.windows.net the container is no secret, but part of the place.
-    user = r"//[^/@]*:[^/@]*@" if text.startswith(("abfs://", "abfss://")) else r"//[^/@]*@"
-    return re.sub(user, "//", text).split("?", 1)[0]
-
-
 def _protocol_of(url: str) -> str:
     return url.split("://", 1)[0].split("::")[-1] if "://" in url else "file"
 
 
 def _open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) -> tuple[Any, str]:
+    check_place(url)
     protocol = _protocol_of(url)
     try:
         cache = {} if protocol == "file" else {"use_listings_cache": False}
         fs, root = fsspec.core.url_to_fs(url, **cache, **options)
-    except ImportError as error:
-        extra = _EXTRAS.get(protocol)
-        advice = f'pip install "keras-dist-callbacks[{extra}]"' if extra else str(error)
-        raise ConfigError(
-            f"{redact(url)!r} needs a package for the protocol {protocol!r} that is not installed: {advice}"
-        ) from error
-    except Exception as error:
-        if isinstance(error, ValueError) and "not known" in str(error):
-            raise ConfigError(
-                f"{redact(url)!r}: unknown protocol {protocol!r}; known ones include gs, s3, az, file and memory"
-            ) from error
-        # Clients of a store look at their options and credentials here, each with errors of its own.
-        raise ConfigError(f"{redact(url)!r} cannot be opened: {redactor.reason(error)}; check storage_options") from (
-            error if redactor.is_clean(error) else None
-        )
-    return fs, str(root)
+    except Exception as error:  # noqa: BLE001 - clients look at their options here, each with errors of its own
+        why = refusal(protocol, error, redactor.reason(error))
+        failure = redactor.caused(ConfigError(f"{redact(url)!r} {why}"), error)
+    else:
+        return fs, str(root)
+    raise failure
 
 
 @dataclass(frozen=True)
@@ -111,7 +92,7 @@ class Storage:
     """
 
     url: str
-    root: str
+    root: str = field(repr=False)  # of a URL with a password, it has that too
     is_local: bool
     fsync: bool = True
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -146,7 +127,7 @@ class Storage:
         """
         text, fsync = arguments.path("the directory", url), arguments.flag("fsync", fsync)
         options = arguments.mapping("storage_options", storage_options)
-        redactor, traffic = Redactor.of(options), Traffic(max_bytes_per_second)
+        redactor, traffic = Redactor.of(text, options), Traffic(max_bytes_per_second)
         policy = DEFAULT_RETRY if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
         fs, root = _open_filesystem(text, options, redactor)
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
@@ -171,7 +152,7 @@ class Storage:
 
     def display(self, name: str = "") -> str:
         """`name` as a full path or URL for messages."""
-        return f"{self.url.rstrip('/')}/{name}" if name else self.url
+        return printable(f"{self.url.rstrip('/')}/{name}" if name else self.url)
 
     def reporting(self, on_bytes: Callable[[int], None]) -> AbstractContextManager[None]:
         """Calls `on_bytes` with each number of bytes written, here and in children, from any thread, in the block."""
@@ -330,17 +311,24 @@ class Storage:
         began = time.monotonic()
         try:
             return operation()
-        except (FileExistsError, StorageError):
+        except StorageError:
             raise
         except Exception as error:
-            missing = isinstance(error, FileNotFoundError)
-            if missing and verb in {"read", "look up"}:
+            failure = self._told(error, verb, name, time.monotonic() - began)
+            if failure is error:
                 raise
-            if not (isinstance(error, OSError) or (not self.is_local and is_trouble(error))):
-                raise
-            seconds = time.monotonic() - began
-            tried = f" (tried for {seconds:.0f} s)" if seconds >= 1 and may_pass(error) and not self.is_local else ""
-            hint = advice(error, missing=missing and not self.is_local)
-            failure = StorageError(f"cannot {verb} {self.display(name)}: {self._redactor.reason(error)}{tried}{hint}")
-            failure.unavailable = may_pass(error)
-            raise failure from (error if self._redactor.is_clean(error) else None)
+        raise failure
+
+    def _told(self, error: Exception, verb: str, name: str, seconds: float) -> Exception:
+        """The error to raise: `error` itself if callers know its type and it shows nothing."""
+        missing, clean = isinstance(error, FileNotFoundError), self._redactor.is_clean(error)
+        if isinstance(error, FileExistsError) or (missing and verb in {"read", "look up"}):
+            kind = FileNotFoundError if missing else FileExistsError
+            return error if clean else kind(self.display(name))
+        if clean and not (isinstance(error, OSError) or (not self.is_local and is_trouble(error))):
+            return error
+        tried = f" (tried for {seconds:.0f} s)" if seconds >= 1 and may_pass(error) and not self.is_local else ""
+        hint = advice(error, missing=missing and not self.is_local)
+        failure = StorageError(f"cannot {verb} {self.display(name)}: {self._redactor.reason(error)}{tried}{hint}")
+        failure.unavailable = may_pass(error)
+        return self._redactor.caused(failure, error)

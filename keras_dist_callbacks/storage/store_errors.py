@@ -1,15 +1,15 @@
-"""What the errors of the stores' clients mean: whether trying again helps, what to tell, what to hide."""
+"""What the errors of the stores' clients mean: whether trying again helps, what to tell."""
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from keras_dist_callbacks.errors import KdcError
 
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _FINAL = (FileExistsError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _CLIENTS = {"aiohttp", "aiobotocore", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs"}
 _PASSING_STATUS = {408, 409, 410, 425, 429}  # 409 and 410: lost races and lost upload sessions
@@ -17,14 +17,6 @@ _LASTING_STATUS = {501, 505}
 _PASSING_CODES = {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 _WITHOUT_CREDENTIALS = re.compile("NoCredentials|PartialCredentials|DefaultCredentials|Authentication|NoAuthToken")
 _LOCAL_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG}
-_SECRET_NAMES = re.compile("key|secret|token|passw|sas|credential|connection_string|signature", re.IGNORECASE)
-_SECRET_FIELDS = re.compile(
-    r"(?i)\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|accountkey|sharedaccesssignature|access_token|upload_id|"
-    r"awsaccesskeyid|password|secret)=[^\s&;,'\"<>]+"
-)
-_HEADERS = re.compile(r"(?i)\b(bearer|sharedkey|aws4-hmac-sha256)\s+[^\s'\"]+")
-_QUERY = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^\s?'\"]+)\?[^\s'\"]*")
-_LONGEST_REASON = 400
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -102,52 +94,21 @@ def advice(error: Exception, *, missing: bool = False) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Redactor:
-    """Takes credentials out of texts.
+def refusal(protocol: str, error: Exception, reason: str) -> str:
+    """Why a client did not come to be, and how to fix it.
 
-    Attributes:
-        secrets: Values that must not be shown wherever they turn up.
+    Args:
+        protocol: Of the URL.
+        error: What fsspec or the client raised.
+        reason: What it says, without credentials.
     """
-
-    secrets: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Redactor:
-        """One that knows the secrets in `storage_options`."""
-        found = {text for name, value in options.items() for text in _secrets(name, value)}
-        return cls(tuple(sorted(found, key=len, reverse=True)))
-
-    def clean(self, text: str) -> str:
-        """`text` without secrets, signatures and query strings."""
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
-        text = _HEADERS.sub(r"\1 ***", _SECRET_FIELDS.sub(r"\1=***", text))
-        return _QUERY.sub(r"\1", text)
-
-    def is_clean(self, error: BaseException) -> bool:
-        """Whether the error and its causes may be shown as they are."""
-        return all(self.clean(str(link)) == str(link) for link in chain(error))
-
-    def reason(self, error: Exception) -> str:
-        """What a client's error says, in one line."""
-        unnamed = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-        text = (getattr(error, "strerror", None) or str(error)).strip() or unnamed
-        lines = re.split(r"\n\s*(?:RequestId|Time|Content):", text)[0].splitlines()
-        text = self.clean(" ".join(line.strip() for line in lines if line.strip()))
-        return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
-
-
-def _secrets(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for inner_name, inner in value.items():
-            yield from _secrets(f"{name} {inner_name}" if _SECRET_NAMES.search(name) else str(inner_name), inner)
-    elif isinstance(value, str) and len(value) >= 6 and _SECRET_NAMES.search(name):
-        yield value
-        for part in re.split("[;&?]", value):  # connection strings and SAS tokens are shown in parts
-            key, separator, secret = part.partition("=")
-            if separator and len(secret) >= 6 and re.search("(?i)key|sig", key):
-                yield secret
+    if isinstance(error, ImportError):
+        extra = _EXTRAS.get(protocol)
+        fix = f'pip install "keras-dist-callbacks[{extra}]"' if extra else reason
+        return f"needs a package for the protocol {protocol!r} that is not installed: {fix}"
+    if isinstance(error, ValueError) and "not known" in str(error):
+        return f"has the unknown protocol {protocol!r}; known ones include gs, s3, az, file and memory"
+    return f"cannot be opened: {reason}; check storage_options"
 
 
 def _lacks_credentials(error: BaseException) -> bool:

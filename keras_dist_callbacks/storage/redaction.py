@@ -1,0 +1,264 @@
+"""Keeps credentials out of every text that leaves: what the user gave is known, the rest goes by its looks.
+
+What is hidden by mistake costs a reader a moment, and what is shown by mistake costs more: in doubt, it is hidden.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import itertools
+import os
+import re
+import traceback
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.storage.store_errors import chain
+from keras_dist_callbacks.texts import printable
+
+_E = TypeVar("_E", bound=BaseException)
+_HIDDEN = "***"
+_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
+_AZURE = {"az", "abfs", "abfss"}
+_LINK = re.compile(r"(?:::)?(?:[A-Za-z][\w+.-]*::)*([A-Za-z][\w+.-]*)://")
+_ANY_URL = re.compile(r"\b[A-Za-z][\w+.-]*://[^\s'\"<>]*")
+_COLON = re.compile(":|%3a", re.IGNORECASE)
+_PORT = re.compile(r"[^:@]*:\d{1,5}$|\[[0-9a-fA-F:.]*\](:\d{1,5})?$")
+_SECRET_NAMES = re.compile("key|secret|token|passw|sig|sas|credential|connection_string", re.IGNORECASE)
+_OPEN_NAMES = re.compile(
+    r"(?i)(\w+_)?(url|endpoint|host|hostname|port|region|region_name|project|location|protocol|acl|consistency|mode|"
+    r"account_name|addressing_style|version|encoding|compression)|access"
+)
+_KNOWN_WORDS = {"anon", "browser", "cache", "cloud", "default", "false", "google_default", "none", "true"}
+_SECRET_FIELDS = re.compile(
+    r"(?i)\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|accountkey|sharedaccesssignature|access_token|upload_id|"
+    r"awsaccesskeyid|password|secret)=[^\s&;,'\"<>]+"
+)
+_QUOTED_FIELDS = re.compile(
+    r"(?i)(['\"]?\b\w*(?:password|passwd|secret|token|account_?key|access_?key|private_?key|signature|credential)\w*"
+    r"['\"]?\s*[:=]\s*)(['\"])(?:(?!\2).)+\2"
+)
+_HEADERS = re.compile(r"(?i)\b(basic|bearer|sharedkey|aws4-hmac-sha256)\s+(?!auth|token\b)[^\s'\"]{8,}")
+_SHORTEST = 4
+_SHORT = 8
+_LONGEST_REASON = 400
+
+
+class _Link(NamedTuple):
+    """One URL of a chain such as `simplecache::s3://...`: `start` is all up to and with its `//`."""
+
+    start: str
+    protocol: str
+    credentials: str
+    place: str
+    query: str
+
+
+def redact(url: str | os.PathLike[str]) -> str:
+    """`url` without user names, passwords and query strings, fit for logs and errors."""
+    return printable("".join(link.start + link.place for link in _links(os.fspath(url))))
+
+
+def check_place(url: str) -> None:
+    """Refuses credentials in the URL of a bucket, where no client looks for them.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    for link in _links(url):
+        names = [name for name, _ in urllib.parse.parse_qsl(link.query)]
+        if link.protocol in _BUCKETS and (link.credentials or any(_SECRET_NAMES.search(name) for name in names)):
+            raise ConfigError(
+                f"{redact(url)!r}: there seem to be credentials in this URL (they are not shown here), and the client "
+                f"of {link.protocol}:// takes what is there for a part of the name; give them in storage_options, or "
+                "in the environment as that client asks, and let the URL be only "
+                + ("az://container/path" if link.protocol in _AZURE else f"{link.protocol}://bucket/path")
+            )
+
+
+@dataclass(frozen=True)
+class Redactor:
+    """Takes credentials out of texts.
+
+    Attributes:
+        known: Finds the secrets that the user gave, wherever they turn up, in any of their spellings.
+    """
+
+    known: re.Pattern[str] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, url: str, options: Mapping[str, Any]) -> Redactor:
+        """One that knows the secrets in a URL and in its `storage_options`."""
+        found = {*_secrets_in_url(url), *_secrets_in_options("", options, hidden=False)} - {""}
+        if not found:
+            return cls()
+        return cls(re.compile("|".join(map(_spellings, sorted(found, key=len, reverse=True))), re.IGNORECASE))
+
+    def clean(self, text: str) -> str:
+        """`text` without secrets, signatures and query strings."""
+        if self.known is not None:
+            text = self.known.sub(_HIDDEN, text)
+        return redact_text(text)
+
+    def is_clean(self, error: BaseException) -> bool:
+        """Whether the error and its causes may be shown as they are."""
+        links = list(chain(error))
+        texts = [*map(str, links), *map(repr, links)]
+        for link in links:
+            texts += getattr(link, "__notes__", [])
+        if any(isinstance(link, BaseExceptionGroup) for link in links):
+            texts.append("".join(traceback.format_exception(error)))
+        return all(self.clean(text) == text for text in texts)
+
+    def caused(self, failure: _E, error: BaseException) -> _E:
+        """`failure` with `error` as its cause, if that may be shown; to be raised outside of the `except` block.
+
+        There, Python would make `error` the context of whatever is raised.
+        """
+        failure.__cause__ = error if self.is_clean(error) else None
+        return failure
+
+    def reason(self, error: BaseException) -> str:
+        """What a client's error says, in one line."""
+        unnamed = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+        text = (getattr(error, "strerror", None) or str(error)).strip() or unnamed
+        lines = re.split(r"\n\s*(?:RequestId|Time|Content):", text)[0].splitlines()
+        text = printable(self.clean(" ".join(line.strip() for line in lines if line.strip())))
+        return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
+
+def redact_text(text: str) -> str:
+    """A text of unknown origin without what looks like credentials, signatures or query strings."""
+    text = _QUOTED_FIELDS.sub(rf"\1\2{_HIDDEN}\2", text)
+    text = _HEADERS.sub(rf"\1 {_HIDDEN}", _SECRET_FIELDS.sub(rf"\1={_HIDDEN}", text))
+    return _ANY_URL.sub(lambda found: _without_secrets(found.group()), text)
+
+
+def _without_secrets(url: str) -> str:
+    return "".join(link.start + link.place for link in _links(url, with_ports=True))
+
+
+def _links(url: str, *, with_ports: bool = False) -> Iterator[_Link]:
+    """The URLs of a chain; a plain path is one without a protocol.
+
+    Args:
+        url: What the user gave, or what stands in a text.
+        with_ports: Take `host:8080/a@b` for a place, not for a password with a slash in it.
+    """
+    found = list(_LINK.finditer(url))
+    yield _Link("", "", "", url[: found[0].start()] if found else url, "")
+    for match, following in itertools.zip_longest(found, found[1:]):
+        rest = url[match.end() : following.start() if following else len(url)]
+        protocol = match.group(1).lower()
+        end = _credentials_end(protocol, rest, with_ports)
+        place, _, query = rest[end:].partition("?")
+        yield _Link(match.group(), protocol, rest[:end], place, query)
+
+
+def _credentials_end(protocol: str, rest: str, with_ports: bool) -> int:
+    """Where the place begins. A secret may have any character, so that the last @ is taken for its end."""
+    head = re.split("[/?#]", rest, maxsplit=1)[0]
+    if rest.startswith("arn:"):
+        return 0
+    if _COLON.search(head):
+        if protocol not in _BUCKETS and with_ports and _PORT.fullmatch(head):
+            return 0
+        # A bucket has neither port nor colon.
+        return rest.rfind("@") + 1 or (len(head) if protocol in _BUCKETS else 0)
+    user, at, host = head.rpartition("@")
+    # In abfs://container@account.dfs.core.windows.net the container is no secret, but part of the place.
+    is_container = protocol in _AZURE and "." in host and "@" not in user
+    return 0 if is_container or not at else len(user) + 1
+
+
+def _secrets_in_url(url: str) -> Iterator[str]:
+    for link in _links(url):
+        credentials = link.credentials.removesuffix("@")
+        yield credentials
+        user, _, password = (_COLON.sub(":", credentials, count=1)).partition(":")
+        yield from (user, password)
+        if password:
+            yield from _basic(user, password)
+        yield link.query
+        for part in re.split("[&;]", link.query):
+            name, _, value = part.partition("=")
+            if len(value) >= _SHORTEST or _SECRET_NAMES.search(name):
+                yield value
+
+
+def _secrets_in_options(name: str, value: Any, *, hidden: bool) -> Iterator[str]:
+    """All texts but those under names that are known to hold nothing secret.
+
+    Args:
+        name: Of the option.
+        value: Of any type.
+        hidden: Whether the name around it says that it is secret.
+    """
+    if isinstance(value, Mapping):
+        yield from _pairs(value)
+        for inner, content in value.items():
+            below = hidden or bool(name and _SECRET_NAMES.search(name))
+            yield from _secrets_in_options(str(inner), content, hidden=below)
+    elif isinstance(value, str | bytes):
+        text = value if isinstance(value, str) else value.decode(errors="surrogateescape")
+        yield from _secrets_in_url(text)
+        if text.lower() not in _KNOWN_WORDS and (hidden or _may_be_secret(name, text)):
+            yield text
+            for part in re.split("[;&?]", text):  # connection strings and SAS tokens are shown in parts
+                key, _, secret = part.partition("=")
+                if re.search("(?i)key|sig|token|secret|passw", key):
+                    yield secret
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _secrets_in_options(name, item, hidden=hidden)
+
+
+def _may_be_secret(name: str, value: str) -> bool:
+    if name == "signature_version":
+        return False
+    return bool(_SECRET_NAMES.search(name)) or (len(value) >= _SHORTEST and not _OPEN_NAMES.fullmatch(name))
+
+
+def _pairs(options: Mapping[str, Any]) -> Iterator[str]:
+    texts = {str(name): value for name, value in options.items() if isinstance(value, str)}
+    for name, password in texts.items():
+        if _SECRET_NAMES.search(name):
+            for user in texts.values():
+                yield from _basic(user, password)
+
+
+def _basic(user: str, password: str) -> Iterator[str]:
+    """How HTTP spells them in a header."""
+    for pair in {f"{user}:{password}", urllib.parse.unquote(f"{user}:{password}")}:
+        content = pair.encode(errors="surrogateescape")
+        yield base64.b64encode(content).decode().rstrip("=")
+        yield base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def _spellings(secret: str) -> str:
+    """An expression for a secret, with each character as it is or encoded in the ways of URLs, HTML and JSON."""
+    forms = {"".join(map(_spelling, form)) for form in (secret, urllib.parse.unquote(secret))}
+    anywhere = "|".join(sorted(forms, key=len, reverse=True))
+    if len(secret) >= _SHORT:
+        return f"(?:{anywhere})"
+    return rf"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-F]{{2}}))(?:{anywhere})(?![A-Za-z0-9])"
+
+
+def _spelling(character: str) -> str:
+    if character.isascii() and character.isalnum():
+        return character
+    encoded = urllib.parse.quote(character, safe="", errors="surrogateescape")
+    percent = encoded if encoded.startswith("%") else f"%{ord(character):02X}"
+    forms = {
+        re.escape(character),
+        percent.replace("%", "%(?:25)*"),
+        re.escape(html.escape(character)),
+        re.escape(repr(character)[1:-1]),
+        rf"\\+(?:{re.escape(character)}|u{ord(character):04x})",
+        *([r"\+"] if character == " " else []),
+    }
+    return f"(?:{'|'.join(sorted(forms, key=len, reverse=True))})"
