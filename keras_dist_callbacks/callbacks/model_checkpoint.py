@@ -26,7 +26,7 @@ from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.progress import uploads
-from keras_dist_callbacks.storage.redaction import redact
+from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
@@ -100,6 +100,7 @@ class ModelCheckpoint(DecidingModelCheckpoint):
         enable_for_cluster()
         check_write_on(write_on)
         path = arguments.path("filepath", filepath, f"filepath='' names a directory; {_FILE_NAME}")
+        check_place(path)
         save_weights_only = arguments.flag("save_weights_only", save_weights_only)
         directory, template = artifacts.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)
@@ -282,8 +283,9 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
     except ValueError as error:
         raise ConfigError(f"filepath={shown!r} is no valid template: {error}") from error
     if in_directory:
+        name = in_directory[0] if in_directory[0] in shown else "..."
         raise ConfigError(
-            f"filepath={shown!r} has the placeholder {{{in_directory[0]}}} in its directory; put it into the file "
+            f"filepath={shown!r} has the placeholder {{{name}}} in its directory; put it into the file "
             "name: the files of a run lie in one directory, so that the newest can be found"
         )
     if any(field == "" or field.isdigit() for field in in_name):

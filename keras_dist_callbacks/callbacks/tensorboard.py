@@ -19,7 +19,7 @@ from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.storage.redaction import redact
+from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -103,7 +103,10 @@ class TensorBoard(OpenTensorBoard):
     def _check_protocols(self) -> None:
         """A wrong protocol is an error when the callback is made, not in fit()."""
         for directory in (self._chief_dir, self._worker_dir):
-            if directory is not None and not self._is_native(directory):
+            if directory is None:
+                continue
+            check_place(directory)
+            if not self._is_native(directory):
                 Storage.open(directory, self._storage_options)
 
     def set_model(self, model: Any) -> None:

@@ -181,6 +181,8 @@ def _secrets_in_url(url: str) -> Iterator[str]:
         yield credentials
         user, _, password = (_COLON.sub(":", credentials, count=1)).partition(":")
         yield from (user, password)
+        # Where a client takes a secret apart at the signs of a URL, it complains about a part.
+        yield from (part for part in re.split("[/@:?#]", credentials) if len(part) >= _SHORTEST)
         if password:
             yield from _basic(user, password)
         yield link.query
