@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,25 @@ from keras_dist_callbacks.errors import KdcError
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _FINAL = (FileExistsError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _CLIENTS = {"aiohttp", "aiobotocore", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs"}
+# Of what these raise without an answer of the store, all the rest is about what they were asked for.
+_PASSING_TYPES = {
+    "azure": {"IncompleteReadError", "ServiceRequestError", "ServiceResponseError"},
+    "botocore": {"ChecksumError", "ConnectionError", "CredentialRetrievalError", "HTTPClientError",
+                 "FlexibleChecksumError", "IncompleteReadError", "MetadataRetrievalError", "ResponseParserError"},
+    "google": {"RetryError", "TimeoutError", "TransportError"},
+}  # fmt: skip
 _PASSING_STATUS = {408, 409, 410, 425, 429}  # 409 and 410: lost races and lost upload sessions
 _LASTING_STATUS = {501, 505}
+_MOVED = {301, 308}  # to another region: that the client follows, if it can
 _PASSING_CODES = {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 _WITHOUT_CREDENTIALS = re.compile("NoCredentials|PartialCredentials|DefaultCredentials|Authentication|NoAuthToken")
-_LOCAL_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG}
+_LASTING_ERRNOS = {
+    errno.E2BIG, errno.EACCES, errno.EAFNOSUPPORT, errno.EBADF, errno.EDESTADDRREQ, errno.EDQUOT, errno.EEXIST,
+    errno.EFAULT, errno.EFBIG, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.EMLINK, errno.EMSGSIZE,
+    errno.ENAMETOOLONG, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOSYS, errno.ENOTBLK, errno.ENOTDIR,
+    errno.ENOTEMPTY, errno.ENOTSOCK, errno.ENOTSUP, errno.ENOTTY, errno.ENXIO, errno.EOPNOTSUPP, errno.EOVERFLOW,
+    errno.EPERM, errno.EPROTONOSUPPORT, errno.EROFS, errno.ESPIPE, errno.EXDEV,
+}  # fmt: skip
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -49,7 +64,7 @@ def is_taken(error: BaseException) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether trying again may help: not for what is missing, forbidden or in the way."""
+    """Whether trying again may help: not for what is missing, forbidden, in the way or refused as it is."""
     if isinstance(error, (*_FINAL, KdcError)) or not isinstance(error, Exception):
         return False
     if _lacks_credentials(error):
@@ -57,13 +72,16 @@ def may_pass(error: BaseException) -> bool:
     if any(_botocore(link, "Error", "Code") in _PASSING_CODES for link in chain(error)):
         return True
     status = status_of(error)
-    if status is not None and status >= 400:
+    if status is not None and (status >= 400 or status in _MOVED):
         return status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
+    if _is_untrusted(error) or _is_about_the_request(error):
+        return False
+    kinds = _passing_types(error)
+    if kinds is not None:
+        return bool(kinds & {kind.__name__ for kind in type(error).__mro__}) or bool(getattr(error, "retryable", False))
     if isinstance(error, OSError):
-        return error.errno not in _LOCAL_TROUBLE
-    if type(error).__name__ == "RefreshError":
-        return bool(getattr(error, "retryable", False))
-    return _is_of_a_client(error) and not isinstance(error, ValueError)
+        return error.errno not in _LASTING_ERRNOS
+    return _is_of_a_client(error)
 
 
 def is_trouble(error: Exception) -> bool:
@@ -85,6 +103,8 @@ def advice(error: Exception, *, missing: bool = False) -> str:
         return "; check the permissions or credentials for this path"
     if missing:
         return "; the bucket or container does not exist, or this account cannot see it: create it, or correct the name"
+    if _is_untrusted(error):
+        return "; the store's certificate is not trusted: name its authority to the client, or correct the endpoint_url"
     if isinstance(error, NotADirectoryError | FileExistsError):
         return "; a file is in the way of a directory"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -113,6 +133,21 @@ def refusal(protocol: str, error: Exception, reason: str) -> str:
 
 def _lacks_credentials(error: BaseException) -> bool:
     return any(_WITHOUT_CREDENTIALS.search(type(link).__name__) and _is_of_a_client(link) for link in chain(error))
+
+
+def _is_untrusted(error: BaseException) -> bool:
+    return any(isinstance(link, ssl.SSLCertVerificationError) for link in chain(error))
+
+
+def _is_about_the_request(error: BaseException) -> bool:
+    """A `ValueError`, whatever else it is (requests makes it an `OSError` too), or the like wrapped by a client."""
+    kwargs = getattr(error, "kwargs", None)
+    wrapped = (getattr(error, "inner_exception", None), kwargs.get("error") if isinstance(kwargs, dict) else None)
+    return isinstance(error, ValueError) or any(isinstance(e, ValueError | TypeError | RecursionError) for e in wrapped)
+
+
+def _passing_types(error: BaseException) -> set[str] | None:
+    return _PASSING_TYPES.get(type(error).__module__.split(".")[0].removeprefix("aio"))
 
 
 def _is_of_a_client(error: BaseException) -> bool:
