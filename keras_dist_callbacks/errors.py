@@ -3,12 +3,20 @@
 Each subclasses a built-in, so that existing `except ValueError` or `except OSError` code keeps working.
 """
 
+from keras_dist_callbacks.texts import printable
+
 RESTART_EXIT_CODE = 138
 """Of a process that is to be started again: schedulers such as Kubeflow's take codes of 128 and above for that."""
 
 
 class KdcError(Exception):
-    """Base class of all errors raised by keras_dist_callbacks."""
+    """Base class of all errors raised by keras_dist_callbacks.
+
+    What a message quotes may come out of a store: as a text, it shows control characters as escapes.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n")
 
 
 class ConfigError(KdcError, ValueError):
@@ -87,4 +95,4 @@ class Preempted(SystemExit):
         self.reason = str(reason)
 
     def __str__(self) -> str:
-        return self.reason
+        return printable(self.reason, keep="\n")

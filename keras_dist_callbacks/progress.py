@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from keras_dist_callbacks.texts import printable
+
 _SHOW_AFTER = 3.0
 
 
@@ -19,7 +21,7 @@ class UploadBar:
     """
 
     def __init__(self, description: str, total_bytes: int) -> None:
-        self._description = description
+        self._description = printable(description)
         self._total = total_bytes
         self._lock = threading.Lock()
         self._done = 0
@@ -51,7 +53,13 @@ class UploadBar:
         with self._lock:
             if self._closed:
                 return
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(),
+                Speed(),
+                TimeRemainingColumn(),
+            )
             console = Console(stderr=True)
             self._shown = self._stop.enter_context(
                 Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
@@ -109,7 +117,7 @@ def reading(description: str, total: int | None) -> Iterator[Callable[[int], Non
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task(printable(description), total=total)
         yield lambda count: bar.advance(task, count)

@@ -17,6 +17,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import printable
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "make_or_restore_model"
@@ -176,8 +177,9 @@ def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
 def _report_foreign(storage: Storage) -> None:
     names = artifacts.without_sidecar(storage)
     if names:
+        first = printable(names[0])
         warnings.warn(
-            f"{storage.display()} holds {len(names)} model file(s) without a sidecar ({names[0]}, ...): left by "
+            f"{storage.display()} holds {len(names)} model file(s) without a sidecar ({first}, ...): left by "
             "another tool or by an interrupted save, so they are not known to be whole and are not used",
             stacklevel=3,
         )
@@ -185,4 +187,4 @@ def _report_foreign(storage: Storage) -> None:
 
 def _say(cluster: Cluster, what: str) -> None:
     if cluster.is_chief:
-        print(f"keras_dist_callbacks: {what}", flush=True)
+        print(printable(f"keras_dist_callbacks: {what}"), flush=True)

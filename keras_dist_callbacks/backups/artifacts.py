@@ -31,6 +31,7 @@ from keras_dist_callbacks.backups.sidecar import (
 )
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import printable
 
 EXTENSIONS = (".keras", ".weights.h5")
 _CHUNK = 16 * 2**20
@@ -159,7 +160,8 @@ def newest_verified(storage: Storage, series: str | None = None, *, into: Path |
         if problems:
             taken = storage.display(artifact.name)
             warnings.warn(
-                f"damaged checkpoints were passed over, {taken} is taken: {'; '.join(problems)}", stacklevel=3
+                printable(f"damaged checkpoints were passed over, {taken} is taken: {'; '.join(problems)}"),
+                stacklevel=3,
             )
         return artifact
     if problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
+from keras_dist_callbacks.texts import printable
 
 INPUT = "hidden_input"
 """The topic with what was found in the input: `python` code, and why it is `unordered`."""
@@ -81,7 +82,7 @@ def inexact_reasons(
         reasons.append(_FINALIZED)
     if now["replicas"] != 1 and generator:
         reasons.append(_UNORDERED_GENERATOR)
-    return list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    return list(dict.fromkeys(printable(str(reason)) for reason in reasons if reason is not None))
 
 
 def conditions(saved: WorkerState) -> list[str]:
@@ -90,7 +91,7 @@ def conditions(saved: WorkerState) -> list[str]:
     found += saved.state.get(UNSEEN) or ()
     if INPUT not in saved.state:
         found.append(_OLDER)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(printable(str(condition)) for condition in found))
 
 
 def verdict(reasons: Collection[str], open_conditions: Collection[str]) -> str:

@@ -24,6 +24,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import printable
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
 from keras_dist_callbacks.training.leave_options import LeaveOptions
@@ -221,7 +222,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if saved is not None:
             self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
             for note in self._prepared.notes:
-                warnings.warn(note, RuntimeWarning, stacklevel=2)
+                warnings.warn(printable(note), RuntimeWarning, stacklevel=2)
 
     def _cluster(self) -> Cluster:
         return Cluster.detect().waiting(self._options.timeout)
@@ -280,7 +281,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         answer = exactness.answer(restored.notes, restored.conditions)
         self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {answer}")
         if restored.notes and Cluster.detect().is_chief:
-            warnings.warn("the resume is not exact: " + "; ".join(restored.notes), RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                printable("the resume is not exact: " + "; ".join(restored.notes)), RuntimeWarning, stacklevel=2
+            )
 
     def _advise(self, replicas: int) -> None:
         for advice in reproducibility_advice(replicas):
@@ -290,7 +293,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _say(self, text: str) -> None:
         if self.verbose and Cluster.detect().is_chief:
-            print(text, flush=True)
+            print(printable(text), flush=True)
 
     def _require_session(self) -> FitSession:
         if self._session is None:
@@ -314,4 +317,4 @@ def _end_earlier_writes() -> None:
     try:
         writer.raise_failure()
     except Exception as error:  # noqa: BLE001 - reported here, whatever it is
-        warnings.warn(f"a write of an earlier fit() failed: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(printable(f"a write of an earlier fit() failed: {error}"), RuntimeWarning, stacklevel=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from typing import Annotated
@@ -19,7 +18,18 @@ from keras_dist_callbacks.cli.details import describe_commit
 from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
 from keras_dist_callbacks.cli.listing import list_directory
 from keras_dist_callbacks.cli.liveness import QUIET_SECONDS, liveness
-from keras_dist_callbacks.cli.output import CANNOT, PROBLEM, Target, console, fail, opened, print_json, progress
+from keras_dist_callbacks.cli.output import (
+    CANNOT,
+    PROBLEM,
+    CleanUsage,
+    Target,
+    console,
+    fail,
+    opened,
+    print_json,
+    progress,
+    readable,
+)
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.launch.restarting import run_script
 
@@ -28,6 +38,7 @@ _EXIT_CODES = (
     "directory cannot be opened or holds nothing."
 )
 app = typer.Typer(
+    cls=CleanUsage,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # it would print local variables, and credentials with them
@@ -75,7 +86,7 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
     """
     with opened(url, storage_options) as target:
         entries = read_entries(target.store)
-        listing = list_directory(
+        found = list_directory(
             target.url,
             entries,
             blob_sizes(target.storage, entries),
@@ -84,12 +95,13 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
             earlier_runs=target.store.has_leftovers(),
             now=time.time(),
         )
+        listing = target.shown(found)
         if as_json:
             print_json(listing)
         if listing.is_empty:
             raise fail(f"{target.url}: no backup and no checkpoint is in this directory itself", CANNOT)
         if not as_json:
-            render.show_listing(console(), listing)
+            render.show_listing(console(), readable(listing))
         if listing.has_problem:
             raise typer.Exit(PROBLEM)
 
@@ -111,11 +123,11 @@ def show(
         before = [e.manifest for e in entries if e.id < entry.id and e.manifest is not None]
         stored = blob_sizes(target.storage, [entry])
         previous = before[-1] if before else None
-        details = describe_commit(target.url, entry, entry.manifest, previous, stored, time.time())
+        details = target.shown(describe_commit(target.url, entry, entry.manifest, previous, stored, time.time()))
         if as_json:
             print_json(details)
         else:
-            render.show_details(console(), details, every_tensor=every_tensor)
+            render.show_details(console(), readable(details), every_tensor=every_tensor)
         if details.commit.problem:
             raise typer.Exit(PROBLEM)
 
@@ -135,11 +147,11 @@ def verify(
             entries = [_chosen(target, entries, commit)]
         if not (entries or listing.artifacts or listing.problems):
             raise _nothing(target)
-        found = _verify(target, entries, listing)
+        found = target.shown(_verify(target, entries, listing))
         if as_json:
             print_json(found, all_whole=found.all_whole)
         else:
-            render.show_verification(console(), found)
+            render.show_verification(console(), readable(found))
         if not found.all_whole:
             raise typer.Exit(PROBLEM)
 
@@ -166,14 +178,14 @@ def prune(
             raise ConfigError("--json asks no questions: add --yes or --dry-run")
         plan = _plan(target, keep, spare_live_run=force or dry_run)
         if not as_json:
-            render.show_plan(console(), plan)
+            render.show_plan(console(), readable(target.shown(plan)))
         wanted = not (dry_run or plan.is_empty)
         if wanted and not yes and not _confirmed():
             raise fail("nothing is deleted; --yes answers the question in scripts", PROBLEM)
         if wanted:
             pruning.carry_out(target.store, plan)
         if as_json:
-            print_json(plan, deleted=wanted)
+            print_json(target.shown(plan), deleted=wanted)
         elif wanted:
             console().print(f"deleted, {human.size(plan.bytes)} freed", style="green")
 
@@ -200,13 +212,11 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
             checks = diagnosing.examine(tools)
         if checks[0].status != "fail":
             checks += _look_for_leftovers(target)
-        diagnosis = diagnosing.Diagnosis(
-            target.url, tuple(dataclasses.replace(check, detail=target.scrub(check.detail)) for check in checks)
-        )
+        diagnosis = target.shown(diagnosing.Diagnosis(target.url, tuple(checks)))
         if as_json:
             print_json(diagnosis, usable=diagnosis.is_usable)
         else:
-            render.show_diagnosis(console(), diagnosis)
+            render.show_diagnosis(console(), readable(diagnosis))
         if not diagnosis.is_usable:
             raise typer.Exit(PROBLEM)
 

@@ -123,6 +123,8 @@ def _tensor_row(name: str, dtype: str, shape: tuple[int, ...], workers: list[int
     if not name.startswith(_VARIABLE):
         return TensorRow(name, name.partition("/")[0], None, dtype, shape, size, tuple(workers))
     variable, _, replica = name.removeprefix(_VARIABLE).rpartition("@")
+    if not (replica.isascii() and replica.isdigit()):
+        return TensorRow(name, "variable", None, dtype, shape, size, tuple(workers))
     return TensorRow(variable, "variable", int(replica), dtype, shape, size, tuple(workers))
 
 

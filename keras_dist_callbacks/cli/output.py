@@ -5,27 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import sys
-import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
 
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.inventory import MOST_BYTES
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
-from keras_dist_callbacks.storage.redaction import redact
+from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import printable
 
 OK, PROBLEM, CANNOT = 0, 1, 2
-_HIDDEN = "***"
-_SHORTEST_SECRET = 4
+_R = TypeVar("_R")
 _PIPE_WIDTH = 160
 _PATIENCE = RetryPolicy(total_seconds=10.0, max_wait=5.0, request_seconds=20.0)
 """Somebody sits in front of the terminal: shorter than in a job that has hours."""
@@ -37,11 +39,11 @@ class Target:
 
     storage: Storage
     store: BackupStore
-    secrets: tuple[str, ...] = ()
+    redactor: Redactor
 
-    def scrub(self, text: str) -> str:
-        """A message of a client without what it may repeat of the credentials."""
-        return _scrub(text, self.secrets)
+    def shown(self, result: _R) -> _R:
+        """A result as it may leave: the texts in it without credentials, whoever wrote them."""
+        return cast(_R, _changed(result, self.redactor.clean))
 
     @property
     def url(self) -> str:
@@ -51,35 +53,45 @@ class Target:
 
 @contextlib.contextmanager
 def opened(url: str, options: str | None) -> Iterator[Target]:
-    """Opens a directory; expected errors become one line and an exit code.
+    """Opens a directory; expected errors become one line and an exit code, and others show no credentials either.
 
     Args:
         url: A path or URL.
         options: JSON for the file system.
     """
-    secrets = _secrets_in_url(url)
+    redactor = Redactor.of(url, {})
     try:
         parsed = _parse_options(options)
-        secrets += _strings(parsed)
-        storage = _open(url, parsed)
-        yield Target(storage, BackupStore(storage, max_manifest_bytes=MOST_BYTES), tuple(secrets))
-    except BrokenPipeError:
-        raise  # whoever read our output has left; not an error of the store
+        redactor = Redactor.of(url, parsed)
+        with _clean_logs(redactor):
+            storage = _open(url, parsed, redactor)
+            yield Target(storage, BackupStore(storage, max_manifest_bytes=MOST_BYTES), redactor)
+    except (BrokenPipeError, typer.Exit, typer.Abort):
+        raise  # whoever read our output has left, or the command has told what there is to tell
     except (KdcError, OSError) as error:
-        print(f"kdc: {_scrub(str(error), secrets)}", file=sys.stderr)
         found_problem = isinstance(error, DamagedBackupError | FencedError)
-        raise typer.Exit(PROBLEM if found_problem else CANNOT) from None
+        raise fail(redactor.clean(str(error)), PROBLEM if found_problem else CANNOT) from None
+    except Exception as error:  # noqa: BLE001 - a mistake of this package, to be reported with all but the secrets
+        for line in redactor.clean("".join(traceback.format_exception(error))).splitlines():
+            print(printable(line), file=sys.stderr)
+        raise typer.Exit(CANNOT) from None
 
 
 def fail(message: str, code: int) -> typer.Exit:
     """Prints one line to the standard error; to be raised."""
-    print(f"kdc: {message}", file=sys.stderr)
+    print(f"kdc: {printable(message)}", file=sys.stderr)
     return typer.Exit(code)
 
 
 def print_json(result: Any, **conclusions: bool) -> None:
     """A dataclass and what follows from it as JSON, and nothing else, to the standard output."""
-    print(json.dumps({**conclusions, **dataclasses.asdict(result)}, indent=2))
+    text = json.dumps({**conclusions, **dataclasses.asdict(result)}, indent=2)
+    print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
+
+
+def readable(result: _R) -> _R:
+    """A result for people: what a terminal would obey in the texts of a store is shown as escapes."""
+    return cast(_R, _changed(result, printable))
 
 
 def console() -> Console:
@@ -92,19 +104,72 @@ def console() -> Console:
 @contextlib.contextmanager
 def progress(description: str, total: int) -> Iterator[Any]:
     """A bar on the standard error, if that is a terminal; yields a function that is told of bytes."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    what = TextColumn("{task.description}", markup=False)
+    columns = (what, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task(printable(description), total=total)
         yield lambda count: bar.advance(task, count)
 
 
-def _open(url: str, options: Mapping[str, Any]) -> Storage:
+class CleanUsage(TyperGroup):
+    """Commands whose usage errors, which repeat what was typed, show no credentials."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            message = getattr(error, "message", None)
+            if isinstance(message, str):  # an error of click's, of which some versions of typer have their own copy
+                vars(error)["message"] = printable(Redactor.of(message, {}).clean(message))
+            raise
+
+
+class _CleanFormatter(logging.Formatter):
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__("%(name)s: %(message)s")
+        self._redactor = redactor
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(self._redactor.clean(super().format(record)), keep="\n")
+
+
+@contextlib.contextmanager
+def _clean_logs(redactor: Redactor) -> Iterator[None]:
+    """Clients write warnings to a log, which goes to the standard error unless somebody takes it."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_CleanFormatter(redactor))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of a result with every text in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _changed(getattr(value, f.name), change) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    if isinstance(value, Mapping):
+        return {_changed(key, change): _changed(content, change) for key, content in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_changed(item, change) for item in value)
+    return value
+
+
+def _open(url: str, options: Mapping[str, Any], redactor: Redactor) -> Storage:
     try:
         return Storage.open(url, options, retry=_PATIENCE)
     except KdcError:
         raise
-    except Exception as error:  # clients check their own options, each with exceptions of its own
-        raise ConfigError(f"{redact(url)!r} cannot be opened with these options: {error}") from error
+    except Exception as error:  # noqa: BLE001 - clients check their own options, each with exceptions of its own
+        why = f"{redact(url)!r} cannot be opened with these options: {redactor.reason(error)}"
+        failure = redactor.caused(ConfigError(why), error)
+    raise failure
 
 
 def _parse_options(options: str | None) -> dict[str, Any]:
@@ -115,26 +180,3 @@ def _parse_options(options: str | None) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ConfigError('the storage options are no JSON object such as {"anon": true}')
     return parsed
-
-
-def _strings(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value] if len(value) >= _SHORTEST_SECRET else []
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [text for item in value for text in _strings(item)] if isinstance(value, list) else []
-
-
-def _secrets_in_url(url: str) -> list[str]:
-    """What `redact` takes away, for messages of clients that repeat it."""
-    if "://" not in url:
-        return []
-    parts = urllib.parse.urlsplit(url)
-    found = [*parts.netloc.rpartition("@")[0].split(":"), parts.query]
-    return [text for text in found if len(text) >= _SHORTEST_SECRET]
-
-
-def _scrub(text: str, secrets: Sequence[str]) -> str:
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, _HIDDEN)
-    return text

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_dist_callbacks import arguments
+from keras_dist_callbacks.texts import printable
 
 _EVERY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 2.0
@@ -80,7 +81,7 @@ class NoticeWatch:
                 given = self._notice.given()
             except Exception as error:  # noqa: BLE001 - the user's function; the next answer may be better
                 if not told:
-                    warnings.warn(f"the preemption notice {self._notice.name} failed: {error}", stacklevel=2)
+                    warnings.warn(printable(f"the preemption notice {self._notice.name} failed: {error}"), stacklevel=2)
                 told = True
                 continue
             if given:

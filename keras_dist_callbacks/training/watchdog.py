@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE
+from keras_dist_callbacks.texts import printable
 
 _FLUSH_SECONDS = 1.0
 GIL_SECONDS = 3.0  # for this thread to come to its turn, before the process is ended without it
@@ -61,7 +62,7 @@ class Watchdog:
             return
         flushing = threading.Thread(target=_flush, daemon=True)  # the main thread may hold their locks
         flushing.start()
-        os.write(2, f"{self._last_words()}\n".encode())
+        os.write(2, f"{printable(self._last_words())}\n".encode())
         flushing.join(_FLUSH_SECONDS)
         os._exit(RESTART_EXIT_CODE)
 
