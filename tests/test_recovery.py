@@ -199,7 +199,7 @@ def test_every_worker_gets_and_verifies_what_the_chief_chose(tmp_path: Path, mon
     older = artifacts.find(Storage.open(tmp_path)).artifacts[1]
 
     class Worker(Cluster):
-        def broadcast(self, value: Any, tag: str, timeout: float = 0.0) -> Any:
+        def broadcast(self, value: Any, tag: str, timeout: float = 0.0, kind: Any = None) -> Any:
             return vars(older)
 
     monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: Worker("worker", 1, 1)))

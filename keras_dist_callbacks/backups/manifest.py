@@ -116,13 +116,13 @@ def _check_position(position: Position, where: str) -> None:
 def _check_places(manifest: Manifest) -> None:
     """That nothing leads outside or beyond a blob, and no two tensors have bytes in common unless all of them."""
     blobs = {blob.path: blob for blob in manifest.blobs}
-    if len(blobs) < len(manifest.blobs):
-        raise ValueError("a blob is listed twice")
     for blob in manifest.blobs:
         if blob_generation(blob.path) != manifest.id.generation:
             raise ValueError(f"the blob name {blob.path!r} is not one that this backup writes")
         if not 8 <= blob.header_size <= min(blob.size, MAX_MANIFEST_BYTES):
             raise ValueError(f"{blob.path}: a header of {blob.header_size} bytes in a blob of {blob.size}")
+    if len(blobs) < len(manifest.blobs):
+        raise ValueError("a blob is listed twice")
     ranges: dict[str, set[tuple[int, int]]] = {path: set() for path in blobs}
     for record in manifest.workers:
         for name, info in record.tensors.items():

@@ -98,7 +98,7 @@ class Info(msgspec.Struct, forbid_unknown_fields=True):
 _STORABLE = object()
 _TYPES: dict[str, Any] = {
     "rng": Random,
-    "rng_at_epoch": Random,
+    "rng_at_epoch": Random | None,
     "rng_before_epoch": Random,
     "rng_at_input": Random,
     "num_batches": Count | None,
@@ -131,6 +131,7 @@ _LOOKED_FOR = {
 }
 _OF_ALL = {"rng", "metric_variables"}
 _WITHIN = {"rng_at_epoch", "logs"}
+_MAYBE = {"num_batches"}
 
 
 def check_topics(state: Mapping[str, JSON], tensors: Collection[str], where: str) -> None:
@@ -171,12 +172,12 @@ def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
     """
     needed = set(_OF_ALL)
     if "user" in state:
-        needed.add("rng_at_epoch")
+        needed |= {"rng_at_epoch"} - state.keys()  # None before a loop's first epoch
     else:
         needed |= _OF_FIT | (_WITHIN if within else set())
         if exactness.INPUT in state:  # else an older version wrote it, which did not look for what is hidden
             needed |= _LOOKED_FOR
-    missing = sorted(needed - state.keys())
+    missing = sorted(needed - {topic for topic, value in state.items() if value is not None or topic in _MAYBE})
     if missing:
         raise DamagedBackupError(f"{where} lacks {', '.join(missing)}")
 

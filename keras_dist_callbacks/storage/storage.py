@@ -294,7 +294,7 @@ class Storage:
             ConfigError: The store's client does not take the options.
             StorageError: The directory cannot be used; the message says why and what to do.
         """
-        made = self.is_local and not Path(self.root).exists()
+        made = self.is_local and not os.path.exists(self.root)  # noqa: PTH110 - pathlib's raises where the name is too long
         probe(self)
         return made
 

@@ -94,7 +94,7 @@ def test_users_files_that_resemble_unfinished_ones_outlive_a_resume(tmp_path: Pa
     tiny.interrupt(backup, 0, 3)
     mine = backup / "commits/notes.tmp-backup"
     mine.write_text("mine")
-    left = backup / f"commits/000001-00000009-ab.json.tmp-{'0' * 32}"
+    left = backup / f"commits/000001-00000009-{'ab' * 6}.json.tmp-{'0' * 32}"
     left.write_text("half")
     tiny.interrupt(backup, 1, 1)
     assert mine.read_text() == "mine"

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups import codec, reading
-from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest, tensor_bytes
+from keras_dist_callbacks.backups.codec import tensor_bytes
+from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.errors import DamagedBackupError
@@ -224,13 +225,13 @@ def forged(**changes: object) -> Files:
         ({"size": 10**15}, "instead of 1000000000000000 bytes long"),
         ({"size": 10**15, "shape": (10**15,), "dtype": "uint8"}, "bytes long|reaches beyond"),
         ({"shape": (10**15,)}, "reaches beyond its blob"),
-        ({"shape": (-1, -1)}, "has the shape"),
-        ({"start": -8}, "reaches beyond its blob"),
+        ({"shape": (-1, -1)}, "Expected `int` >= 0"),
+        ({"start": -8}, "Expected `int` >= 0"),
         ({"header_size": 10**15}, "a header of"),
-        ({"path": "../../secret", "blob": "../../secret"}, "is not one that a backup writes"),
-        ({"path": "/etc/passwd", "blob": "/etc/passwd"}, "is not one that a backup writes"),
+        ({"path": "../../secret", "blob": "../../secret"}, "is not one that this backup writes"),
+        ({"path": "/etc/passwd", "blob": "/etc/passwd"}, "is not one that this backup writes"),
         ({"blob": "blobs/000009/" + "0" * 32 + ".safetensors"}, "not listed among the blobs"),
-        ({"dtype": "object"}, "holds Python objects"),
+        ({"dtype": "object"}, "no type of numbers"),
         ({"dtype": "nonsense"}, "there is no type"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups.codec import Fingerprint
+from keras_dist_callbacks.backups.codec import Fingerprint, hash_array
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.exchange import Exchange, _pack_message
@@ -16,14 +16,16 @@ from keras_dist_callbacks.errors import BackupError
 
 CHIEF = Cluster("worker", 0, 0, ("127.0.0.1:1", "127.0.0.1:2"))
 EXCHANGE = Exchange(CHIEF, "fit", 2**20, 5.0)
-HELLO = {"tensors": {"a": ["00", "float32", [2]]}, "topics": {}}
+VALUE = np.float32([1, 2])
+HASH = hash_array(VALUE)
+HELLO: dict[str, Any] = {"tensors": {"a": [HASH, "float32", [2]]}, "topics": {}}
 HEAD = {"state": {"t": [float("inf")]}, "sent": ["a"]}
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """What worker 1 has published, by topics."""
-    values = {"hello": json.dumps(HELLO).encode(), "values": _pack_message(HEAD, {"a": np.float32([1, 2])})}
+    values = {"hello": json.dumps(HELLO).encode(), "values": _pack_message(HEAD, {"a": VALUE})}
     monkeypatch.setattr(messaging, "publish", lambda key, value, timeout: 1)
     monkeypatch.setattr(messaging, "fetch", lambda key, *arguments: values[key.rpartition("/")[2]])
     return values
@@ -36,7 +38,7 @@ def collect() -> Any:
 def test_what_a_worker_has_arrives(said: dict[str, bytes]) -> None:
     found = collect()
     assert found.tensors["a"].array().tolist() == [1, 2]
-    assert found.prints == {"a": Fingerprint("00", "float32", (2,))}
+    assert found.prints == {"a": Fingerprint(HASH, "float32", (2,))}
     assert found.state == {"t": [float("inf")]}
 
 
@@ -75,17 +77,18 @@ def test_values_that_are_none_do_too(said: dict[str, bytes], values: bytes) -> N
 @pytest.mark.parametrize(
     ("announced", "sent"),
     [
-        (["00", "float32", [2]], ["b"]),
-        (["00", "float32", [3]], ["a"]),
-        (["00", "float32", [-1]], ["a"]),
-        (["00", "float32", [2**62, 2**62]], ["a"]),
-        (["00", "no such type", [2]], ["a"]),
-        (["00", "object", [2]], ["a"]),
-        (["00", "float32", [2]], ["a", "a"]),
+        ([HASH, "float32", [2]], ["b"]),
+        (["0" * 32, "float32", [2]], ["a"]),
+        ([HASH, "float32", [3]], ["a"]),
+        ([HASH, "float32", [-1]], ["a"]),
+        ([HASH, "float32", [2**62, 2**62]], ["a"]),
+        ([HASH, "no such type", [2]], ["a"]),
+        ([HASH, "object", [2]], ["a"]),
+        ([HASH, "float32", [2]], ["a", "a"]),
     ],
 )
 def test_other_tensors_than_announced_do_too(said: dict[str, bytes], announced: list[Any], sent: list[str]) -> None:
     said["hello"] = json.dumps({"tensors": {"a": announced}, "topics": {}}).encode()
     said["values"] = _pack_message({"state": {}, "sent": sent}, {"a": np.float32([1, 2])})
-    with pytest.raises(BackupError, match="worker 1 in save 1 delivered other tensors than it had announced"):
+    with pytest.raises(BackupError, match="worker 1 in save 1"):
         collect()

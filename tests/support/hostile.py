@@ -28,9 +28,9 @@ def make(directory: Path, tmp_path: Path) -> None:
     name = EVIL.replace("/", "\u2215")
     store = begin(directory)
     states: list[dict[str, Any]] = [
-        {f"callback:{name}": 1, name: 2, "hidden_input": {"python": [EVIL], "unordered": [EVIL]}, "unseen": [EVIL]}
+        {f"callback:{name}": {EVIL: EVIL}, "hidden_input": {"python": [EVIL], "unordered": [EVIL]}, "unseen": [EVIL]}
     ]
-    texts = {"keras": EVIL, "tensorflow": EVIL, "python": EVIL, "strategy": EVIL, EVIL: {EVIL: [EVIL]}}
+    texts = {"keras": EVIL, "tensorflow": EVIL, "python": EVIL, "strategy": EVIL, "model": EVIL}
     tensors = {f"variable/{name}@0": [1.0], f"{name}/other@{HOSTILE}": [2.0]}
     for sequence in (1, 2, 3):
         commit(store, sequence, tensors, states=states, **texts)

@@ -120,7 +120,7 @@ class OneProcess:
     def agree(self, action: Callable[[], Any], tag: str, timeout: float = 0) -> Any:
         return action()
 
-    def broadcast(self, value: Any, tag: str, timeout: float = 0) -> Any:
+    def broadcast(self, value: Any, tag: str, timeout: float = 0, kind: Any = None) -> Any:
         return value
 
     def barrier(self, tag: str, timeout: float = 0) -> None:
@@ -140,7 +140,7 @@ class Delivered:
         found = []
         for worker in self._workers:
             own = {n: HeldArray(a) for n, a in tensors_at(snapshot.position.step, worker).items() if n not in SHARED}
-            found.append(LocalState(own, fingerprints(own), {"worker": worker}))
+            found.append(LocalState(own, fingerprints(own), {"user": {"worker": worker}}))
         return found
 
     def skip(self, save: int, first: int = 1) -> None:
