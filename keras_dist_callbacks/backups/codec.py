@@ -7,6 +7,7 @@ while it holds the GIL.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -83,6 +84,7 @@ def fingerprints(tensors: Mapping[str, HeldTensor]) -> dict[str, Fingerprint]:
     return found
 
 
+@functools.lru_cache(maxsize=64)
 def dtype_of(name: str) -> np.dtype[Any]:
     """The numeric type of that name, those of TensorFlow such as bfloat16 included.
 

@@ -64,7 +64,7 @@ def decode_manifest(content: bytes, where: str, limit: int = MAX_MANIFEST_BYTES)
         _check_places(manifest)
     except (ValueError, RecursionError) as error:
         raise DamagedBackupError(f"{where} is no manifest: {error}") from error
-    _check_workers(manifest, where)
+    check_workers(manifest, where)
     return manifest
 
 
@@ -91,8 +91,12 @@ def _check_version(version: object, where: str) -> None:
         )
 
 
-def _check_workers(manifest: Manifest, where: str) -> None:
-    """That all is there that a worker needs to go on, and nothing that this version would not put back."""
+def check_workers(manifest: Manifest, where: str) -> None:
+    """Makes sure that all is there that a worker needs to go on, and nothing that this version would not put back.
+
+    Raises:
+        DamagedBackupError: That is not so.
+    """
     checked(manifest.info, Info, f"{where}: info")
     if not manifest.workers:
         raise DamagedBackupError(f"{where} holds the state of no worker")
@@ -118,7 +122,7 @@ def _check_places(manifest: Manifest) -> None:
     blobs = {blob.path: blob for blob in manifest.blobs}
     for blob in manifest.blobs:
         if blob_generation(blob.path) != manifest.id.generation:
-            raise ValueError(f"the blob name {blob.path!r} is not one that this backup writes")
+            raise ValueError(f"the blob name {blob.path!r} is not one that a backup writes there")
         if not 8 <= blob.header_size <= min(blob.size, MAX_MANIFEST_BYTES):
             raise ValueError(f"{blob.path}: a header of {blob.header_size} bytes in a blob of {blob.size}")
     if len(blobs) < len(manifest.blobs):

@@ -17,7 +17,7 @@ from typing import Any
 
 from keras_dist_callbacks.backups import names, owners, records
 from keras_dist_callbacks.backups.codec import Blob
-from keras_dist_callbacks.backups.manifest import decode_manifest, encode_manifest
+from keras_dist_callbacks.backups.manifest import check_workers, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES
@@ -61,12 +61,7 @@ class BackupStore:
     # --- ownership
 
     def prepare(self) -> None:
-        """Makes sure that the directory can be written to; makes it, if it is a local one.
-
-        Raises:
-            ConfigError: The store's client does not take the options.
-            StorageError: It cannot be used; the message says why and what to do.
-        """
+        """Makes sure that the directory can be written to, and makes a local one; raises what `Storage.probe` does."""
         self._made_directory = self.storage.probe()
 
     def claim(self, info: Mapping[str, Any]) -> int:
@@ -154,7 +149,7 @@ class BackupStore:
             self._staging.forget()  # the next save writes everything anew
             raise StorageError(f"what was just written is not there: {error}") from error
         content = encode_manifest(manifest)
-        decode_manifest(content, f"the manifest that was to be written ({manifest.position})")
+        self._check_readable(manifest, content)
         self.storage.create(manifest.id.name, [content])
         if self._read_back(manifest.id.name) != content:
             raise StorageError(f"{self.storage.display(manifest.id.name)} reads back differently from what was written")
@@ -162,6 +157,14 @@ class BackupStore:
         if self._newest is None:
             self._witness()
         self._newest = manifest
+
+    def _check_readable(self, manifest: Manifest, content: bytes) -> None:
+        """Refuses to write what no restart would take; of later commits only what may have changed in kind."""
+        where = f"the manifest that was to be written ({manifest.position})"
+        if self._newest is None:
+            decode_manifest(content, where, self._limit)
+        else:
+            check_workers(manifest, where)
 
     def _read_back(self, name: str) -> bytes | None:
         try:

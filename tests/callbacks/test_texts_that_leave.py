@@ -139,5 +139,5 @@ def _poison(place: Path, states: list[dict[str, Any]]) -> None:
     store = BackupStore(Storage.open(place))
     manifest = store.manifest(store.commits()[-1])
     manifest.workers[0].state.update(states[0])
-    manifest.info.update(strategy=hostile.EVIL, seed=hostile.EVIL)
+    manifest.info.update(strategy=hostile.EVIL, model=hostile.EVIL)
     rewrite(place, manifest.id.name, encode_manifest(manifest))

@@ -197,4 +197,5 @@ class Run:
 
     def _snapshot(self, kind: Any) -> Snapshot:
         held = {name: HeldArray(array) for name, array in tensors_at(self.step).items()}
-        return Snapshot(Position(kind, 0, self.step, self.step), held, loop_state(step=self.step))
+        batch = self.step if kind == "within" else 0
+        return Snapshot(Position(kind, 0, batch, self.step), held, loop_state(step=self.step))
