@@ -79,6 +79,7 @@ class InputState:
         if note is None:
             self._saved = saved
             self._assign(_FIRST)
+            self._go_on_from_first(saved)
         return [] if note is None else [note]
 
     def to_start(self) -> None:
@@ -89,9 +90,11 @@ class InputState:
             if _RNG in self._saved.state:
                 rng.restore(self._saved.state[_RNG])
         self.note_start()
-        if self._saved is not None and _name(_FIRST, 0) in self._saved.tensors:
-            saved = self._saved.tensors
-            self._held[_FIRST] = [HeldArray(saved[_name(_FIRST, i)]) for i in range(len(self._all))]
+
+    def _go_on_from_first(self, saved: WorkerState) -> None:
+        """The next backups tell of the same first pass as this one, wherever it was taken."""
+        if _name(_FIRST, 0) in saved.tensors:
+            self._held[_FIRST] = [HeldArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
 
     def to_now(self) -> None:
         """Behind the last batch of an iterator, where nobody reads ahead."""

@@ -30,7 +30,7 @@ from tests.support.cli_backups import kdc as command
 from tests.support.mutations import Path as Place
 from tests.support.mutations import mutations
 
-SAMPLE, SECONDS, MEGABYTES = 300, 5.0, 400
+SAMPLE, ALL, SECONDS = 300, 3000, 5.0
 SHOWN = {"model", "strategy", "keras", "tensorflow", "python", "seed", "generator"}
 TEXTS = {"metric_variables", "hidden_variables", "input_variables", "random_operations", "not_saved", "unseen"}
 
@@ -52,13 +52,16 @@ def directory(written: Path, tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def cases(request: pytest.FixtureRequest, body: Any, free: Any, share: float) -> Iterator[tuple[str, bytes]]:
-    """Some mutations, the share of a kind of record; all of them with `--chaos-share 1`."""
-    chaos = "chaos" in (request.config.getoption("-m") or "")
-    count = round((3000 if chaos else SAMPLE) * share)
-    rng = random.Random(f"{request.node.name} {request.config.getoption('--chaos-seed') if chaos else 0}")  # noqa: S311
-    found = mutations(body, rng, free)
-    for _ in range(count):
+@pytest.fixture(params=[SAMPLE, pytest.param(ALL, marks=[pytest.mark.chaos, pytest.mark.timeout(1800)])])
+def count(request: pytest.FixtureRequest) -> int:
+    """How many mutations of all kinds of records."""
+    return int(request.param)
+
+
+def cases(count: int, body: Any, free: Any, share: float) -> Iterator[tuple[str, bytes]]:
+    """Some mutations: a kind of record's share of all."""
+    found = mutations(body, random.Random(f"{count} {sorted(body)}"), free)  # noqa: S311
+    for _ in range(round(count * share)):
         yield next(found)
 
 
@@ -76,14 +79,11 @@ def seal_manifest(text: bytes) -> bytes:
     return b'{"digest":"xxh3_128:' + xxhash.xxh3_128_hexdigest(text).encode() + b'","manifest":' + text + b"}"
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(
-    directory: Path, request: pytest.FixtureRequest, part: int
-) -> None:
+def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(directory: Path, count: int) -> None:
     older, newer = sorted((directory / "backup/commits").iterdir())
     content = newer.read_bytes()
     body = json.loads(content)["manifest"]
-    for what, text in cases(request, body, is_users, 0.35):
+    for what, text in cases(count, body, is_users, 0.7):
         newer.write_bytes(seal_manifest(text))
         began = time.monotonic()
         with warnings.catch_warnings(record=True) as told:
@@ -102,14 +102,12 @@ def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20 * 8, "kilobytes; TensorFlow's included"
 
 
-def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(
-    directory: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(directory: Path, count: int) -> None:
     (record,) = (directory / "backup/owners").glob("*.json")
     body = json.loads(record.read_bytes())
     wanted = ("claimed", "token", "made_directory")
     storage = Storage.open(directory / "backup")
-    for what, text in cases(request, {key: body[key] for key in wanted}, lambda place: False, 0.1):
+    for what, text in cases(count, {key: body[key] for key in wanted}, lambda place: False, 0.1):
         record.write_bytes(text)
         assert owners.generations(storage) == [1]
         found = owners.read_owner(storage, 1)
@@ -119,7 +117,7 @@ def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(
     assert newest_good(BackupStore(storage), 1) is not None
 
 
-def test_a_senseless_sidecar_hides_its_checkpoint_and_no_other(directory: Path, request: pytest.FixtureRequest) -> None:
+def test_a_senseless_sidecar_hides_its_checkpoint_and_no_other(directory: Path, count: int) -> None:
     (sidecar,) = (directory / "models").glob(f"*{SIDECAR}")
     good = json.loads(sidecar.read_bytes())
     del good["seal"]
@@ -130,7 +128,7 @@ def test_a_senseless_sidecar_hides_its_checkpoint_and_no_other(directory: Path, 
     )
     storage = Storage.open(directory / "models")
     free = lambda place: place[-1] in {"series", "monitor", "value"}  # noqa: E731
-    for what, text in cases(request, good, free, 0.1):
+    for what, text in cases(count, good, free, 0.1):
         try:
             sealed: dict[str, Any] = json.loads(text)
             seal = xxhash.xxh3_128_hexdigest(json.dumps(sealed, sort_keys=True).encode())
@@ -147,14 +145,14 @@ def test_a_senseless_sidecar_hides_its_checkpoint_and_no_other(directory: Path, 
         assert [artifact.name for artifact in found.artifacts] == ["other.keras"], what
 
 
-def test_senseless_messages_of_a_worker_fail_the_save_and_nothing_else(request: pytest.FixtureRequest) -> None:
+def test_senseless_messages_of_a_worker_fail_the_save_and_nothing_else(count: int) -> None:
     hello = {"tensors": {"variable/a@0": ["0" * 32, "float32", [2, 3]]}, "topics": {"rng": "1" * 32}}
     wanted = {"tensors": ["variable/a@0"], "topics": ["rng"]}
     values = {"state": {"rng": {}}, "sent": ["variable/a@0"]}
     kinds = ((hello, exchange._Hello), (wanted, exchange._Wanted), (values, exchange._Head))
     for body, kind in kinds:
         free = lambda place: place[:1] == ("state",) or place[-1] in {0, "float32"} or "sent" in place  # noqa: E731
-        for what, text in cases(request, body, free, 0.03):
+        for what, text in cases(count, body, free, 0.03):
             if what.startswith(("double", "spelling", "unicode", "rename of topics", "rename of state")):
                 continue  # between processes of one run: another way to write it, or a topic that the chief looks at
             with pytest.raises(BackupError):
