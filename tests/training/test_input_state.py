@@ -30,6 +30,12 @@ def with_layer() -> tf.data.Dataset:
     return inputs.rows().batch(tiny.BATCH).map(lambda x, y: (layer(x, training=True), y))
 
 
+def with_cached_layer() -> tf.data.Dataset:
+    layer = keras.layers.GaussianNoise(0.5, seed=3)
+    noisy = inputs.rows().map(lambda x, y: (layer(x, training=True), y))
+    return noisy.cache().shuffle(8, seed=1).batch(tiny.BATCH)
+
+
 class WithOwnGenerator(inputs.Batches):
     """Its noise comes from a generator of its own: a state that moves by being read."""
 
@@ -67,6 +73,17 @@ def reference(make: Callable[[], Any], **arguments: Any) -> keras.Model:
 def interrupted(directory: Path, make: Callable[[], Any], epoch: int = 1, batch: int = 2, **arguments: Any) -> None:
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), directory, [tiny.StopAt(epoch, batch)], x=make(), **arguments)
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(2, 0), (2, 2)])
+def test_a_resume_of_a_resumed_run_knows_the_first_pass_of_a_cached_state(
+    tmp_path: Path, epoch: int, batch: int
+) -> None:
+    interrupted(tmp_path, with_cached_layer, 1, 2, save_freq="epoch")
+    interrupted(tmp_path, with_cached_layer, epoch, batch, save_freq="epoch")
+    resumed = tiny.model()
+    tiny.fit(resumed, tmp_path, x=with_cached_layer(), save_freq="epoch")
+    tiny.assert_same(resumed, reference(with_cached_layer))
 
 
 @pytest.mark.parametrize("make", [with_generator, with_layer])
