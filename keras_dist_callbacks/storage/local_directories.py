@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from keras_dist_callbacks.errors import StorageError
@@ -26,7 +27,6 @@ BY_DESCRIPTOR = (
 )
 """Whether this platform can do without paths."""
 
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _ON_THE_WAY = _DIRECTORY | getattr(os, "O_PATH", 0)  # going through a directory takes no right to list it
@@ -70,6 +70,14 @@ class Directory:
             os.close(file)
             raise
         return file
+
+    def new_file(self, name: str) -> FileIO:
+        """A new file in it, open for writing.
+
+        Raises:
+            FileExistsError: The name is taken.
+        """
+        return open(self.at(name), "xb", buffering=0, opener=lambda _, flags: self.open_file(name, flags))
 
     def size(self, name: str) -> int:
         """Bytes of a file in it.

@@ -12,10 +12,10 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BufferedReader, BufferedWriter
+from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 
-from keras_dist_callbacks.storage.local_directories import NEW_FILE, Directory, opened
+from keras_dist_callbacks.storage.local_directories import Directory, opened
 from keras_dist_callbacks.storage.traffic import Traffic
 
 Buffer = bytes | bytearray | memoryview
@@ -109,7 +109,7 @@ class LocalFiles:
         with self._directory_of(path, make=True) as (directory, final):
             with _temporary(directory, final) as temporary:
                 file = None if spare is None else self._take_over(spare, directory, temporary)
-                self._write(directory.open_file(temporary, NEW_FILE) if file is None else file, parts)
+                self._write(directory.new_file(temporary) if file is None else FileIO(file, "wb"), parts)
                 try:
                     directory.link(temporary, final)
                 except FileExistsError:
@@ -128,7 +128,7 @@ class LocalFiles:
             with _temporary(directory, final) as temporary:
                 with (
                     open(source, "rb") as reader,
-                    open(directory.open_file(temporary, NEW_FILE), "wb", buffering=0) as file,
+                    directory.new_file(temporary) as file,
                 ):
                     while chunk := reader.read(_COPY_CHUNK):
                         self._write_all(file.fileno(), memoryview(chunk))
@@ -181,15 +181,16 @@ class LocalFiles:
         directory.unlink(temporary)
         return None
 
-    def _write(self, descriptor: int, parts: Sequence[Buffer]) -> None:
-        with open(descriptor, "wb", buffering=0):
+    def _write(self, file: FileIO, parts: Sequence[Buffer]) -> None:
+        with file:
+            descriptor = file.fileno()
             for part in parts:
                 self._write_all(descriptor, memoryview(part))
             os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))  # a spare file may have been longer
             self._flush(descriptor)
 
     def _write_directly(self, directory: Directory, final: str, parts: Sequence[Buffer]) -> None:
-        file = directory.open_file(final, NEW_FILE)
+        file = directory.new_file(final)
         try:
             self._write(file, parts)
         except BaseException:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.local_directories import NEW_FILE, opened
+from keras_dist_callbacks.storage.local_directories import opened
 from keras_dist_callbacks.storage.storage import Storage
 
 ROUNDS = 400
@@ -173,7 +173,7 @@ def test_no_child_inherits_a_descriptor(tmp_path: Path) -> None:
     with opened(str(tmp_path), ["a", "b"], make=True) as directory:
         assert directory.descriptor is not None
         assert not os.get_inheritable(directory.descriptor)
-        file = directory.open_file("x", NEW_FILE)
+        file = directory.open_file("x", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             assert not os.get_inheritable(file)
         finally:
