@@ -33,7 +33,7 @@ _FINAL = {
     BLOBS: _BLOB,
     "": r"probe|doctor|.+\.(keras|weights\.h5)(\.json)?",
 }
-_unfinished = {place: re.compile(f"(?:{final}){_TEMPORARY}", re.DOTALL) for place, final in _FINAL.items()}
+_unfinished = {place: re.compile(f"(?:{final})(?:{_TEMPORARY})+", re.DOTALL) for place, final in _FINAL.items()}
 _blob = re.compile(_BLOB)
 
 
