@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from keras_dist_callbacks.storage.local_files import TEMPORARY_MARK
+from keras_dist_callbacks.storage.local_files import final_name
 
 OWNERS, BLOBS, COMMITS, DAMAGED = "owners", "blobs", "commits", "damaged"
 OWNER, WITNESS = ".json", ".committed"
@@ -21,7 +21,6 @@ HASH = r"[0-9a-f]{32}"
 
 _COMMIT = rf"({GENERATION})-({SEQUENCE})-({RANDOM})\.json"
 _BLOB = rf"{HASH}\.safetensors"
-_TEMPORARY = rf"{re.escape(TEMPORARY_MARK)}[0-9a-f]{{32}}"
 _commit = re.compile(_COMMIT)
 _damaged = re.compile(rf"[0-9a-f]{{8}}-({_COMMIT})")
 _owner = re.compile(rf"({GENERATION}){re.escape(OWNER)}")
@@ -33,7 +32,7 @@ _FINAL = {
     BLOBS: _BLOB,
     "": r"probe|doctor|.+\.(keras|weights\.h5)(\.json)?",
 }
-_unfinished = {place: re.compile(f"(?:{final})(?:{_TEMPORARY})+", re.DOTALL) for place, final in _FINAL.items()}
+_finals = {place: re.compile(final, re.DOTALL) for place, final in _FINAL.items()}
 _blob = re.compile(_BLOB)
 
 
@@ -86,7 +85,8 @@ def is_blob(name: str) -> bool:
 
 def is_unfinished(name: str, place: str) -> bool:
     """Whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
-    return bool(_unfinished[place].fullmatch(name))
+    final = final_name(name)
+    return final is not None and bool(_finals[place].fullmatch(final))
 
 
 def _canonical(digits: str, width: int) -> int | None:

@@ -7,7 +7,6 @@ import statistics
 import tempfile
 import threading
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.local_files import TEMPORARY_MARK
+from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.storage import Storage
 
 _ROUNDS = 5
@@ -65,7 +64,7 @@ class Bench:
 
     def name(self) -> str:
         """A name that nothing has; it looks like that of an unfinished write, in case this process is killed."""
-        self._names.append(f"doctor{TEMPORARY_MARK}{uuid.uuid4().hex}")
+        self._names.append(temporary_name("doctor"))
         return self._names[-1]
 
     def clear(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -24,7 +23,7 @@ import fsspec
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage.local_files import Buffer, LocalFiles, final_name
+from keras_dist_callbacks.storage.local_files import Buffer, LocalFiles
 from keras_dist_callbacks.storage.probing import probe
 from keras_dist_callbacks.storage.redaction import Redactor, check_place, redact
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
@@ -260,18 +259,6 @@ class Storage:
         """
         for name in directories if self.is_local else ():
             self._run("list", name, partial(self._local.refuse_links, self._full(name)))
-
-    def temporary_files(self, directory: str = "", finals: re.Pattern[str] | None = None) -> list[FileInfo]:
-        """Files in `directory` that an interrupted write left behind.
-
-        Args:
-            directory: Where to look.
-            finals: Matches all of the name, with that of `directory` before it, that such a file was to get. Defaults
-                to any name.
-        """
-        found = [(final_name(f.name), f) for f in self.files(directory)]
-        place = f"{directory}/" if directory else ""
-        return [f for final, f in found if final and (finals is None or finals.fullmatch(place + final))]
 
     def unfinished_uploads(self) -> list[UnfinishedUpload]:
         """Uploads anywhere below the directory that interrupted writes left behind; the oldest first."""

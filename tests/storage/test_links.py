@@ -25,7 +25,6 @@ OPERATIONS: dict[str, Callable[[Storage, str, Path], object]] = {
     "size": lambda storage, place, source: storage.size(f"{place}/a.txt"),
     "delete": lambda storage, place, source: storage.delete(f"{place}/a.txt"),
     "files": lambda storage, place, source: storage.files(place),
-    "temporary_files": lambda storage, place, source: storage.temporary_files(place),
     "refuse_links": lambda storage, place, source: storage.refuse_links([place]),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from pathlib import Path
 
@@ -26,31 +25,15 @@ USERS = [
 
 
 @pytest.mark.parametrize("name", USERS)
-def test_a_name_that_only_resembles_a_mark_is_a_users(name: str, tmp_path: Path) -> None:
+def test_a_name_that_only_resembles_a_mark_is_a_users(name: str) -> None:
     assert final_name(name) is None
-    (tmp_path / "commits").mkdir()
-    (tmp_path / "commits" / name).write_text("mine")
-    assert Storage.open(tmp_path).temporary_files("commits") == []
 
 
 @pytest.mark.parametrize("final", ["x.json", "000001.committed", "ckpt-1.keras", "two\nlines", "a.tmp-b"])
-def test_the_names_that_are_given_are_told_with_what_they_were_for(final: str, tmp_path: Path) -> None:
+def test_the_names_that_are_given_are_told_with_what_they_were_for(final: str) -> None:
     name = temporary_name(final)
     assert final_name(name) == final
     assert final_name(temporary_name(name)) == final, "of a file whose own name is temporary, such as the probe's"
-    (tmp_path / name).write_text("half")
-    assert [f.name for f in Storage.open(tmp_path).temporary_files()] == [name]
-
-
-def test_only_files_with_the_wanted_final_names_are_listed(tmp_path: Path) -> None:
-    storage = Storage.open(tmp_path)
-    ours, other = temporary_name("000001-00000001-ab.json"), temporary_name("notes.json")
-    for name in (ours, other):
-        storage.create(f"commits/{name}", [b"half"])
-    assert {f.name for f in storage.temporary_files("commits")} == {ours, other}
-    finals = re.compile(r"commits/\d{6,}-\d{8,}-[0-9a-f]+\.json")
-    assert [f.name for f in storage.temporary_files("commits", finals)] == [ours]
-    assert storage.temporary_files("commits", re.compile(r"\d{6,}-\d{8,}-[0-9a-f]+\.json")) == []
 
 
 def test_an_interrupted_write_leaves_a_file_that_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,4 +50,4 @@ def test_an_interrupted_write_leaves_a_file_that_is_found(tmp_path: Path, monkey
         patch.setattr("os.unlink", lambda *arguments, **options: None)
         with pytest.raises(Killed):
             storage.create("commits/000001-00000001-ab.json", [b"half"])
-    assert len(storage.temporary_files("commits", re.compile(r"commits/\d{6}-\d{8}-ab\.json"))) == 1
+    assert [final_name(f.name) for f in storage.files("commits")] == ["000001-00000001-ab.json"]
