@@ -71,7 +71,7 @@ def check_storable(
     Raises:
         DamagedBackupError: It cannot.
     """
-    if depth > _DEEPEST + 2:
+    if depth > 2 * _DEEPEST + 2:  # a tuple is a list in a dict
         raise DamagedBackupError(f"{where[:_SHOWN]}...: it is nested more than {_DEEPEST} levels deep")
     if isinstance(value, list):
         for item in value:

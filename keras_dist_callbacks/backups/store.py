@@ -76,8 +76,9 @@ class BackupStore:
         Raises:
             BackupError: The directory's numbers have come to their end, which no run could have done.
         """
-        earlier = (owners.read_owner(self.storage, generation) for generation in self._owners())
-        self._made_directory |= any(owner.made_directory for owner in earlier)
+        if self.storage.is_local and not self._made_directory:
+            earlier = (owners.read_owner(self.storage, generation) for generation in self._owners())
+            self._made_directory = any(owner.made_directory for owner in earlier)
         content = owners.write_owner(info, made_directory=self._made_directory)
         while True:
             generation = self.newest_generation() + 1

@@ -130,8 +130,8 @@ _LOOKED_FOR = {
     "hidden_variables",
 }
 _OF_ALL = {"rng", "metric_variables"}
-_WITHIN = {"rng_at_epoch", "logs"}
-_MAYBE = {"num_batches"}
+_OF_LOOP = {"rng_at_epoch"}
+_WITHIN = {"logs"}
 
 
 def check_topics(state: Mapping[str, JSON], tensors: Collection[str], where: str) -> None:
@@ -170,14 +170,12 @@ def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
     Raises:
         DamagedBackupError: Something is.
     """
-    needed = set(_OF_ALL)
-    if "user" in state:
-        needed |= {"rng_at_epoch"} - state.keys()  # None before a loop's first epoch
-    else:
-        needed |= _OF_FIT | (_WITHIN if within else set())
-        if exactness.INPUT in state:  # else an older version wrote it, which did not look for what is hidden
-            needed |= _LOOKED_FOR
-    missing = sorted(needed - {topic for topic, value in state.items() if value is not None or topic in _MAYBE})
+    needed = _OF_ALL | _OF_LOOP if "user" in state else _OF_ALL | _OF_FIT | (_WITHIN if within else set())
+    if "user" not in state and exactness.INPUT in state:  # else an older version, which did not look for what is hidden
+        needed |= _LOOKED_FOR
+    missing = sorted(needed - state.keys())
+    if within and "user" not in state and state.get("rng_at_epoch") is None:  # a loop has none before its first epoch
+        missing.append("rng_at_epoch")
     if missing:
         raise DamagedBackupError(f"{where} lacks {', '.join(missing)}")
 

@@ -197,7 +197,7 @@ def _same_but_for_prefix(one: str, other: str) -> bool:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float | str) and not isinstance(value, np.generic):
         return value
     array = np.asarray(value)
     return array.item() if array.ndim == 0 and array.dtype.kind in "biuf" else None

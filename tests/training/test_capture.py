@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks.training.capture import jsonable_logs
 from tests.support import SUPPORT, tiny
 from tests.support.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore
 from tests.support.processes import job
@@ -125,3 +126,10 @@ def test_what_is_remembered_of_a_model_follows_its_variables() -> None:
     assert after is not before
     assert len(after.labels) > len(before.labels)
     assert list(after.named) == list(variables.named_variables(model))
+
+
+def test_logs_of_any_numbers_are_plain_ones_in_a_backup() -> None:
+    logs = {"a": np.float64(1.5), "b": np.float32(0.5), "c": np.int64(3), "d": np.bool_(True), "e": tf.constant(2.0)}
+    found = jsonable_logs({**logs, "f": 1, "g": "text", "rows": np.zeros(3)})
+    assert found == {"a": 1.5, "b": 0.5, "c": 3, "d": True, "e": 2.0, "f": 1, "g": "text"}
+    assert {type(value) for value in found.values()} == {float, int, bool, str}
