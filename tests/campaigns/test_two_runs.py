@@ -27,8 +27,9 @@ def test_of_two_runs_on_one_directory_exactly_one_goes_on(tmp_path: Path) -> Non
     with older, newer:
         older.start()
         deadline = time.monotonic() + 90
-        while not reader.commits() and time.monotonic() < deadline:
+        while not reader.commits():
             assert older.poll() == [None], older.log(0)
+            assert time.monotonic() < deadline, "the older run has made no backup"
             time.sleep(0.1)
         newer.start()
         assert newer.wait(90) == [0], newer.log(0)
