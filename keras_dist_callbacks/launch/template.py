@@ -81,12 +81,12 @@ class _Template:
         """Works until the owner is gone: None then. In a forked worker: what it is to do."""
         try:
             while True:
-                for descriptor, _ in self._events.poll():
-                    if descriptor == self._owner.fileno():
-                        if (job := self._listen()) is not None:
-                            return job
-                    else:
-                        self._bury(next(w for w in self._workers.values() if w.pidfd == descriptor))
+                ready = {descriptor for descriptor, _ in self._events.poll()}
+                # before any order: that may end a worker too, or fork one that gets the same descriptor
+                for worker in [worker for worker in self._workers.values() if worker.pidfd in ready]:
+                    self._bury(worker)
+                if self._owner.fileno() in ready and (job := self._listen()) is not None:
+                    return job
         except (EOFError, ConnectionError):
             for worker in self._workers.values():
                 _collect(worker.pid)

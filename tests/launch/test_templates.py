@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -120,6 +121,21 @@ def test_a_forgotten_worker_is_ended(start: Start) -> None:
     pid = start(SLEEP).pid
     gc.collect()
     wait_for(lambda: not is_alive(pid))
+
+
+@pytest.mark.kill
+def test_a_worker_that_ends_while_its_end_is_ordered_leaves_the_template_alive(start: Start) -> None:
+    process = start(SLEEP)
+    template, pid = template_of(process), process.pid
+    os.kill(template, signal.SIGSTOP)  # it hears of both at once
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(pid))
+    later = threading.Timer(0.5, os.kill, (template, signal.SIGCONT))
+    later.start()
+    process.end()
+    later.join()
+    assert process.poll() == -signal.SIGKILL
+    assert template_of(start(SLEEP)) == template
 
 
 @pytest.mark.kill
