@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from keras_dist_callbacks._compat import graphs, pipeline, rng
+from keras_dist_callbacks._compat import asynchrony, graphs, pipeline, rng
 
-_ASYNCHRONOUS = ("Prefetch", "Parallel", "MapAndBatch")
 _ADAPTERS = {
     "PyDatasetAdapter": "the PyDataset",
     "GeneratorDataAdapter": "the Python generator",
@@ -106,7 +105,7 @@ def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) ->
     """Variables that two threads of the pipeline use: some of their stages lie before an asynchronous one."""
     whole = pipeline.original(dataset)
     occurrences = list(pipeline.occurrences(whole))
-    ahead = [path for path, stage in occurrences if _runs_ahead(stage, whole)]
+    ahead = [path for path, stage in occurrences if asynchrony.runs_ahead(stage, whole)]
     for variable in variables:
         keyed = {id(s) for s in stages if variable.key in {r.key for r in pipeline.captured(s)}}
         users = [path for path, stage in occurrences if id(stage) in keyed]
@@ -115,31 +114,6 @@ def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) ->
                 f"two parts of the input that run side by side draw from {variable.name}, so that two runs differ; "
                 "give each a random layer or generator of its own"
             )
-
-
-def _runs_ahead(stage: Any, whole: Any) -> bool:
-    """Whether another thread than its consumer's asks for what lies before a stage.
-
-    Measured with TensorFlow 2.21: it makes a serial map without a state parallel, and joins a map with the batch behind
-    it, which then runs by itself; neither where operations are deterministic, or options say no.
-    """
-    kind = type(stage).__name__.strip("_")
-    if kind.startswith(_ASYNCHRONOUS):
-        return True
-    if rng.is_deterministic() or _option(whole, "apply_default_optimizations") is False:
-        return False
-    if kind == "MapDataset":
-        state = any(found.random or found.writes or found.python for found in pipeline.function_operations(stage))
-        return not state and _option(whole, "map_parallelization") is not False
-    behind_map = any(type(source).__name__.strip("_") == "MapDataset" for source in getattr(stage, "_inputs", list)())
-    if "Ragged" in kind:
-        return True
-    return kind == "BatchDataset" and behind_map and _option(whole, "map_and_batch_fusion") is not False
-
-
-def _option(dataset: Any, name: str) -> Any:
-    options = dataset.options() if hasattr(dataset, "options") else None
-    return None if options is None else getattr(options.experimental_optimization, name)
 
 
 def _tables(stages: list[Any]) -> Iterator[str]:

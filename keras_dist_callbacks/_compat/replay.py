@@ -4,8 +4,8 @@ A reshuffled order depends on how many iterators were created before. So for pas
 Keras would have created are created again, in their order, on plain local copies of the datasets (a distributed
 iterator costs a hundred times more), and nothing is pulled from them. Exceptions: where shuffles nest, one
 element is, because an inner shuffle draws its seed when the outer one asks for its first element; where a
-shuffle is cached, the first pass is read. An iterator that lives across epochs (`steps_per_epoch`) is created
-for real, and what was consumed of it is pulled and dropped.
+shuffle is cached, the first pass is read, as far as it was. An iterator that lives across epochs
+(`steps_per_epoch`) is created for real, and what was consumed of it is pulled and dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from keras_dist_callbacks._compat import pipeline
+from keras_dist_callbacks._compat import asynchrony, pipeline
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.errors import BackupError
 
@@ -126,8 +126,14 @@ def _own_steps(iterator: Any) -> Iterator[tuple[Any, ...]]:
     return steps
 
 
-def drop_steps(steps: Iterator[tuple[int, int, Any]], batches: int, fit: RunningFit) -> None:
+def drop_steps(steps: Iterator[tuple[int, int, Any]], batches: int, fit: RunningFit, *, may_end: bool = False) -> None:
     """Takes an epoch's first batches from the steps of a fit, each its first and last batch and an iterator.
+
+    Args:
+        steps: The steps.
+        batches: How many batches to take.
+        fit: The running fit.
+        may_end: Whether the epoch may have fewer, as one has whose input is another one in each run.
 
     Raises:
         BackupError: There are fewer.
@@ -136,11 +142,11 @@ def drop_steps(steps: Iterator[tuple[int, int, Any]], batches: int, fit: Running
     while done < batches:
         item = next(steps, None)
         if item is None:
-            drop(iter(()), batches - done, batches)
+            drop(iter(()), batches - done, batches, at_least=0 if may_end else None)
             return
         ragged = fit.known_length is None and done + fit.steps_per_execution >= batches
         begin, end, data = item
-        drop(data, min(end + 1, batches) - begin, batches, at_least=1 if ragged else None)
+        drop(data, min(end + 1, batches) - begin, batches, at_least=0 if may_end else 1 if ragged else None)
         done = end + 1
 
 
@@ -231,7 +237,7 @@ def _recreate(stand_in: _StandIn, cached: set[int], before_reading: Callable[[],
     wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
     if pipeline.caches_randomness(dataset) and stand_in.pulled and id(iterator) not in cached:
         cached.add(id(iterator))
-        wanted = _ALL
+        wanted = _ALL if asynchrony.reads_its_end(dataset) else stand_in.pulled
     elif pipeline.draws_late(dataset):
         wanted = stand_in.pulled
     for local in pipeline.local_copies(dataset):

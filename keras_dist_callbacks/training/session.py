@@ -286,7 +286,7 @@ class FitSession:
         self._rng_at_epoch = saved.state["rng_at_epoch"]
         self._data.restore_rng(self._rng_at_epoch)
         self._data.enter_epoch(resuming=True)
-        replay.drop_steps(steps, saved.position.batch, self._fit)
+        replay.drop_steps(steps, saved.position.batch, self._fit, may_end=bool(self._data.reasons))
         self._data.read_again()
         notes = self._early_notes + self._apply(saved)
         self._data.restore_rng(saved.state["rng"])

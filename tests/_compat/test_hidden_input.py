@@ -36,8 +36,10 @@ def drawn(between: Between, options: tf.data.Options | None = None) -> tf.data.D
     seed = keras.random.SeedGenerator(3)
     noise = lambda v: v + keras.random.normal((4,), seed=seed)  # noqa: E731
     rows = tf.data.Dataset.from_tensor_slices(np.arange(400, dtype="float32").reshape(100, 4))
-    dataset = between(rows.map(noise)).map(noise)
-    return dataset if options is None else dataset.with_options(options)
+    chosen = tf.data.Options() if options is None else options
+    if chosen.autotune.enabled is None:
+        chosen.autotune.enabled = True  # not what tests choose for the others
+    return between(rows.map(noise)).map(noise).with_options(chosen)
 
 
 def passes(between: Between, options: tf.data.Options | None = None) -> int:
@@ -61,6 +63,14 @@ def test_a_state_that_one_thread_draws_from_is_none(name: str) -> None:
 def test_without_tensorflows_optimizations_nothing_runs_ahead(name: str) -> None:
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
+    assert look_into(drawn(RUN_AHEAD[name], options)).unordered == ()
+    assert passes(RUN_AHEAD[name], options) == 1
+
+
+@pytest.mark.parametrize("name", ["a map without a state", "zip"])
+def test_a_map_without_a_state_runs_ahead_only_where_tensorflow_tunes(name: str) -> None:
+    options = tf.data.Options()
+    options.autotune.enabled = False
     assert look_into(drawn(RUN_AHEAD[name], options)).unordered == ()
     assert passes(RUN_AHEAD[name], options) == 1
 

@@ -127,6 +127,23 @@ def test_a_dataset_that_ends_before_the_resumed_step_is_an_error(backup: Path) -
     assert before.items() <= files(backup).items()
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_an_input_that_is_another_one_in_each_run_may_end_before_the_resumed_step(tmp_path: Path) -> None:
+    loose = tf.data.Options()
+    loose.deterministic = False
+    several = tiny.shuffled().map(lambda x, y: (x, y), num_parallel_calls=2)
+    dataset = several.filter(lambda x, y: True).with_options(loose)  # of unknown length
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.rich_model(), tmp_path, [tiny.StopAt(1, 4)], x=dataset)
+    steps = tiny.CountSteps()
+    backup = kdc.BackupAndRestore(tmp_path)
+    with pytest.warns(RuntimeWarning, match="not exact: the input's Dataset.map with deterministic=False"):
+        tiny.fit(tiny.rich_model(), None, [steps, backup], x=dataset.take(2))
+    assert backup.restored is not None
+    assert backup.restored.verdict == "not exact"
+    assert steps.trained == [(2, 0), (2, 1)]
+
+
 def test_a_manifest_that_names_a_path_outside_of_the_directory_is_refused(backup: Path) -> None:
     for path in backup.glob("commits/*.json"):
         decoded = manifest.decode_manifest(path.read_bytes(), "here")

@@ -17,13 +17,22 @@ def share_processors() -> None:
     the deletion of an iterator sometimes waits for its tuning thread, with the GIL held: a test of 4 s took 140 s.
     """
     import tensorflow as tf
-    from tensorflow.python.data.ops import iterator_ops
+    from tensorflow.python.data.ops import dataset_ops, iterator_ops
 
     Priority.take = lambda self: None  # type: ignore[method-assign]
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    create = iterator_ops.OwnedIterator._create_iterator
-    iterator_ops.OwnedIterator._create_iterator = lambda self, dataset: create(self, dataset.with_options(options))
+    create, options_of = iterator_ops.OwnedIterator._create_iterator, dataset_ops.DatasetV2.options
+
+    def options(self: tf.data.Dataset) -> tf.data.Options:
+        """Of a dataset for which nothing was chosen: not tuned, for whoever asks too."""
+        found = tf.data.Options().merge(options_of(self))
+        if found.autotune.enabled is None:
+            found.autotune.enabled = False
+        return found
+
+    iterator_ops.OwnedIterator._create_iterator = lambda self, dataset: create(
+        self, dataset.with_options(dataset.options())
+    )
+    dataset_ops.DatasetV2.options = options
 
 
 if os.environ.get(VARIABLE):

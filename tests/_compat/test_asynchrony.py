@@ -1,0 +1,83 @@
+"""Whether a cache comes to be whole is told as two passes show it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_dist_callbacks._compat.asynchrony import reads_its_end
+
+Behind = Callable[[Any], Any]
+BATCHES = 9
+
+
+def batch(dataset: Any, **arguments: Any) -> Any:
+    return dataset.batch(7, drop_remainder=True, **arguments)
+
+
+def double(value: Any) -> Any:
+    return value * 2
+
+
+def alike(value: Any) -> Any:
+    return value + tf.cast(tf.random.uniform([], 1, 2), tf.int64) * 0
+
+
+def each(value: Any) -> Any:
+    return tf.data.Dataset.from_tensors(value)
+
+
+BEHIND: dict[str, Behind] = {
+    "batch": batch,
+    "prefetch before": lambda d: batch(d.prefetch(1)),
+    "prefetch behind": lambda d: batch(d).prefetch(1),
+    "map behind": lambda d: batch(d).map(double),
+    "random map behind": lambda d: batch(d).map(alike),
+    "random map before": lambda d: batch(d.map(alike)),
+    "map before": lambda d: batch(d.map(double)),
+    "parallel map": lambda d: batch(d).map(double, num_parallel_calls=2),
+    "parallel batch": lambda d: batch(d, num_parallel_calls=2),
+    "filter": lambda d: batch(d.filter(lambda v: True)).apply(tf.data.experimental.assert_cardinality(BATCHES)),
+    "flat_map": lambda d: batch(d.flat_map(each)).apply(tf.data.experimental.assert_cardinality(BATCHES)),
+    "zip": lambda d: tf.data.Dataset.zip((batch(d), tf.data.Dataset.range(BATCHES))).map(lambda a, b: a),
+    "padded": lambda d: d.padded_batch(7, padded_shapes=[], drop_remainder=True),
+    "ragged": lambda d: d.ragged_batch(7, drop_remainder=True),
+    "second cache": lambda d: batch(d.cache()),
+}
+
+
+def options(**chosen: bool) -> tf.data.Options:
+    made = tf.data.Options()
+    for name, value in chosen.items():
+        owner, _, option = name.partition("__")
+        setattr(getattr(made, owner), option, value)
+    return made
+
+
+OPTIONS = {
+    "tuned": options(autotune__enabled=True),
+    "not tuned": options(autotune__enabled=False),
+    "not optimized": options(autotune__enabled=True, experimental_optimization__apply_default_optimizations=False),
+    "no prefetch added": options(autotune__enabled=True, experimental_optimization__inject_prefetch=False),
+}
+
+
+def one_pass(dataset: Any) -> list[int]:
+    """As fit() reads it where it knows the length: nothing behind the last batch is asked for."""
+    iterator = iter(dataset)
+    values = [np.asarray(getattr(v, "flat_values", v)) for v in (next(iterator) for _ in range(BATCHES))]
+    time.sleep(0.05)  # the least that a training does before it lets go of an iterator
+    return np.concatenate([value.ravel() for value in values]).tolist()
+
+
+@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("chosen", OPTIONS)
+def test_a_cache_is_whole_where_its_end_is_read(name: str, chosen: str) -> None:
+    shuffled = tf.data.Dataset.range(64).shuffle(64, seed=3)
+    dataset = BEHIND[name](shuffled.cache()).with_options(OPTIONS[chosen])
+    assert reads_its_end(dataset) == (one_pass(dataset) == one_pass(dataset))
