@@ -35,10 +35,6 @@ _MUST_NOT_CHANGE = (
 )
 _UNSEEDED = "no seed was set, so that shuffled orders and the like differ; call keras.utils.set_random_seed first"
 _LOCAL_STATE_DROPPED = "this worker's local state was too large to be saved; raise max_local_state"
-_NOT_REWINDABLE = (
-    "this dataset object was iterated in this process before and shuffles anew each time, so its earlier "
-    "orders are gone; build the dataset again before fit(), or use EpochDataset"
-)
 _FINALIZED = (
     "the finished run had replaced its weights at the end (averages of the optimizer, or the best weights of "
     "EarlyStopping); give fit() all epochs from the start"
@@ -52,7 +48,6 @@ def inexact_reasons(
     saved: WorkerState,
     now: Mapping[str, JSON],
     *,
-    rewindable: bool = True,
     generator: bool = False,
     goes_on_after_end: bool = False,
 ) -> list[str]:
@@ -61,7 +56,6 @@ def inexact_reasons(
     Args:
         saved: The backup.
         now: This run, described as the backup's was.
-        rewindable: Whether the input can be put where it was.
         generator: Whether the input is a plain Python generator.
         goes_on_after_end: Whether more epochs follow a finished run.
     """
@@ -76,8 +70,6 @@ def inexact_reasons(
         reasons.append(_untold_reason(saved.state[UNTOLD]))
     reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
     reasons += (saved.state.get(INPUT) or {}).get("unordered", ())
-    if not rewindable and saved.position.step:
-        reasons.append(_NOT_REWINDABLE)
     if goes_on_after_end and saved.state.get("finalized"):
         reasons.append(_FINALIZED)
     if now["replicas"] != 1 and generator:

@@ -15,6 +15,7 @@ from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import multi_worker
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
@@ -25,6 +26,7 @@ from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
 from keras_dist_callbacks.training.leave_options import LeaveOptions
@@ -169,9 +171,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._end_preparation()
         others = [c for c in fit.callback_list.callbacks if c is not self]
         self._cluster().agree(lambda: capture_callbacks(others), "asking callbacks for their state")
+        saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
+        if session.is_over and saved is not None:
+            self._tell_over(session, saved, fit.epochs)
         self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
-        if session.restored is None and not session.has_backup:
+        if session.restored is None and session.saved is None:
             self._continue_from_checkpoint(session)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -212,6 +217,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             cluster,
             self._policy,
             self,
+            self._storage.display(),
             self._announce,
             Leaving(self._leave_options, engine, cluster, name, self._say, seam.still_runs(fit.model)),
             strict=self._strict,
@@ -284,6 +290,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             warnings.warn(
                 printable("the resume is not exact: " + "; ".join(restored.notes)), RuntimeWarning, stacklevel=2
             )
+
+    def _tell_over(self, session: FitSession, saved: WorkerState, epochs: int) -> None:
+        self._say(continuing.over_words(saved.position, epochs))
+        warning = session.over_warning(saved)
+        if warning is not None and Cluster.detect().is_chief:
+            warnings.warn(printable(warning), RuntimeWarning, stacklevel=2)
 
     def _advise(self, replicas: int) -> None:
         for advice in reproducibility_advice(replicas):

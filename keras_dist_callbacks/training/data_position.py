@@ -10,9 +10,11 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
 from keras_dist_callbacks._compat.fit import RunningFit
-from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.progress import reading
 from keras_dist_callbacks.training.epoch_ends import EpochEnds
@@ -28,7 +30,8 @@ _UNKNOWN_LENGTH = (
     "with several replicas, the end of an input of unknown length leaves a step half done, not always in the same way; "
     "give the input a length (assert_cardinality), or repeat() it and give steps_per_epoch"
 )
-_iterated: weakref.WeakSet[Any] = weakref.WeakSet()
+_PASSES = "input/passes"
+_passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of stages that shuffle anew in each
 
 
 class DataPosition:
@@ -40,7 +43,6 @@ class DataPosition:
         read_again: Whether past epochs are read again instead of creating their iterators only.
 
     Attributes:
-        is_rewindable: Whether the input can be put where it was.
         hides: The state that it hides.
         state: The input's own account of its position at the last `note`, for the snapshot.
         tensors: The arrays in it.
@@ -66,7 +68,7 @@ class DataPosition:
         self._runs: list[list[int]] = []
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, HeldTensor] = {}
-        self.is_rewindable = self._addressed or self._methods is not None or not self._was_iterated()
+        self._passes = self._passes_until_now()  # over the same dataset object, before this run
 
     def note(self) -> None:
         """An epoch begins or has ended: asks an input that knows its position.
@@ -82,6 +84,7 @@ class DataPosition:
         """The first batch of an epoch is about to be asked for, maybe of one that was interrupted."""
         if not self._fit.begins_iterator:
             return
+        self._note_passes(1)
         if resuming:
             self.hides.to_start()
         else:
@@ -98,7 +101,8 @@ class DataPosition:
             What could not be put back, one sentence each.
         """
         knows = self._methods is not None and _TOPIC in saved.state
-        notes = self.hides.begin_restore(saved)
+        notes = self._compare_passes(saved, by_itself=self._addressed or knows)
+        notes += self.hides.begin_restore(saved)
         self._epoch_ends.replay(saved.tensors)
         self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
         by_count = {epoch: batches for begin, end, batches in self._runs for epoch in range(begin, end)}
@@ -115,6 +119,7 @@ class DataPosition:
                 before_reading=self._before_reading,
                 by_count=by_count,
             )
+        self._note_passes(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
         self._epoch_ends.replayed()
         self._note_moved()
         if self._methods is not None and knows:
@@ -126,6 +131,12 @@ class DataPosition:
             else:  # its iterator lives on, and has read ahead by itself
                 self.hides.reads_to_now()
         return notes
+
+    def go_on(self, saved: WorkerState) -> None:
+        """The run goes on in this process, and its input is where it was left."""
+        self._passes = int(saved.tensors.get(_PASSES, 0))
+        self.hides.go_on(saved)
+        self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
 
     def _read(self, first: int, epoch: int, validations: int, by_count: Mapping[int, int]) -> None:
         batches = self._fit.steps_per_epoch or self._fit.known_length
@@ -149,6 +160,8 @@ class DataPosition:
         topics, tensors = self.hides.capture()
         if self._runs:
             topics[_BY_COUNT] = [list(run) for run in self._runs]
+        if self._passes:
+            tensors[_PASSES] = HeldArray(np.array(self._passes))
         return {**self.state, **topics}, {**self.tensors, **tensors, **self._epoch_ends.capture()}
 
     def close(self) -> None:
@@ -209,12 +222,26 @@ class DataPosition:
             found += [f"{name} of the validation data" for name in self.hides.validation.python]
         return list(dict.fromkeys(found))
 
-    def _was_iterated(self) -> bool:
-        """Whether the dataset has drawn shuffled orders in this process before; they cannot be drawn again."""
-        stages = pipeline.reshuffling_stages(self._fit.data)
-        before = any(stage in _iterated for stage in stages)
-        _iterated.update(stages)
-        return before
+    def _compare_passes(self, saved: WorkerState, *, by_itself: bool) -> list[str]:
+        now, self._passes = self._passes, int(saved.tensors.get(_PASSES, 0))
+        if by_itself or now == self._passes or not saved.position.step:
+            return []
+        return [
+            f"this dataset object shuffles anew each time, and had been read {_times(self._passes)} before the "
+            f"interrupted run, but {_times(now)} before this one; build the dataset again before each fit(), or use "
+            "EpochDataset"
+        ]
+
+    def _passes_until_now(self) -> int:
+        return max((_passes.get(stage, 0) for stage in pipeline.reshuffling_stages(self._fit.data)), default=0)
+
+    def _note_passes(self, count: int) -> None:
+        for stage in pipeline.reshuffling_stages(self._fit.data):
+            _passes[stage] = _passes.get(stage, 0) + count
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _has(source: Any, name: str) -> bool:

@@ -27,9 +27,10 @@ class Fingerprint:
     def __init__(self, fit: RunningFit) -> None:
         self._fit = fit
         self._rates = {} if fit.model.optimizer is None else optimizers.fixed_rates(fit.model.optimizer)
+        self._compiled = describe_model.compile_facts(fit.model)
         self._facts = {
             **describe_input.input_facts(fit),
-            **describe_model.compile_facts(fit.model),
+            **self._compiled,
             **describe_model.model_facts(fit.model),
         }
         text = json.dumps({**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}})
@@ -61,6 +62,15 @@ class Fingerprint:
             changed += self._changed_rates(before)
         more = len(changed) - _NAMED
         return changed[:_NAMED] + ([f"and {more} more such differences"] if more > 0 else [])
+
+    def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+        """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
+        if _TENSOR not in tensors:
+            return []
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        rates = {f"{_RATE}{name}": rate for name, rate in self._rates.items()}
+        now = {**self._compiled, **rates}
+        return [_changed(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
 
     def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
         in_force = {} if not self._rates else optimizers.current_rates(self._fit.model.optimizer)

@@ -79,8 +79,13 @@ class InputState:
         if note is None:
             self._saved = saved
             self._assign(_FIRST)
-            self._go_on_from_first(saved)
+            self.go_on(saved)
         return [] if note is None else [note]
+
+    def go_on(self, saved: WorkerState) -> None:
+        """The next backups tell of the same first pass as this one, wherever it was taken."""
+        if _name(_FIRST, 0) in saved.tensors:
+            self._held[_FIRST] = [HeldArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
 
     def to_start(self) -> None:
         """Before the first batch of the iterator that the interrupted run was reading from."""
@@ -90,11 +95,6 @@ class InputState:
             if _RNG in self._saved.state:
                 rng.restore(self._saved.state[_RNG])
         self.note_start()
-
-    def _go_on_from_first(self, saved: WorkerState) -> None:
-        """The next backups tell of the same first pass as this one, wherever it was taken."""
-        if _name(_FIRST, 0) in saved.tensors:
-            self._held[_FIRST] = [HeldArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
 
     def to_now(self) -> None:
         """Behind the last batch of an iterator, where nobody reads ahead."""

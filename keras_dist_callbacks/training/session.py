@@ -24,13 +24,13 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.policies import SavePolicy
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
-from keras_dist_callbacks.training import hidden_state
-from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables, capture, jsonable_logs
+from keras_dist_callbacks.training import continuing, hidden_state
+from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
 from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.describing import describe_fit
 from keras_dist_callbacks.training.leaving import STOPPED, Leaving
 from keras_dist_callbacks.training.restored import Restored
-from keras_dist_callbacks.training.step_count import StepCount
+from keras_dist_callbacks.training.snapshots import Progress, take
 from keras_dist_callbacks.training.unlisted import UnlistedState
 from keras_dist_callbacks.training.untold import untold
 
@@ -45,6 +45,7 @@ class FitSession:
         cluster: Cluster,
         policy: SavePolicy,
         owner: Any,
+        directory: str,
         announce: Callable[[Restored], None],
         leaving: Leaving,
         *,
@@ -56,6 +57,7 @@ class FitSession:
         self._cluster = cluster
         self._schedule = Schedule(policy, cluster)
         self._owner = owner  # the callback itself: not part of the state
+        self._directory = directory  # as it is shown
         self._announce = announce
         self._leaving = leaving
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
@@ -67,11 +69,9 @@ class FitSession:
         self._read_again = read_again
         self._saved: WorkerState | None = None
         self._commit = ""
-        self._first_epoch: int | None = None  # the data had no iterators before it
-        self._count = StepCount()
-        self._validations = 0
-        self._rng_before_epoch: JSON = None
-        self._rng_at_epoch: JSON = None
+        self._generation = 0  # of the backup
+        self.is_over = False  # the backup leaves this fit nothing to do: it is restored, and nothing is written
+        self._progress = Progress()
         self._description: dict[str, JSON] = {}
         self._callbacks: Sequence[Any] = ()
         self._early_notes: list[str] = []
@@ -79,9 +79,9 @@ class FitSession:
         self.restored: Restored | None = None
 
     @property
-    def has_backup(self) -> bool:
-        """Whether a backup was found that is not restored yet."""
-        return self._saved is not None
+    def saved(self) -> WorkerState | None:
+        """The backup that was found and is not restored yet."""
+        return self._saved
 
     # --- events of fit, in their order
 
@@ -90,7 +90,8 @@ class FitSession:
         picked = self._engine.pick(variables.empty)
         if picked is not None:
             commit, self._saved = picked
-            self._commit = commit.name
+            self._commit, self._generation = commit.name, commit.generation
+            self.is_over = continuing.is_over(self._saved, self._fit.epochs)
         return self._saved
 
     def train_begin(self, callbacks: Sequence[Any]) -> None:
@@ -101,14 +102,16 @@ class FitSession:
         self._data = DataPosition(self._fit, self._callbacks, read_again=self._read_again)
         self._unlisted = UnlistedState(self._fit, self._data, self._callbacks, warn=self._cluster.is_chief)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
-        self._engine.claim(self._description)
+        if not self.is_over:
+            self._engine.claim(self._description)
         self._undo = control(self._fit, self)
         if self._saved is not None:
             saved = self._saved
             notes = self._cluster.agree(lambda: self._prepare_restore(saved), "restoring")
-            if saved.position.kind != "within":
+            if saved.position.kind != "within" or self.is_over:
                 self._report(saved, notes)
-        self._leaving.begin()
+        if not self.is_over:
+            self._leaving.begin()
 
     def start_at(self, epoch: int) -> None:
         """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
@@ -117,11 +120,11 @@ class FitSession:
     def before_epoch(self) -> None:
         """Before any `on_epoch_begin`, which may draw: in the interrupted epoch, as it did then."""
         if self._saved is None:
-            self._rng_before_epoch = rng.capture()
+            self._progress.rng_before_epoch = rng.capture()
         else:
             state = self._saved.state
-            self._rng_before_epoch = state.get("rng_before_epoch") or state["rng_at_epoch"]
-            rng.restore(self._rng_before_epoch)
+            self._progress.rng_before_epoch = state.get("rng_before_epoch") or state["rng_at_epoch"]
+            rng.restore(self._progress.rng_before_epoch)
 
     def epoch_begin(self, epoch: int) -> None:
         """The epoch loop is running."""
@@ -131,20 +134,20 @@ class FitSession:
                 f"the backup is from epoch {self._saved.position.epoch}, but fit() begins at epoch {epoch}: leave "
                 "initial_epoch as it was (the backup is untouched)"
             )
-        if self._first_epoch is None:
-            self._first_epoch = epoch
-        self._count.begin_epoch(epoch)
+        if self._progress.first_epoch is None:
+            self._progress.first_epoch = epoch
+        self._progress.count.begin_epoch(epoch)
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
         self._trained = None
         self._in_epoch = True
-        self._count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
+        self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
         saved, self._saved = self._saved, None
         self._data.note()
         if saved is None:
             self._data.enter_epoch(resuming=False)
-            self._rng_at_epoch = rng.capture()
+            self._progress.rng_at_epoch = rng.capture()
             return True
         notes = self._cluster.agree(lambda: self._enter_interrupted_epoch(saved, steps), "restoring within an epoch")
         self._report(saved, notes)
@@ -154,7 +157,7 @@ class FitSession:
 
     def step_done(self, end_step: int) -> None:
         """A step is complete; no callback was told yet."""
-        self._count.trained_to(end_step)
+        self._progress.count.trained_to(end_step)
 
     def batch_end(self) -> None:
         """Behind a step and all callbacks; fit looks at `stop_training` next."""
@@ -170,7 +173,7 @@ class FitSession:
         """Between two steps, after all callbacks: saves if that is due, or leaves."""
         self._depart_if_asked(lambda: self._capture("within"))
         self._engine.poll()
-        if self._schedule.due(self._count.step, self._engine.writing):
+        if self._schedule.due(self._progress.count.step, self._engine.writing):
             began = time.perf_counter()
             snapshot = self._capture("within")
             self._schedule.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
@@ -179,7 +182,8 @@ class FitSession:
     def epoch_trained(self) -> None:
         """Behind an epoch's last step: what follows may be interrupted, and is then done again as a whole."""
         self._in_epoch = False
-        self._data.epoch_trained(self._count.epoch, self._count.batch)
+        continuing.note_trained(self._directory)
+        self._data.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
         if self._leaving.options.saves:
             self._trained = self._capture("within")
         self._depart_if_asked(self._behind_last_step)
@@ -191,11 +195,11 @@ class FitSession:
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
-        self._validations += 1
+        self._progress.validations += 1
 
     def epoch_end(self, epoch: int) -> None:
         """After every other callback's `on_epoch_end`."""
-        self._count.end_epoch(epoch)
+        self._progress.count.end_epoch(epoch)
         self._engine.poll()
         model = self._fit.model
         if self._cluster.num_workers > 1:
@@ -209,19 +213,32 @@ class FitSession:
     def train_end(self, *, delete: bool) -> None:
         """After every other callback's `on_train_end`."""
         self._fit.forget_start()
+        if self.is_over:
+            self._cluster.leave("end of fit")
+            self.close()
+            return
         if self._saved is not None:
             raise BackupError(f"fit() ended before it came to {self._saved.position}; the backup is untouched")
         self._trained = None
         self._request = self._leaving.at_the_end()
         self._depart_if_asked(lambda: self._capture("end"))
         self._engine.finish(self._capture("end"), delete=delete)
+        if not delete:
+            continuing.note_end(self._directory, self._engine.generation, self._fit.model, self._fit.input)
         self.close()
+
+    def over_warning(self, saved: WorkerState) -> str | None:
+        """Why a run without a step may not be what the user wants."""
+        changes = self._unlisted.compile_changes(saved)
+        return continuing.over_warning(self._directory, saved.position, changes)
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
-        known = not in_step and self._saved is None
+        known = not in_step and self._saved is None and not self.is_over
         try:
-            self._leaving.on_exception(error, self._count.step, lambda: self._at_exception(error) if known else None)
+            self._leaving.on_exception(
+                error, self._progress.count.step, lambda: self._at_exception(error) if known else None
+            )
         finally:
             self.close()
 
@@ -260,17 +277,17 @@ class FitSession:
 
     def _prepare_restore(self, saved: WorkerState) -> list[str]:
         position = saved.position
-        if position.kind == "within" and position.epoch >= self._fit.epochs:
-            raise ConfigError(
-                f"the backup is at {position}, but fit() was asked for {self._fit.epochs} epoch(s) only; ask for more "
-                "(the backup is untouched)"
-            )
-        self._count.resume(position)
+        self._progress.count.resume(position)
         self._schedule.begin(position.step)
-        self._first_epoch = int(saved.state["first_epoch"])
-        self._validations = int(saved.state["validations"])
-        notes = self._data.restore(saved, self._first_epoch)
+        if self.is_over:
+            self._saved = None
+            self._fit.start_at(max(position.epoch, self._fit.epochs))
+            return self._apply(saved)
         self._fit.start_at(position.epoch)
+        if self._lives_on(saved):
+            return self._go_on(saved)
+        self._progress.resume(saved.state)
+        notes = self._data.restore(saved, self._progress.first_epoch or 0)
         if position.kind == "within":
             self._early_notes = notes
             return []  # the rest follows in `enter_epoch`
@@ -282,16 +299,28 @@ class FitSession:
             self._fit.model.stop_training = True
         return notes
 
+    def _lives_on(self, saved: WorkerState) -> bool:
+        alike = continuing.lives_on(self._directory, self._generation, saved, self._fit.model)
+        return all(self._cluster.gather(alike, "whether a run goes on")) if self._has_peers else alike
+
+    def _go_on(self, saved: WorkerState) -> list[str]:
+        """Model, callbacks and random states are as this process has left them."""
+        self._saved = None
+        if continuing.reads_on(self._directory, self._fit.input):
+            self._progress.resume(saved.state)
+            self._data.go_on(saved)
+        return []
+
     def _enter_interrupted_epoch(self, saved: WorkerState, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
-        self._rng_at_epoch = saved.state["rng_at_epoch"]
-        self._data.restore_rng(self._rng_at_epoch)
+        self._progress.rng_at_epoch = saved.state["rng_at_epoch"]
+        self._data.restore_rng(self._progress.rng_at_epoch)
         self._data.enter_epoch(resuming=True)
         replay.drop_steps(steps, saved.position.batch, self._fit, may_end=bool(self._data.reasons))
         self._data.read_again()
         notes = self._early_notes + self._apply(saved)
         self._data.restore_rng(saved.state["rng"])
         seam.current_logs(self._fit.model).update(saved.state["logs"])
-        self._count.skip_to(saved.position.batch)
+        self._progress.count.skip_to(saved.position.batch)
         return notes
 
     def _apply(self, saved: WorkerState) -> list[str]:
@@ -304,13 +333,12 @@ class FitSession:
         found = self._data.reasons + exactness.inexact_reasons(
             saved,
             self._description,
-            rewindable=self._data.is_rewindable,
             generator=self._fit.is_python_generator,
-            goes_on_after_end=saved.position.kind == "end" and saved.position.epoch < self._fit.epochs,
+            goes_on_after_end=saved.position.kind == "end",
         )
         open_conditions = exactness.conditions(saved)
-        if saved.position.kind == "end" and saved.position.epoch >= self._fit.epochs:
-            open_conditions = []  # no step is left that could differ
+        if self.is_over:
+            found, open_conditions = [], []  # no step is left that could differ
         self.restored = Restored.judged(self._commit, saved.position, [*found, *notes], open_conditions, self._cluster)
         self.restored.require(self._strict)
         self._announce(self.restored)
@@ -319,32 +347,4 @@ class FitSession:
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with collector_paused():
-            return self._capture_all(kind, missed)
-
-    def _capture_all(self, kind: Any, missed: Sequence[str]) -> Snapshot:
-        within = kind == "within"
-        topics: dict[str, JSON] = {
-            "rng": rng.capture(),
-            "num_batches": self._fit.num_batches,
-            "first_epoch": self._first_epoch or 0,
-            "validations": self._validations,
-            "finalized": kind == "end" and self._finalizes(),
-            "stop_training": bool(self._fit.model.stop_training),
-        }
-        if missed:
-            topics[exactness.UNTOLD] = list(missed)
-        if within:
-            topics["rng_at_epoch"] = self._rng_at_epoch
-            if self._rng_before_epoch != self._rng_at_epoch:
-                topics["rng_before_epoch"] = self._rng_before_epoch
-            topics["logs"] = jsonable_logs(seam.current_logs(self._fit.model))
-        else:
-            self._data.note()
-        unlisted, tensors = self._unlisted.capture()
-        topics.update(unlisted)
-        return capture(self._fit.model, self._callbacks, self._count.position(kind), topics, tensors)
-
-    def _finalizes(self) -> bool:
-        """Whether the weights at the end of fit are not those of its last step."""
-        averages = bool(getattr(self._fit.model.optimizer, "use_ema", False))
-        return averages or any(getattr(c, "restore_best_weights", False) for c in self._callbacks)
+            return take(self._fit, self._data, self._unlisted, self._callbacks, self._progress, kind, missed)

@@ -61,6 +61,10 @@ class UnlistedState:
         loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
 
+    def compile_changes(self, saved: WorkerState) -> list[str]:
+        """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
+        return self._facts.compile_changes(saved.tensors)
+
     def _is_saved(self, holder: Any) -> bool:
         """Whether all variables of an object are in the snapshot."""
         listed, found = variables.variable_set(self._fit.model).keys, self._step.keys

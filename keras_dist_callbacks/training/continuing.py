@@ -1,0 +1,84 @@
+"""What a backup means for a fit: a run to resume, one that goes on in this process, or one that is over already."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from keras_dist_callbacks.backups.snapshot import Position, WorkerState
+
+_ADVICE = "give each run a directory of its own, ask for more epochs, or delete the directory"
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How the last fit in a directory ended in this process."""
+
+    generation: int
+    model: Callable[[], Any]
+    source: Callable[[], Any]
+
+
+_ended: dict[str, _Ended] = {}
+_trained: set[str] = set()
+
+
+def note_trained(directory: str) -> None:
+    """A fit of this process has trained an epoch in a directory."""
+    _trained.add(directory)
+
+
+def note_end(directory: str, generation: int, model: Any, source: Any) -> None:
+    """A fit of this process has ended, and its last backup is kept."""
+    _ended[directory] = _Ended(generation, weakref.ref(model), _reference(source))
+
+
+def is_over(saved: WorkerState, epochs: int) -> bool:
+    """Whether a backup leaves a fit of so many epochs nothing to do: its run has ended, or is further already."""
+    position = saved.position
+    if position.kind == "end" and (position.epoch >= epochs or saved.state["stop_training"]):
+        return True
+    return position.epoch > epochs or (position.kind == "within" and position.epoch >= epochs)
+
+
+def lives_on(directory: str, generation: int, saved: WorkerState, model: Any) -> bool:
+    """Whether a fit goes on from where one of this process ended, with the same model object.
+
+    Then everything is where it was left, or where the user has put it since: nothing is to be restored.
+    """
+    ended = _ended.get(directory)
+    return (
+        ended is not None and saved.position.kind == "end" and ended.generation == generation and ended.model() is model
+    )
+
+
+def reads_on(directory: str, source: Any) -> bool:
+    """Whether the last fit in a directory was given the same input object, whose next pass is another one."""
+    return _ended[directory].source() is source
+
+
+def _reference(source: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(source)
+    except TypeError:  # lists and the like, whose passes are all alike
+        return lambda: None
+
+
+def over_words(position: Position, epochs: int) -> str:
+    """What is printed of a fit that runs no step."""
+    finished = "the run is finished" if position.kind == "end" and position.epoch <= epochs else f"asked for {epochs}"
+    return f"No step is run: {finished}, and the backup is at {position}; it stays as it is"
+
+
+def over_warning(directory: str, position: Position, compile_changes: Collection[str]) -> str | None:
+    """Why a fit that runs no step may not be what the user wants; None if it looks like a job that was run again."""
+    if directory in _trained:
+        return f"fit() runs no step: an earlier fit() of this process has left {directory} at {position}; {_ADVICE}"
+    if compile_changes:
+        return (
+            f"fit() runs no step: {directory} is at {position}, but of a model that was compiled in another way "
+            f"({'; '.join(compile_changes)}); {_ADVICE}"
+        )
+    return None

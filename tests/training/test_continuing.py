@@ -1,0 +1,171 @@
+"""Several fits over one directory: a loop of fits, a run that is finished, one that asks for less than there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.training import continuing
+from tests.support import files, tiny
+
+KEEP = {"delete_checkpoint": False}
+EPOCHS = 3
+
+
+@pytest.fixture
+def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What a new process does not know."""
+
+    def forget() -> None:
+        monkeypatch.setattr(continuing, "_ended", {})
+        monkeypatch.setattr(continuing, "_trained", set())
+
+    return forget
+
+
+def datasets(*, anew: bool) -> Iterator[Any]:
+    one = tiny.shuffled()
+    while True:
+        yield tiny.shuffled() if anew else one
+
+
+def loop(directory: Path | None, *, anew: bool, stop: tuple[int, int] | None = None, **options: Any) -> Any:
+    """A fit() for each epoch, as in a loop that looks at the model in between."""
+    model, steps = tiny.model(), tiny.CountSteps()
+    for epoch, dataset in zip(range(EPOCHS), datasets(anew=anew), strict=False):
+        stops = [tiny.StopAt(*stop)] if stop else []
+        tiny.fit(
+            model, directory, [steps, *stops], x=dataset, initial_epoch=epoch, epochs=epoch + 1, options=options or None
+        )
+    return model, steps.trained
+
+
+@pytest.mark.parametrize("options", [{}, KEEP], ids=["deleted", "kept"])
+@pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
+def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, options: dict[str, Any]) -> None:
+    model, trained = loop(tmp_path / "backup", anew=anew, **options)
+    reference, expected = loop(None, anew=anew)
+    assert trained == expected
+    tiny.assert_same(model, reference)
+
+
+@pytest.mark.parametrize("stop", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
+def test_a_loop_of_fits_that_was_killed_goes_on_where_it_was(
+    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str], anew: bool, stop: tuple[int, int]
+) -> None:
+    with pytest.raises(tiny.Stop):
+        loop(tmp_path, anew=anew, stop=stop, **KEEP)
+    restart()
+    capsys.readouterr()
+    model, trained = loop(tmp_path, anew=anew, **KEEP)
+    reference, expected = loop(None, anew=anew)
+    assert trained == [step for step in expected if step >= stop]
+    tiny.assert_same(model, reference)
+    assert capsys.readouterr().out.count("No step is run") == stop[0]
+
+
+@pytest.mark.parametrize("stop", [(2, 3), None])
+@pytest.mark.parametrize("options", [{}, KEEP], ids=["to be deleted", "kept"])
+def test_a_fit_of_fewer_epochs_restores_and_leaves_everything_as_it_is(
+    tmp_path: Path,
+    restart: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
+    stop: tuple[int, int] | None,
+    options: dict[str, Any],
+) -> None:
+    first = tiny.model()
+    try:
+        tiny.fit(first, tmp_path, [tiny.StopAt(*stop)] if stop else [], options=KEEP)
+    except tiny.Stop:
+        assert stop
+    restart()
+    before, steps, model = files(tmp_path), tiny.CountSteps(), tiny.model()
+    tiny.fit(model, tmp_path, [steps], epochs=2, options=options)
+    assert steps.trained == []
+    assert files(tmp_path) == before
+    tiny.assert_same(model, first)
+    where = "epoch 3, batch 3 (step 13)" if stop else "the end of epoch 3 (step 15)"
+    assert f"No step is run: asked for 2, and the backup is at {where}" in capsys.readouterr().out
+
+
+def test_a_finished_job_that_runs_again_says_so_in_a_line(
+    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.fit(tiny.model(), tmp_path, options=KEEP)
+    restart()
+    before = files(tmp_path)
+    tiny.fit(tiny.model(), tmp_path)  # which would delete its own
+    assert files(tmp_path) == before
+    assert "No step is run: the run is finished" in capsys.readouterr().out
+
+
+def test_a_second_fit_in_a_finished_runs_directory_is_warned(tmp_path: Path) -> None:
+    tiny.fit(tiny.model(), tmp_path, options=KEEP)
+    with pytest.warns(RuntimeWarning, match="an earlier fit.. of this process.*a directory of its own"):
+        tiny.fit(tiny.model(), tmp_path, options=KEEP)
+
+
+def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(
+    tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    tiny.fit(tiny.model(), tmp_path, options=KEEP)
+    restart()
+    model = tiny.model()
+    rate = float(model.optimizer.learning_rate.numpy())
+    model.optimizer.learning_rate = rate / 10  # the second phase of a fine-tuning
+    with pytest.warns(RuntimeWarning, match="compiled in another way .learning rate changed from .* own"):
+        tiny.fit(model, tmp_path, options=KEEP)
+
+
+def test_a_run_that_stopped_early_is_finished(tmp_path: Path, restart: Callable[[], None]) -> None:
+    class Enough(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    kdc.register_callback_state(Enough, None)
+    tiny.fit(tiny.model(), tmp_path, [Enough()], options=KEEP)
+    restart()
+    steps = tiny.CountSteps()
+    tiny.fit(tiny.model(), tmp_path, [Enough(), steps], options=KEEP)
+    assert steps.trained == []
+
+
+def test_a_run_goes_on_in_its_process_with_what_was_changed_in_between(tmp_path: Path) -> None:
+    model, plain = tiny.model(), tiny.model()
+    for one, directory in ((model, tmp_path), (plain, None)):
+        dataset = tiny.shuffled()
+        tiny.fit(one, directory, x=dataset, epochs=2, options=KEEP if directory else None)
+        one.layers[-1].kernel.assign(one.layers[-1].kernel * 0.5)
+        tiny.fit(one, directory, x=dataset, initial_epoch=2, epochs=4, options=KEEP if directory else None)
+    tiny.assert_same(model, plain)
+
+
+def two_phases(directory: Path, *, stop: tuple[int, int] | None = None, **options: Any) -> keras.Model:
+    """The same dataset object is fitted with one directory after the other."""
+    dataset, model = tiny.shuffled(), tiny.model()
+    tiny.fit(tiny.model(), directory / "first", x=dataset, options=options)
+    tiny.fit(model, directory / "second", [tiny.StopAt(*stop)] if stop else [], x=dataset)
+    return model
+
+
+def test_a_dataset_that_was_read_as_often_before_is_no_reason_for_an_alarm(
+    tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    with pytest.raises(tiny.Stop):
+        two_phases(tmp_path / "killed", stop=(1, 2))
+    restart()
+    tiny.assert_same(two_phases(tmp_path / "killed"), two_phases(tmp_path / "undisturbed"))
+
+
+def test_a_dataset_that_was_read_less_often_before_is_labelled(tmp_path: Path, restart: Callable[[], None]) -> None:
+    with pytest.raises(tiny.Stop):
+        two_phases(tmp_path, stop=(1, 2), **KEEP)
+    restart()
+    with pytest.warns(RuntimeWarning, match="had been read 3 times before the interrupted run, but 0 times before"):
+        two_phases(tmp_path, **KEEP)
