@@ -8,6 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import xxhash
+
+from keras_dist_callbacks._compat import layers
+
 _IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module"}
 _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?$", re.DOTALL)
 
@@ -18,12 +22,22 @@ def model_facts(model: Any) -> dict[str, str]:
         config = {"model": {key: value for key, value in model.get_config().items() if key != "name"}}
         facts = _flat(config, "")
     else:
-        layers = list(model._flatten_layers(include_self=False))
+        parts = list(model._flatten_layers(include_self=False))
         facts = _flat(
-            {f"layer {n}": {"name": x.name, "class": type(x).__name__, **_config(x)} for n, x in enumerate(layers)}, ""
+            {f"layer {n}": {"name": x.name, "class": type(x).__name__, **_config(x)} for n, x in enumerate(parts)}, ""
         )
+    for number, (layer, weights) in enumerate(layers.adapted(model)):
+        facts[f"vocabulary {number}"] = _vocabulary(layer, weights)
     facts["dtype policy"] = str(getattr(model.dtype_policy, "name", model.dtype_policy))
     return facts
+
+
+def _vocabulary(layer: Any, weights: list[Any]) -> str:
+    words = [str(word) for word in layer.get_vocabulary()]
+    digest = xxhash.xxh3_64(repr(words).encode())
+    for weight in weights:
+        digest.update(weight.numpy().tobytes())
+    return f"{len(words)} entries, {digest.hexdigest()}"
 
 
 def compile_facts(model: Any) -> dict[str, str]:

@@ -131,6 +131,7 @@ def _prepare_steps(board: Any, state: dict[str, Any]) -> Prepared:
     return Prepared(lambda: tensorboard.set_counters(board, state), None)
 
 
+_PATHS = {"filepath", "filename", "log_dir"}
 _PATIENCE = ("mode", "min_delta", "patience")
 _TABLE: dict[str, Known] = {
     "EarlyStopping": _attributes(
@@ -143,8 +144,8 @@ _TABLE: dict[str, Known] = {
     ),
     "ModelCheckpoint": _attributes(
         *("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
-        identity=("filepath", "monitor"),
-        finer=("mode", "save_best_only", "save_weights_only", "save_freq"),
+        identity=("monitor",),
+        finer=("mode", "save_best_only", "save_weights_only", "save_freq", "filepath"),
     ),
     "TensorBoard": Known(
         tensorboard.get_counters, tensorboard.set_counters, finer=("log_dir", "update_freq"), prepare=_prepare_steps
@@ -171,8 +172,13 @@ def known(callback: Any) -> Known | None:
 
 
 def describe(callback: Any, names: tuple[str, ...]) -> str:
-    """The values of identifying attributes, as `name=value, ...`; those that are None are left out."""
+    """The values of identifying attributes, as `name=value, ...`; those that are None are left out.
+
+    Of a path only the last part: workers have directories of their own, and a restart may have another one.
+    """
     values = {name: getattr(callback, name, None) for name in names}
+    for name in _PATHS & values.keys():
+        values[name] = None if values[name] is None else str(values[name]).rpartition("/")[2]
     delta = values.get("min_delta")
     if isinstance(delta, int | float):
         values["min_delta"] = abs(delta)  # Keras flips its sign while it trains

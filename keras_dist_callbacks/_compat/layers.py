@@ -20,6 +20,18 @@ def has_constants(model: Any) -> bool:
     return bool(_with_constants(model))
 
 
+def adapted(model: Any) -> list[tuple[Any, list[Any]]]:
+    """Layers with a vocabulary, which `adapt()` makes and training never changes, and the variables in them."""
+    import tensorflow as tf
+
+    lookups = {id(found): found for layer in flat(model) if (found := getattr(layer, "_lookup_layer", layer))}
+    return [
+        (lookup, [part for part in tf.train.TrackableView(lookup).descendants() if isinstance(part, tf.Variable)])
+        for lookup in lookups.values()
+        if callable(getattr(lookup, "get_vocabulary", None))
+    ]
+
+
 def _with_constants(model: Any) -> list[Any]:
     import keras
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist_callbacks._compat import layers
 from keras_dist_callbacks.errors import BackupError
 
 GLOBAL_SEED_GENERATOR = "global_seed_generator"
@@ -224,7 +225,7 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[st
     import keras
     import tensorflow as tf
 
-    known = variable_set(model).keys | set(held)
+    known = variable_set(model).keys | set(held) | {key(v) for _, own in layers.adapted(model) for v in own}
     found = []
     for item in tf.train.TrackableView(model).descendants():
         own: list[Any] = list(item.variables) if isinstance(item, keras.optimizers.Optimizer) else [item]

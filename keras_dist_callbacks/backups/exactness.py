@@ -120,7 +120,8 @@ def not_saved_reason(names: list[str]) -> str:
     """The sentence about variables that backups do not hold."""
     return (
         f"variables that are neither in model.variables nor in model.optimizer are not saved ({', '.join(names[:3])}"
-        f"{', ...' if len(names) > 3 else ''}); make them with add_weight, or use Checkpointer(variables=...)"
+        f"{', ...' if len(names) > 3 else ''}); in layers of your own, make them with add_weight; or use "
+        "Checkpointer(variables=...)"
     )
 
 

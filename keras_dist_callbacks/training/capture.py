@@ -119,16 +119,17 @@ def match_variables(
     metrics = metrics | set(saved.state["metric_variables"])
     partner = _partners(list(current), list(stored), metrics)
     matched: dict[str, list[np.ndarray[Any, Any]]] = {}
-    notes: list[str] = []
+    fresh: list[str] = []
     for name, variable in current.items():
         if name not in partner:
-            notes.append(f"the metric variable {name} was not in the backup; it starts afresh")
+            fresh.append(name)
             continue
         matched[name] = stored[partner[name]]
         _check_shape(name, variables.components(variable)[0], matched[name][0])
-    gone = stored.keys() - set(partner.values())
-    notes += [f"the metric variable {name} of the backup is not in the model now" for name in sorted(gone)]
-    return matched, sorted(set(notes))
+    gone = sorted(stored.keys() - set(partner.values()))
+    notes = [f"metrics that the backup does not hold start afresh ({_some(fresh)})"] if fresh else []
+    notes += [f"metrics of the backup are not in the model now ({_some(gone)})"] if gone else []
+    return matched, notes
 
 
 def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) -> dict[str, str]:

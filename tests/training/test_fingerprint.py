@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,49 @@ def test_stages_are_not_compared_where_no_step_is_left(tmp_path: Path) -> None:
     callback = kdc.BackupAndRestore(tmp_path)
     tiny.fit(compiled(), None, [callback], x=inputs.rows().batch(4))
     assert callback.restored.notes == ("the batches per epoch changed from 5 to 10; use the same data and batch size",)
+
+
+def of_texts(words: str, *, adapts: int = 1) -> keras.Model:
+    """A model whose script adapts its vocabulary when it starts, as tutorials do."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    vectors = keras.layers.TextVectorization(max_tokens=20, output_mode="tf_idf")
+    for _ in range(adapts):
+        vectors.adapt([words])
+    inputs = keras.Input((), dtype="string")
+    model = keras.Model(inputs, keras.layers.Dense(1)(vectors(inputs)))
+    model.compile("adam", "mse")
+    return model
+
+
+def fit_texts(model: keras.Model, directory: Path | None, *callbacks: Any) -> None:
+    texts = tf.data.Dataset.from_tensor_slices((["a b", "b c", "c d", "d a"], [0.0, 1.0, 0.0, 1.0]))
+    tiny.fit(model, directory, callbacks, x=texts.batch(1))
+
+
+def test_a_vocabulary_that_is_adapted_again_is_no_reason_for_an_alarm(tmp_path: Path) -> None:
+    with pytest.raises(tiny.Stop):
+        fit_texts(of_texts("a b c d"), tmp_path, tiny.StopAt(1, 2))
+    model, reference = of_texts("a b c d", adapts=2), of_texts("a b c d")
+    fit_texts(model, tmp_path)
+    fit_texts(reference, None)
+    tiny.assert_same(model, reference)
+
+
+def test_another_vocabulary_of_the_same_length_is_named(tmp_path: Path) -> None:
+    with pytest.raises(tiny.Stop):
+        fit_texts(of_texts("a b c d"), tmp_path, tiny.StopAt(1, 2))
+    with pytest.warns(RuntimeWarning, match="not exact: vocabulary 0 changed from 5 entries, .* to 5 entries"):
+        fit_texts(of_texts("a b c e"), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of numpy, in Keras' saving
+def test_a_checkpoint_callback_with_another_directory_is_the_same_one(tmp_path: Path) -> None:
+    model = tiny.model()
+    with pytest.raises(tiny.Stop):
+        tiny.fit(
+            tiny.model(), tmp_path / "b", [keras.callbacks.ModelCheckpoint(tmp_path / "w0/x.keras"), tiny.StopAt(1, 2)]
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        tiny.fit(model, tmp_path / "b", [keras.callbacks.ModelCheckpoint(tmp_path / "w1/x.keras")])
