@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.texts import printable, warn
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "make_or_restore_model"
@@ -178,10 +177,10 @@ def _report_foreign(storage: Storage) -> None:
     names = artifacts.without_sidecar(storage)
     if names:
         first = printable(names[0])
-        warnings.warn(
+        warn(
             f"{storage.display()} holds {len(names)} model file(s) without a sidecar ({first}, ...): left by "
             "another tool or by an interrupted save, so they are not known to be whole and are not used",
-            stacklevel=3,
+            UserWarning,
         )
 
 

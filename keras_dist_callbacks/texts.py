@@ -1,8 +1,12 @@
-"""Texts of unknown origin, made fit for a terminal."""
+"""Texts of unknown origin, made fit for a terminal, and warnings that name the user's line."""
 
 from __future__ import annotations
 
+import sys
 import unicodedata
+import warnings
+
+_NOT_THE_USERS = {"keras_dist_callbacks", "keras", "tensorflow", "contextlib", "threading"}
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -18,6 +22,23 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep or _is_space(c) else _escape(c) for c in text)
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warns at the line of the user's that called Keras or this package, mostly that of `fit()`.
+
+    Args:
+        text: What to say; made fit for a terminal.
+        category: The class of the warning.
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _is_not_the_users(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(printable(text), category, stacklevel=level)
+
+
+def _is_not_the_users(module: str) -> bool:
+    return module.partition(".")[0] in _NOT_THE_USERS
 
 
 def _is_space(character: str) -> bool:

@@ -7,13 +7,13 @@ every argument keeps Keras' meaning; only what happens then is replaced. Keras h
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks.texts import warn
 
 _METHODS = {
     "_save_model": ("self", "epoch", "batch", "logs"),
@@ -75,7 +75,7 @@ class DecidingModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """The decision that Keras 3.8 takes in the middle of its `_save_model`."""
         current = logs.get(self.monitor) if self.save_best_only else None
         if self.save_best_only and current is None:
-            warnings.warn(f"Can save best model only with {self.monitor} available, skipping.", stacklevel=2)
+            warn(f"Can save best model only with {self.monitor} available, skipping.", UserWarning)
             return False
         improved = current is None or np.ndim(current) > 0 or bool(self.monitor_op(current, self.best))
         if self.verbose > 0:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from keras_dist_callbacks.backups.sidecar import (
 )
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.texts import warn
 
 EXTENSIONS = (".keras", ".weights.h5")
 _CHUNK = 16 * 2**20
@@ -159,10 +158,7 @@ def newest_verified(storage: Storage, series: str | None = None, *, into: Path |
             continue
         if problems:
             taken = storage.display(artifact.name)
-            warnings.warn(
-                printable(f"damaged checkpoints were passed over, {taken} is taken: {'; '.join(problems)}"),
-                stacklevel=3,
-            )
+            warn(f"damaged checkpoints were passed over, {taken} is taken: {'; '.join(problems)}", UserWarning)
         return artifact
     if problems:
         raise DamagedBackupError(

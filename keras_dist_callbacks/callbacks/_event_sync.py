@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-import warnings
 from pathlib import Path
 
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import warn
 
 
 class EventSync:
@@ -70,4 +70,4 @@ class EventSync:
     def _report(self, then: str) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            warnings.warn(f"TensorBoard event files could not be copied, {then}: {failure}", stacklevel=4)
+            warn(f"TensorBoard event files could not be copied, {then}: {failure}", UserWarning)

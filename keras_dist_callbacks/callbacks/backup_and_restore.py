@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.texts import printable, warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
@@ -228,7 +227,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if saved is not None:
             self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
             for note in self._prepared.notes:
-                warnings.warn(printable(note), RuntimeWarning, stacklevel=2)
+                warn(note)
 
     def _cluster(self) -> Cluster:
         return Cluster.detect().waiting(self._options.timeout)
@@ -287,15 +286,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         answer = exactness.answer(restored.notes, restored.conditions)
         self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {answer}")
         if restored.notes and Cluster.detect().is_chief:
-            warnings.warn(
-                printable("the resume is not exact: " + "; ".join(restored.notes)), RuntimeWarning, stacklevel=2
-            )
+            warn("the resume is not exact: " + "; ".join(restored.notes))
 
     def _tell_over(self, session: FitSession, saved: WorkerState, epochs: int) -> None:
         self._say(continuing.over_words(saved.position, epochs))
         warning = session.over_warning(saved)
         if warning is not None and Cluster.detect().is_chief:
-            warnings.warn(printable(warning), RuntimeWarning, stacklevel=2)
+            warn(warning)
 
     def _advise(self, replicas: int) -> None:
         for advice in reproducibility_advice(replicas):
@@ -329,4 +326,4 @@ def _end_earlier_writes() -> None:
     try:
         writer.raise_failure()
     except Exception as error:  # noqa: BLE001 - reported here, whatever it is
-        warnings.warn(printable(f"a write of an earlier fit() failed: {error}"), RuntimeWarning, stacklevel=3)
+        warn(f"a write of an earlier fit() failed: {error}")

@@ -9,7 +9,6 @@ import platform
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Mapping
 from typing import Self
 
@@ -30,12 +29,14 @@ from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.collector import collector_paused
 from keras_dist_callbacks.engine.exchange import Exchange, LocalState
+from keras_dist_callbacks.engine.left_out import LeftOut
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.picking import load, newest_good
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.progress import uploads
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import warn
 
 _KEPT_COMMITS = 2
 
@@ -52,7 +53,7 @@ class BackupEngine:
         self._writer = writer
         self._options = options
         self._saves = 0
-        self._skipped = 0
+        self._left_out = LeftOut()
         self._writing = False  # a backup is queued or being written; other jobs of the queue do not count
         self._sequence = 0
         self._failed = 0
@@ -151,20 +152,22 @@ class BackupEngine:
             return
         if self._writing:
             if not must and self._options.when_busy == "skip":
-                self._skipped += 1
                 self._exchange.skip(self._saves)
+                if (note := self._left_out.another(snapshot.position)) is not None:
+                    self._note(note)
                 return
             self._writer.wait()
         self._writing = True
-        self._writer.submit(functools.partial(self._write_or_note, self._saves, snapshot), what)
+        self._left_out.begun(snapshot.position)
+        job = functools.partial(self._write_or_note, self._saves, snapshot)
+        self._writer.submit(job, what, urgent=not self._known)
 
     def poll(self) -> None:
         """Lets what happened in the background surface: failures are raised, notes become warnings."""
         if self._writer.failed:
             self._writer.raise_failure()
-        if self._notes:
-            for note in self.take_notes():
-                warnings.warn(note, RuntimeWarning, stacklevel=2)
+        for note in self.take_notes() if self._notes else ():
+            warn(note)
 
     def take_notes(self) -> list[str]:
         """What happened in the background and was not reported yet."""
@@ -223,11 +226,8 @@ class BackupEngine:
         self._writer.wait()
         with contextlib.suppress(PeerLostError):  # everything is done: whoever is lost now has ended as it may
             self._cluster.leave("end of fit", self._options.timeout)
-        if self._skipped:
-            self._note(
-                f"{self._skipped} of {self._saves} backups were left out because the one before was still being "
-                "written; save less often, or wait with when_busy='wait'"
-            )
+        if (note := self._left_out.in_all()) is not None:
+            self._note(note)
         self.poll()
 
     # --- on the chief

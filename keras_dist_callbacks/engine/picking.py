@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS
@@ -11,6 +10,7 @@ from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.texts import warn
 
 _LISTINGS = 5
 _CHIEF = 0  # the index of the worker that picks
@@ -88,7 +88,7 @@ def _read_whole(store: BackupStore, commit: CommitId, workers: int, allocate: Al
 
 def _set_aside(store: BackupStore, damaged: Mapping[CommitId, DamagedBackupError]) -> None:
     for commit, reason in damaged.items():
-        warnings.warn(f"a damaged backup was set aside: {reason}", RuntimeWarning, stacklevel=2)
+        warn(f"a damaged backup was set aside: {reason}")
         store.quarantine(commit)
 
 

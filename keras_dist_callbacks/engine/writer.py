@@ -42,17 +42,18 @@ class Writer:
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
         return self._failure is not None
 
-    def submit(self, run: Callable[[], None], what: str) -> None:
+    def submit(self, run: Callable[[], None], what: str, *, urgent: bool = False) -> None:
         """Appends a job.
 
         Args:
             run: What to do; it must not call a TensorFlow collective.
             what: For messages, such as `"backup at step 1200"`.
+            urgent: Nothing is saved yet: training that leaves no processor idle must not hold it up.
         """
         with self._condition:
             self._jobs.append(_Job(run, what))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="kdc-writer")
+                self._thread = threading.Thread(target=self._work, args=(urgent,), name="kdc-writer")
                 self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -72,8 +73,9 @@ class Writer:
             failure, self._failure = self._failure, None
         return failure
 
-    def _work(self) -> None:
-        self._priority.take()
+    def _work(self, urgent: bool) -> None:
+        if not urgent:
+            self._priority.take()
         while True:
             with self._condition:
                 if not self._jobs:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage.local_files import temporary_name
+from keras_dist_callbacks.texts import warn
 
 if TYPE_CHECKING:
     from keras_dist_callbacks.storage.storage import Storage
@@ -32,7 +32,7 @@ def probe(storage: Storage) -> None:
     try:
         storage.delete(name)
     except StorageError as error:
-        warnings.warn(f"old files will stay: {error}", RuntimeWarning, stacklevel=3)
+        warn(f"old files will stay: {error}")
 
 
 def _check_exclusive(storage: Storage, name: str) -> None:

@@ -6,7 +6,6 @@ import datetime
 import itertools
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -25,6 +24,7 @@ from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.input_state import InputState
@@ -320,7 +320,7 @@ class Checkpointer:
 
     def _say_more(self, reasons: list[str]) -> None:
         if reasons and self._cluster.is_chief:
-            warnings.warn("the resume is not exact: " + "; ".join(reasons), RuntimeWarning, stacklevel=4)
+            warn("the resume is not exact: " + "; ".join(reasons))
 
     def _snapshot(self, kind: Any) -> Snapshot:
         position = Position(kind, self.epoch, self.batch if kind == "within" else 0, self.steps)

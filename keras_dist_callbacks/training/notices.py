@@ -6,13 +6,12 @@ import os
 import threading
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.texts import warn
 
 _EVERY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 2.0
@@ -81,7 +80,7 @@ class NoticeWatch:
                 given = self._notice.given()
             except Exception as error:  # noqa: BLE001 - the user's function; the next answer may be better
                 if not told:
-                    warnings.warn(printable(f"the preemption notice {self._notice.name} failed: {error}"), stacklevel=2)
+                    warn(f"the preemption notice {self._notice.name} failed: {error}", UserWarning)
                 told = True
                 continue
             if given:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from keras_dist_callbacks._compat import keras_callbacks, layers, variables
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import plain_attributes
 from keras_dist_callbacks.training.callback_state import watched_callbacks
 from keras_dist_callbacks.training.data_position import DataPosition
@@ -83,7 +82,7 @@ class UnlistedState:
             found = variables.untracked_variables(self._fit.model, self._step.keys)
             self._unknown = sorted({name for name, _ in found})
             if self._unknown and self._warn:
-                warnings.warn(printable(exactness.not_saved_reason(self._unknown)), RuntimeWarning, stacklevel=2)
+                warn(exactness.not_saved_reason(self._unknown))
         return self._unknown
 
 
