@@ -140,7 +140,8 @@ def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) 
         raise BackupMismatchError(
             "the backup is of another model. Only in the model: "
             f"{_some(missing)}; only in the backup: {_some(surplus)}. Nothing was changed: give this run another "
-            "directory, or build the model as before"
+            "directory, or build and compile the model as before; where a callback compiles it anew at an epoch, let "
+            "it do so in on_epoch_begin of that epoch or any later one, and save within epochs (save_freq=100)"
         )
     ours, theirs = ([n for n in names if n in metrics] for names in (current, stored))
     return {**partners, **(_pair(ours, theirs) or {name: name for name in ours if name in set(theirs)})}

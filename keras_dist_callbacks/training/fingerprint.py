@@ -63,6 +63,13 @@ class Fingerprint:
         more = len(changed) - _NAMED
         return changed[:_NAMED] + ([f"and {more} more such differences"] if more > 0 else [])
 
+    def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+        """What may have made another model of the one in a backup, one clause each."""
+        if _TENSOR not in tensors:
+            return []
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        return _changes_of_trainable(before, self._facts) + _changes_of_rate(before, self._facts)
+
     def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
         if _TENSOR not in tensors:
@@ -81,6 +88,26 @@ class Fingerprint:
             for name, rate in self._rates.items()
             if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
         ]
+
+
+def _changes_of_trainable(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    words = {"True": "trainable", "False": "frozen"}
+    found = []
+    for name in now:
+        layer, _, last = name.rpartition("/")
+        if last == "trainable" and before.get(name, now[name]) != now[name]:
+            called = now.get(f"{layer}/name", layer)
+            was, is_now = (words.get(str(facts[name]), facts[name]) for facts in (before, now))
+            found.append(f"layer {called!r} was {was} in the interrupted run and is {is_now} now")
+    return found[:_NAMED] + (["and further layers"] if len(found) > _NAMED else [])
+
+
+def _changes_of_rate(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    kind = "optimizer/learning_rate/class_name"
+    if before.get(kind) == now.get(kind):
+        return []
+    was, is_now = (f"a schedule ({facts[kind]})" if kind in facts else "a number" for facts in (before, now))
+    return [f"the learning rate was {was} in the interrupted run and is {is_now} now"]
 
 
 def _changed(name: str, before: Any, now: Any) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import exactness
-from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.backups.snapshot import JSON, Position, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError
 
@@ -55,3 +55,19 @@ class Restored:
                 f"strict={strict!r}, and going on from {self.commit} {certain}: {'; '.join(refused)}. Nothing "
                 "was changed"
             )
+
+
+def judge(
+    saved: WorkerState, now: Mapping[str, JSON], reasons: Sequence[str], *, generator: bool
+) -> tuple[list[str], list[str]]:
+    """Why training will not go on exactly, and on what else that depends.
+
+    Args:
+        saved: The backup.
+        now: This run, described as the backup's was.
+        reasons: Those of the input.
+        generator: Whether the input is a plain Python generator.
+    """
+    ended = saved.position.kind == "end"
+    found = exactness.inexact_reasons(saved, now, generator=generator, goes_on_after_end=ended)
+    return [*reasons, *found], exactness.conditions(saved)

@@ -15,7 +15,6 @@ from typing import Any
 from keras_dist_callbacks._compat import building, replay, rng, variables
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat.step_control import control
-from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.agreed_stop import StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -29,7 +28,7 @@ from keras_dist_callbacks.training.capture import apply_callbacks, apply_variabl
 from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.describing import describe_fit
 from keras_dist_callbacks.training.leaving import STOPPED, Leaving
-from keras_dist_callbacks.training.restored import Restored
+from keras_dist_callbacks.training.restored import Restored, judge
 from keras_dist_callbacks.training.snapshots import Progress, take
 from keras_dist_callbacks.training.unlisted import UnlistedState
 from keras_dist_callbacks.training.untold import untold
@@ -97,8 +96,8 @@ class FitSession:
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         self._callbacks = [c for c in callbacks if c is not self._owner]
-        if self._saved is not None and building.compile_metrics_pending(self._fit.model):
-            hidden_state.build_as(self._saved, self._fit)
+        if self._saved is not None:
+            self._build(self._saved)
         self._data = DataPosition(self._fit, self._callbacks, read_again=self._read_again)
         self._unlisted = UnlistedState(self._fit, self._data, self._callbacks, warn=self._cluster.is_chief)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
@@ -107,7 +106,7 @@ class FitSession:
         self._undo = control(self._fit, self)
         if self._saved is not None:
             saved = self._saved
-            notes = self._cluster.agree(lambda: self._prepare_restore(saved), "restoring")
+            notes = self._agree(lambda: self._prepare_restore(saved), saved, "restoring")
             if saved.position.kind != "within" or self.is_over:
                 self._report(saved, notes)
         if not self.is_over:
@@ -149,7 +148,7 @@ class FitSession:
             self._data.enter_epoch(resuming=False)
             self._progress.rng_at_epoch = rng.capture()
             return True
-        notes = self._cluster.agree(lambda: self._enter_interrupted_epoch(saved, steps), "restoring within an epoch")
+        notes = self._agree(lambda: self._enter_interrupted_epoch(saved, steps), saved, "restoring within an epoch")
         self._report(saved, notes)
         stops = any(self._cluster.gather(bool(saved.state["stop_training"]), "stop within an epoch"))
         self._fit.model.stop_training = stops
@@ -275,6 +274,10 @@ class FitSession:
 
     # --- restoring
 
+    def _build(self, saved: WorkerState) -> None:
+        if building.compile_metrics_pending(self._fit.model):  # a callback may have compiled it anew
+            hidden_state.build_as(saved, self._fit)
+
     def _prepare_restore(self, saved: WorkerState) -> list[str]:
         position = saved.position
         self._progress.count.resume(position)
@@ -315,6 +318,7 @@ class FitSession:
         self._progress.rng_at_epoch = saved.state["rng_at_epoch"]
         self._data.restore_rng(self._progress.rng_at_epoch)
         self._data.enter_epoch(resuming=True)
+        self._build(saved)
         replay.drop_steps(steps, saved.position.batch, self._fit, may_end=bool(self._data.reasons))
         self._data.read_again()
         notes = self._early_notes + self._apply(saved)
@@ -323,6 +327,9 @@ class FitSession:
         self._progress.count.skip_to(saved.position.batch)
         return notes
 
+    def _agree(self, act: Callable[[], list[str]], saved: WorkerState, what: str) -> list[str]:
+        return self._cluster.agree(lambda: self._unlisted.explaining(act, saved), what)
+
     def _apply(self, saved: WorkerState) -> list[str]:
         moved_by_input = variables.global_seed_keys() & self._data.hides.keys
         notes = apply_variables(self._fit.model, saved, self._cluster, leave=moved_by_input)
@@ -330,16 +337,9 @@ class FitSession:
         return notes + apply_callbacks(self._callbacks, saved)
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
-        found = self._data.reasons + exactness.inexact_reasons(
-            saved,
-            self._description,
-            generator=self._fit.is_python_generator,
-            goes_on_after_end=saved.position.kind == "end",
-        )
-        open_conditions = exactness.conditions(saved)
-        if self.is_over:
-            found, open_conditions = [], []  # no step is left that could differ
-        self.restored = Restored.judged(self._commit, saved.position, [*found, *notes], open_conditions, self._cluster)
+        generator, reasons = self._fit.is_python_generator, self._data.reasons
+        found = ([], []) if self.is_over else judge(saved, self._description, reasons, generator=generator)
+        self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)
         self._announce(self.restored)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_dist_callbacks._compat import keras_callbacks, layers, variables
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import plain_attributes
 from keras_dist_callbacks.training.callback_state import watched_callbacks
@@ -59,6 +60,17 @@ class UnlistedState:
             return notes  # no step is left that could differ
         loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
+
+    def explaining(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
+        """What a restore returns; an error of it tells what is known to have changed since the backup."""
+        try:
+            return act()
+        except BackupError as error:
+            reasons = self._facts.reasons(saved.tensors) if isinstance(error, BackupMismatchError) else []
+            reasons = reasons or self._facts.differences(saved.tensors, rate_is_loaded=True)
+            if not reasons:
+                raise
+            raise type(error)(f"{error}. Since then: {'; '.join(reasons)}") from error
 
     def compile_changes(self, saved: WorkerState) -> list[str]:
         """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
