@@ -2,32 +2,135 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from keras_dist_callbacks._compat.fit import RunningFit
+from keras_dist_callbacks._compat.layers import flat
+from keras_dist_callbacks._compat.variables import GLOBAL_SEED_GENERATOR, named_variables, optimizers_within
 
 
-def build_from_spec(fit: RunningFit) -> None:
-    """Creates optimizer and metric variables, which the default strategy leaves to the first step.
+def unbuilt_layers(model: Any) -> list[str]:
+    """The layers of an unbuilt model, or the model itself, whose `build()` is still to make variables.
+
+    A model that trains itself by a step of its own may have no `call()`: then it stays unbuilt for ever, and all its
+    variables are there as soon as its layers have theirs.
+    """
+    if model.built:
+        return []
+    layers = flat(model)
+    unbuilt = [layer.name for layer in layers if not layer.built and _has_own_build(layer)]
+    return unbuilt or ([model.name] if not layers or _has_own_build(model) else [])
+
+
+def _has_own_build(layer: Any) -> bool:
+    import keras
+
+    return type(layer).build is not keras.Layer.build
+
+
+def trains_itself(model: Any) -> bool:
+    """Whether the model has a step of its own: what that builds, nobody else can tell."""
+    import keras
+
+    return type(model).train_step is not keras.Model.train_step
+
+
+def build_metrics(fit: RunningFit) -> None:
+    """Creates the variables of compiled metrics and losses, which the default strategy leaves to the first step.
 
     Only shapes and dtypes are used: no batch is read.
     """
     import tensorflow as tf
 
     model = fit.model
-    strategy = model.distribute_strategy
     spec = fit.data.element_spec
     local = tf.nest.map_structure(
         lambda s: s._value_specs[0] if hasattr(s, "_value_specs") else s, spec, expand_composites=False
     )
-    with strategy.scope():
-        try:
-            model._symbolic_build(data_batch=local)
-        except (ValueError, TypeError, RuntimeError, AttributeError):
-            # A train_step of the user's may take what the model itself does not. Then metrics are made by the first
-            # step, and a restore says that they start afresh.
-            if model.optimizer is not None and not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
+    # A train_step of the user's may take what the model itself does not. Then metrics are made by the first step, and
+    # a restore says that they start afresh.
+    taken = contextlib.suppress(ValueError, TypeError, RuntimeError, AttributeError)
+    with model.distribute_strategy.scope(), _left_alone(model.optimizer), taken:
+        model._symbolic_build(data_batch=local)
+
+
+def build_optimizer_as(optimizer: Any, model: Any, names: Iterable[str]) -> None:
+    """Builds an optimizer for those weights of which a backup has slots; not at all where their names do not tell.
+
+    Args:
+        optimizer: An optimizer of the model's, or None.
+        model: The model in training.
+        names: The names of variables in the backup.
+    """
+    if optimizer is None or optimizer.built:
+        return
+    alike = collections.defaultdict(list)  # a network and its clone have weights of the same names
+    for variable in model.trainable_variables:
+        alike[f"{optimizer.name}/{variable.path.replace('/', '_')}"].append(variable)
+    saved = collections.Counter[str]()
+    for name in names:
+        slot, _, number = name.partition("#")
+        begin = _longest_begin(slot, alike)
+        if begin:
+            saved[begin] = max(saved[begin], int(number or 0) + 1)
+    if saved and all(count == len(alike[begin]) for begin, count in saved.items()):
+        with model.distribute_strategy.scope():
+            optimizer.build([variable for begin, found in alike.items() if begin in saved for variable in found])
+
+
+def build_other_optimizers_as(model: Any, names: Iterable[str]) -> None:
+    """The same for the optimizers that are the model's without being `model.optimizer`."""
+    numbered: list[str] = []
+    seen = collections.Counter[str]()
+    for name in names:
+        numbered.append(f"{name}#{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    for optimizer in optimizers_within(model):
+        if optimizer is not model.optimizer:
+            build_optimizer_as(optimizer, model, numbered)
+
+
+def build_optimizer_if_saved(model: Any, names: Iterable[str], metrics: Collection[str]) -> None:
+    """Builds `model.optimizer` for all that can be trained, if a backup has more variables than there are yet.
+
+    Args:
+        model: The model in training.
+        names: The names of variables in the backup.
+        metrics: Those among them that are metrics'.
+    """
+    optimizer = model.optimizer
+    if optimizer is None or optimizer.built:
+        return
+    own = {id(variable) for metric in model.metrics for variable in metric.variables}
+    present = {name for name, variable in named_variables(model).items() if id(variable) not in own}
+    if len({*names} - {*metrics, GLOBAL_SEED_GENERATOR}) > len(present - {GLOBAL_SEED_GENERATOR}):
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
+def _longest_begin(slot: str, begins: Collection[str]) -> str | None:
+    begin = slot
+    while "_" in begin:
+        begin = begin.rpartition("_")[0]
+        if begin in begins:
+            return begin
+    return None
+
+
+@contextlib.contextmanager
+def _left_alone(optimizer: Any) -> Iterator[None]:
+    """Keras builds an optimizer for all weights, beside the metrics, unless it takes it to be built."""
+    if optimizer is None or optimizer.built:
+        yield
+        return
+    optimizer.built = True
+    try:
+        yield
+    finally:
+        optimizer.built = False
 
 
 def compile_metrics_pending(model: Any) -> bool:

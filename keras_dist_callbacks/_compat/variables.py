@@ -227,7 +227,7 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[st
 
     known = variable_set(model).keys | set(held) | {key(v) for _, own in layers.adapted(model) for v in own}
     found = []
-    for item in tf.train.TrackableView(model).descendants():
+    for item in _descendants(model):
         own: list[Any] = list(item.variables) if isinstance(item, keras.optimizers.Optimizer) else [item]
         for variable in own:
             raw = getattr(variable, "_value", variable)
@@ -235,6 +235,21 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[st
                 found.append((str(getattr(variable, "path", None) or raw.name), variable))
                 known = known | {key(c) for c in components(variable)}
     return found
+
+
+def optimizers_within(model: Any) -> list[Any]:
+    """Every optimizer that belongs to the model's objects, `model.optimizer` first, but none within another one."""
+    import keras
+
+    found = [item for item in [model.optimizer, *_descendants(model)] if isinstance(item, keras.optimizers.Optimizer)]
+    inner = {id(item) for optimizer in found for item in _descendants(optimizer)[1:]}  # the first is itself
+    return list({id(optimizer): optimizer for optimizer in found if id(optimizer) not in inner}.values())
+
+
+def _descendants(root: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return list(tf.train.TrackableView(root).descendants())
 
 
 def create_global_seed_generator() -> None:

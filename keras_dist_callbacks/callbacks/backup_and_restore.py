@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 
+from keras_dist_callbacks._compat import building, multi_worker
 from keras_dist_callbacks._compat import fit as seam
-from keras_dist_callbacks._compat import multi_worker
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import WorkerState
@@ -35,6 +35,7 @@ from keras_dist_callbacks.training.session import FitSession
 
 _fits = itertools.count(1)
 _advised: set[str] = set()
+_NAMED = 3
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -252,10 +253,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._prepared = None
 
     def _check(self, model: Any, callbacks: list[Any], cluster: Cluster) -> None:
-        if not model.built:
+        unbuilt = building.unbuilt_layers(model)
+        if unbuilt:
             raise ConfigError(
                 "BackupAndRestore needs a built model, but your model must be built before you call `fit()`: "
-                f"{model.name!r} is unbuilt. Give it an Input or call it on a batch of data first"
+                f"{model.name!r} is unbuilt{_because_of(unbuilt, model.name)}. Give it an Input or call it on a batch "
+                "of data first"
             )
         others = [c for c in callbacks if isinstance(c, BackupAndRestore) and c is not self]
         if others:
@@ -312,6 +315,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 def _is_ours(callback: Any) -> bool:
     return type(callback).__module__.startswith("keras_dist_callbacks.callbacks.")
+
+
+def _because_of(unbuilt: Sequence[str], model: str) -> str:
+    named = [repr(name) for name in unbuilt if name != model]
+    more = len(named) - _NAMED
+    return f": so is {', '.join(named[:_NAMED])} in it{f', and {more} more' if more > 0 else ''}" if named else ""
 
 
 def _directory(backup_dir: str | os.PathLike[str] | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import layers, variables
+from keras_dist_callbacks._compat import layers, optimizers, variables
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import to_json
 from keras_dist_callbacks.backups.topics import CALLBACK
@@ -78,7 +78,7 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: 
     if _tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
         variables.create_global_seed_generator()
     current = variables.variable_set(model).named
-    matched, notes = match_variables(current, saved, set(_metric_names(model, current)))
+    matched, notes = match_variables(current, saved, set(_metric_names(model, current)), _never_applied(model, current))
     for name, values in matched.items():
         components = variables.components(current[name])
         count = len(components)
@@ -98,14 +98,25 @@ def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[str]:
     return restore_callbacks(callbacks, state, saved.tensors)
 
 
+def saved_variables(saved: WorkerState) -> list[str]:
+    """The names of all variables that Keras lists in a backup."""
+    return list(_stored_components(saved.tensors))
+
+
 def match_variables(
-    current: Mapping[str, Any], saved: WorkerState, metrics: set[str]
+    current: Mapping[str, Any], saved: WorkerState, metrics: set[str], fresh: Collection[str] = ()
 ) -> tuple[dict[str, list[np.ndarray[Any, Any]]], list[str]]:
     """Finds the saved components of each current variable.
 
     Names decide. The order does where they differ only as they do between a model that was built and the same
     model loaded from a file: automatic numbering (`dense_3` against `dense_7`) and the model's own name in front
     of a layer's.
+
+    Args:
+        current: The variables of training by name.
+        saved: The backup.
+        metrics: Names of those that are metrics'.
+        fresh: Names of those that an optimizer has and never used: they may be new, and stay as they are.
 
     Raises:
         BackupMismatchError: Names, shapes or types differ; the message names the first that do.
@@ -117,19 +128,34 @@ def match_variables(
     if variables.GLOBAL_SEED_GENERATOR not in stored:  # its first use was still to come: its initial state is right
         current = {name: v for name, v in current.items() if name != variables.GLOBAL_SEED_GENERATOR}
     metrics = metrics | set(saved.state["metric_variables"])
-    partner = _partners(list(current), list(stored), metrics)
     matched: dict[str, list[np.ndarray[Any, Any]]] = {}
-    fresh: list[str] = []
+    afresh: list[str] = []
+    new = _new_and_unused(list(current), list(stored), metrics, fresh)
+    current = {name: v for name, v in current.items() if name not in set(new)}
+    partner = _partners(list(current), list(stored), metrics)
     for name, variable in current.items():
         if name not in partner:
-            fresh.append(name)
+            afresh.append(name)
             continue
         matched[name] = stored[partner[name]]
         _check_shape(name, variables.components(variable)[0], matched[name][0])
     gone = sorted(stored.keys() - set(partner.values()))
-    notes = [f"metrics that the backup does not hold start afresh ({_some(fresh)})"] if fresh else []
+    notes = [f"metrics that the backup does not hold start afresh ({_some(afresh)})"] if afresh else []
     notes += [f"metrics of the backup are not in the model now ({_some(gone)})"] if gone else []
+    if new:
+        notes.append(f"the optimizer has variables now that the backup does not have ({_some(new)}); they start afresh")
     return matched, notes
+
+
+def _new_and_unused(
+    current: Sequence[str], stored: Sequence[str], metrics: set[str], fresh: Collection[str]
+) -> list[str]:
+    """What is too much in the model if all else has its partner: an optimizer may be built for more than it trains."""
+    ours, theirs = ([n for n in names if n not in metrics] for names in (current, stored))
+    new = [name for name in ours if name in fresh and name not in set(theirs)]
+    if _pair(ours, theirs) is None and _pair([name for name in ours if name not in set(new)], theirs) is not None:
+        return new
+    return []
 
 
 def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) -> dict[str, str]:
@@ -184,6 +210,14 @@ def _tensor_name(name: str, replica: int) -> str:
 def _metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
     ids = {id(variable) for metric in model.metrics for variable in metric.variables}
     return [name for name, variable in named.items() if id(variable) in ids]
+
+
+def _never_applied(model: Any, named: Mapping[str, Any]) -> set[str]:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or optimizers.steps_taken(optimizer):
+        return set()
+    ids = {id(variable) for variable in optimizer.variables}
+    return {name for name, variable in named.items() if id(variable) in ids}
 
 
 def unnumbered(path: str) -> str:

@@ -13,7 +13,7 @@ from keras_dist_callbacks._compat import building, graphs, layers, train_functio
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.exactness import RANDOM_OPERATIONS
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
-from keras_dist_callbacks.training.capture import unnumbered
+from keras_dist_callbacks.training.capture import saved_variables, unnumbered
 
 TOPIC = "hidden_variables"
 """The topic with the names and types of variables that the train step holds on to."""
@@ -24,12 +24,17 @@ _TENSOR = "hidden"
 def build_as(saved: WorkerState, fit: RunningFit) -> None:
     """Makes the variables that the default strategy leaves to the first step, before a backup is restored.
 
-    Where the backup holds hidden variables, by tracing the train step: it makes them as the interrupted run's first
-    step did, such as an optimizer's for a part of the weights only.
+    Where the backup holds hidden variables, or the model trains itself, by tracing the train step: it makes them as
+    the interrupted run's first step did, such as an optimizer's for a part of the weights only. No optimizer gets
+    variables of which the backup knows nothing.
     """
-    if saved.state.get(TOPIC) and not fit.model.run_eagerly and train_function.trace(fit):
+    model, listed, hidden = fit.model, saved_variables(saved), saved.state.get(TOPIC) or []
+    building.build_optimizer_as(model.optimizer, model, listed)
+    if (hidden or building.trains_itself(model)) and not model.run_eagerly and train_function.trace(fit):
         return
-    building.build_from_spec(fit)
+    building.build_metrics(fit)
+    building.build_other_optimizers_as(model, [name for name, _ in hidden])
+    building.build_optimizer_if_saved(model, listed, saved.state["metric_variables"])
 
 
 class HiddenState:
@@ -79,20 +84,22 @@ class HiddenState:
             Why that was not possible, one sentence, or nothing.
         """
         wanted = saved.state.get(TOPIC) or []
-        if not wanted:
-            return []
+        notes = self._restore_hidden(wanted, saved.tensors) if wanted else []
+        if layers.has_constants(self._model) and train_function.traces(self._model):
+            self._model.make_train_function(force=True)  # what was traced holds the values from before the restore
+        return notes
+
+    def _restore_hidden(self, wanted: list[JSON], tensors: Mapping[str, Any]) -> list[str]:
         traced = self._model.run_eagerly or train_function.traces(self._model) or train_function.trace(self._fit)
         if not traced:
             return [_lost(wanted, "the train step cannot be traced")]
         self._look()
         self._seen = -1  # in eager mode, the next step may make more
-        difference = _first_difference(wanted, self._found, saved.tensors)
+        difference = _first_difference(wanted, self._found, tensors)
         if difference:
             return [_lost(wanted, difference)]
         for number, resource in enumerate(self._found):
-            resource.assign(saved.tensors[f"{_TENSOR}/{number}"])
-        if layers.has_constants(self._model):
-            self._model.make_train_function(force=True)  # what was traced holds the values from before the restore
+            resource.assign(tensors[f"{_TENSOR}/{number}"])
         return []
 
     def _look(self) -> None:

@@ -235,9 +235,8 @@ class FitSession:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
         known = not in_step and self._saved is None and not self.is_over
         try:
-            self._leaving.on_exception(
-                error, self._progress.count.step, lambda: self._at_exception(error) if known else None
-            )
+            step = self._progress.count.step
+            self._leaving.on_exception(error, step, lambda: self._at_exception(error) if known else None)
         finally:
             self.close()
 
@@ -328,7 +327,8 @@ class FitSession:
         return notes
 
     def _agree(self, act: Callable[[], list[str]], saved: WorkerState, what: str) -> list[str]:
-        return self._cluster.agree(lambda: self._unlisted.explaining(act, saved), what)
+        goes_on = not self.is_over and self._lives_on(saved)
+        return self._cluster.agree(act if goes_on else lambda: self._unlisted.explaining(act, saved), what)
 
     def _apply(self, saved: WorkerState) -> list[str]:
         moved_by_input = variables.global_seed_keys() & self._data.hides.keys

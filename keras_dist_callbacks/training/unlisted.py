@@ -62,12 +62,22 @@ class UnlistedState:
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
 
     def explaining(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
-        """What a restore returns; an error of it tells what is known to have changed since the backup."""
+        """What a restore returns; an error of it tells what is known to have changed since the backup.
+
+        Raises:
+            BackupMismatchError: Layers were frozen or unfrozen, or a rate became a schedule, or was one: other
+                variables would be trained, or otherwise, which a backup cannot follow.
+        """
+        reasons = self._facts.reasons(saved.tensors)
+        if reasons:
+            raise BackupMismatchError(
+                f"the backup is of a model that was trained in another way: {'; '.join(reasons)}. Nothing was changed: "
+                "give this run another directory, or build and compile the model as before"
+            )
         try:
             return act()
         except BackupError as error:
-            reasons = self._facts.reasons(saved.tensors) if isinstance(error, BackupMismatchError) else []
-            reasons = reasons or self._facts.differences(saved.tensors, rate_is_loaded=True)
+            reasons = self._facts.differences(saved.tensors, rate_is_loaded=True)
             if not reasons:
                 raise
             raise type(error)(f"{error}. Since then: {'; '.join(reasons)}") from error

@@ -28,7 +28,7 @@ def check_ends(case: Case, row: Row) -> None:
         assert told, log[-3000:]
         name = "chief" if case.chief == (case.fault != "lone start") else r"worker \d"
         if worker != loser or case.fault == "lone start":
-            assert re.search(rf"{name} .*(?:{REASONS})", told[-1]), told[-1]
+            assert re.search(rf"{name} .*(?:{REASONS})|no contact from {name} ", told[-1]), told[-1]
 
 
 @pytest.mark.kill

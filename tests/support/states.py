@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 TOKEN, HASH = "a" * 12, "b" * 32  # such as names of ours have
 
 
+@functools.cache
 def random_states(seed: int = 0) -> dict[str, Any]:
     """The global random states of a process in which nothing was drawn since the seeds were set."""
     python = random.Random(seed).getstate()  # noqa: S311 - nothing to do with security

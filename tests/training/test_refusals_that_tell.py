@@ -40,7 +40,7 @@ def test_what_made_it_another_model_is_named_with_both_cures(
     with pytest.raises(tiny.Stop):
         tiny.fit(compiled(**before), tmp_path, [tiny.StopAt(1, 2)])
     saved, steps = files(tmp_path), tiny.CountSteps()
-    match = f"give this run another directory, or build and compile the model as before.*{what}"
+    match = f"{what}. Nothing was changed: give this run another directory, or build and compile the model as before"
     with pytest.raises(BackupMismatchError, match=match):
         tiny.fit(compiled(**now), tmp_path, [steps])
     assert steps.trained == []
