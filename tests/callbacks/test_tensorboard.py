@@ -242,8 +242,8 @@ def test_a_log_dir_that_was_set_on_a_copy_is_where_it_writes(tmp_path: Path, pla
 
 
 def test_what_tuners_add_to_a_log_dir_with_a_password_is_added_to_what_was_given() -> None:
-    board = TensorBoard("ftp://me:swordfish@127.0.0.1/logs")
+    board = TensorBoard("http://me:swordfish@127.0.0.1/logs")
     assert "swordfish" not in board.log_dir
     board.log_dir = f"{board.log_dir}/7"
     board._follow_log_dir()
-    assert board._chief_dir == "ftp://me:swordfish@127.0.0.1/logs/7"
+    assert board._chief_dir == "http://me:swordfish@127.0.0.1/logs/7"
