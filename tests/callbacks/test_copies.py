@@ -137,14 +137,26 @@ def test_a_function_without_a_name_is_copied_by_all_who_can(tmp_path: Path, way:
     assert WAYS[way](kdc.EpochDataset(lambda epoch: epoch + 1)).fn(1) == 2
 
 
-@pytest.mark.parametrize("name", ["BackupAndRestore", "EpochDataset"])
+@pytest.mark.parametrize("name", ["BackupAndRestore", "EpochDataset", "ModelCheckpoint"])
 def test_pickle_itself_says_that_it_takes_no_function_without_a_name(tmp_path: Path, name: str) -> None:
     made = {
         "BackupAndRestore": lambda: kdc.BackupAndRestore(tmp_path, preemption_notice=lambda: False),
         "EpochDataset": lambda: kdc.EpochDataset(lambda epoch: by_epoch(epoch)),
+        "ModelCheckpoint": lambda: kdc.ModelCheckpoint("memory://m/m.keras", storage_options={"ask": lambda: "me"}),
     }[name]()
+    assert type(copy.deepcopy(made)) is type(made)
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         pickle.dumps(made)
+
+
+@pytest.mark.parametrize("way", ["copy", "deepcopy", "pickle"])
+def test_a_checkpointer_says_why_it_cannot_be_copied(tmp_path: Path, way: str) -> None:
+    model = tiny.model()
+    checkpointer = kdc.Checkpointer(tmp_path, model=model, preemption_notice=lambda: False)
+    with pytest.raises(
+        TypeError, match=r"a Checkpointer can be neither copied nor pickled: .*in the process that trains"
+    ):
+        WAYS[way](checkpointer)
 
 
 @pytest.mark.parametrize("notice", [kdc.gce_notice, kdc.aws_notice])

@@ -20,6 +20,7 @@ RECIPES = {
     "cross-validation": ("sklearn", ["9", "27"]),
     "DataLoader": ("torch", ["18", "8"]),
     "StatefulDataLoader": ("torchdata", ["18", "8"]),
+    "frozen backbone": ("keras", ["8", "7"]),
     "optuna": ("optuna", ["17", "34"]),
 }
 

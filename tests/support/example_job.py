@@ -43,6 +43,7 @@ RUNS = {
     "cross-validation": lambda at, more: _module("cross_validation").scores(at, more),
     "DataLoader": lambda at, more: _module("torch_data_loader").train(at, extra_callbacks=more),
     "StatefulDataLoader": lambda at, more: _module("torch_data_loader").train(at, True, more),
+    "frozen backbone": lambda at, more: _module("frozen_backbone").train(at, more),
     "optuna": lambda at, more: _module("optuna_pruning").search(at, more),
 }
 
