@@ -3,8 +3,8 @@
     python examples/frozen_backbone.py runs/backbone
 
 Each phase is a `fit()` with a backup of its own, in which the frozen weights are written once. A phase that was
-finished trains no step again. One line is printed for each epoch, with its loss. The backbone begins with random weights
-here, so that nothing is downloaded.
+finished trains no step again. One line is printed for each epoch, with its loss. The backbone begins with random
+weights here, so that nothing is downloaded.
 """
 
 from __future__ import annotations
