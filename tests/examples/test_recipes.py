@@ -23,10 +23,11 @@ RECIPES = {
     "frozen backbone": ("keras", ["8", "7"]),
     "optuna": ("optuna", ["17", "34"]),
 }
+LONG = {"frozen backbone"}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.chaos] * (n in LONG)) for n in RECIPES])
 def test_a_killed_recipe_ends_as_an_undisturbed_one(tmp_path: Path, name: str) -> None:
     package, kills = RECIPES[name]
     if importlib.util.find_spec(package) is None:
