@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -11,7 +13,7 @@ from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError
 
-_ARRAY, _TUPLE, _SCALAR = "$array", "$tuple", "$scalar"
+_ARRAY, _TUPLE, _SCALAR, _TORCH = "$array", "$tuple", "$scalar", "$torch"
 _ADVICE = "use dicts with string keys, lists, tuples, numbers, strings, booleans, None and numeric arrays"
 _DEEPEST, _SHOWN = 100, 100
 _SCALARS = frozenset(
@@ -46,14 +48,15 @@ def to_json(value: Any, where: str, tensors: dict[str, HeldTensor], *, copy: boo
     if isinstance(value, list | tuple):
         items = [to_json(v, f"{where}/{i}", tensors, copy=copy, depth=depth + 1) for i, v in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
-    array = _numeric(value)
+    kind = _TORCH if _is_of_torch(value) else _ARRAY
+    array = _numeric(value.detach().cpu() if kind == _TORCH else value)
     if array is None:
         raise BackupError(f"{where}: a {type(value).__name__} cannot be stored; {_ADVICE}")
     name = where
     while name in tensors:  # {"a/b": x} and {"a": {"b": x}}
         name += "'"
     tensors[name] = HeldArray(np.array(array, order="C") if copy else array)
-    return {_ARRAY: name}
+    return {kind: name}
 
 
 def check_storable(
@@ -81,12 +84,12 @@ def check_storable(
         if special and (len(value) > 1 or not _is_special(special[0], value[special[0]], tensors, also)):
             raise DamagedBackupError(f"{where}: {special[0]!r} stands for nothing that can be restored")
         for key, item in value.items():
-            if key not in (_ARRAY, _SCALAR):
+            if key not in (_ARRAY, _SCALAR, _TORCH):
                 check_storable(item, tensors, f"{where}/{key}"[:_SHOWN], also=also, depth=depth + 1)
 
 
 def _is_special(key: str, value: JSON, tensors: Collection[str], also: Collection[str]) -> bool:
-    if key == _ARRAY:
+    if key in (_ARRAY, _TORCH):
         return isinstance(value, str) and value in tensors
     if key == _TUPLE:
         return isinstance(value, list)
@@ -113,12 +116,26 @@ def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
         return value
     if _ARRAY in value:
         return np.array(tensors[value[_ARRAY]])
+    if _TORCH in value:
+        return _tensor_of_torch(np.array(tensors[value[_TORCH]]))
     if _TUPLE in value:
         return tuple(from_json(v, tensors) for v in value[_TUPLE])
     if _SCALAR in value:
         name, item = value[_SCALAR]
         return np.dtype(name).type(item)
     return {k: from_json(v, tensors) for k, v in value.items()}
+
+
+def _is_of_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _tensor_of_torch(array: np.ndarray[Any, Any]) -> Any:
+    try:
+        return importlib.import_module("torch").from_numpy(array)
+    except ImportError as error:
+        raise BackupError("the state of an input or callback holds tensors of torch, which is not installed") from error
 
 
 def _numeric(value: Any) -> np.ndarray[Any, Any] | None:

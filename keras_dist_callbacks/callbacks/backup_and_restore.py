@@ -15,6 +15,7 @@ from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
@@ -38,7 +39,7 @@ _advised: set[str] = set()
 _NAMED = 3
 
 
-class BackupAndRestore(keras.callbacks.Callback):
+class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
     """Saves the complete state of training, and restores it exactly when an interrupted job starts again.
 
     Everything that training depends on is saved: weights, optimizer, seed generators, metrics, the random

@@ -20,6 +20,7 @@ from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
 from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.backups.records import Generation, Sequence
 from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -43,7 +44,7 @@ class _State(msgspec.Struct):
     last_saved: tuple[Generation, Sequence] | None
 
 
-class ModelCheckpoint(DecidingModelCheckpoint):
+class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
     """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
 
     Every argument of Keras keeps its meaning. Different from Keras: only the chief of a cluster writes; a

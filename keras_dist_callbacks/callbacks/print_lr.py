@@ -9,6 +9,7 @@ import msgspec
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat.optimizers import current_rates, last_rates
+from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -22,7 +23,7 @@ class _State(msgspec.Struct):
     rates: dict[str, float] | None
 
 
-class PrintLR(keras.callbacks.Callback):
+class PrintLR(CopiedAnew, keras.callbacks.Callback):
     """Prints the learning rate in force, on the chief.
 
     The rate is read right before a step is trained with it: after every `on_epoch_begin`

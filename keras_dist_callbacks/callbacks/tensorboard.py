@@ -15,6 +15,7 @@ import msgspec
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
 from keras_dist_callbacks.callbacks._event_sync import EventSync
+from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -27,7 +28,7 @@ _TAG = "TensorBoard"
 _active: weakref.WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = weakref.WeakKeyDictionary()
 
 
-class TensorBoard(OpenTensorBoard):
+class TensorBoard(CopiedAnew, OpenTensorBoard):
     """Writes logs for TensorBoard, like `keras.callbacks.TensorBoard`.
 
     Every argument of Keras keeps its meaning. Different from Keras: in a cluster the chief writes to
@@ -100,6 +101,15 @@ class TensorBoard(OpenTensorBoard):
         self._training = False
         self._check_protocols()
 
+    def _follow_log_dir(self) -> None:
+        """Somebody may have set `log_dir`: tuners give each trial a directory below the one that they find there."""
+        given, shown = arguments.path("log_dir", self.log_dir), redact(self._chief_dir)
+        if given == shown:
+            return
+        below = given.startswith(f"{shown.rstrip('/')}/")  # what is shown has no credentials
+        self._chief_dir = f"{self._chief_dir.rstrip('/')}{given[len(shown.rstrip('/')) :]}" if below else given
+        self._check_protocols()
+
     def _check_protocols(self) -> None:
         """A wrong protocol is an error when the callback is made, not in fit()."""
         for directory in (self._chief_dir, self._worker_dir):
@@ -117,6 +127,7 @@ class TensorBoard(OpenTensorBoard):
             StorageError: A directory cannot be used; raised on every worker.
         """
         self._training = False
+        self._follow_log_dir()
         cluster = Cluster.detect()
         if not cluster.is_evaluator:
             cluster.require_connection(model.distribute_strategy)

@@ -30,14 +30,14 @@ from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.input_state import InputState
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.leaving import Leaving
-from keras_dist_callbacks.training.loop_parts import Trained, own_state
+from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state
 from keras_dist_callbacks.training.stateless import is_stateless
 
 _opened = itertools.count(1)
 _LOOP = "your loop changes nothing but what the Checkpointer was given"
 
 
-class Checkpointer:
+class Checkpointer(OfOneLoop):
     """Saves the complete state of a custom training loop, and restores it exactly.
 
     The same engine, format and guarantees as `BackupAndRestore`: under `MultiWorkerMirroredStrategy` every worker

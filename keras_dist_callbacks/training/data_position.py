@@ -18,10 +18,10 @@ from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, W
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.progress import reading
 from keras_dist_callbacks.training.epoch_ends import EpochEnds
+from keras_dist_callbacks.training.input_account import account_of
 from keras_dist_callbacks.training.input_state import InputState
 from keras_dist_callbacks.training.stateless import is_stateless
 
-_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _TOPIC = "input"
 _BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not come to its end
 # Keras finds the end of such an input by a step without data, which runs in part on some replicas, and not always on
@@ -32,6 +32,10 @@ _UNKNOWN_LENGTH = (
 )
 _PASSES = "input/passes"
 _passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of stages that shuffle anew in each
+_BEGUN = (
+    "the input was asked for its position when Keras had read its first batches to learn their types, and its dataset "
+    "or sampler keeps a state of its own; give the dataset no state_dict, or use EpochDataset"
+)
 
 
 class DataPosition:
@@ -54,7 +58,7 @@ class DataPosition:
         self._addressing = [c for c in callbacks if getattr(c, "addresses_epochs", False)]
         self._addressed = bool(self._addressing)
         self._source = fit.input
-        self._methods = next((pair for pair in _METHODS if all(_has(fit.input, name) for name in pair)), None)
+        self._account = account_of(fit.input, lives_on=bool(fit.steps_per_epoch))
         self._validation = fit.validation_source
         self.hides = InputState(
             lambda: fit.data,
@@ -76,9 +80,9 @@ class DataPosition:
         Not within an epoch: there the pipeline has read ahead of training, so the batches that were trained are
         pulled again instead.
         """
-        if self._methods is not None:
-            self.tensors = {}
-            self.state = {_TOPIC: to_json(dict(getattr(self._source, self._methods[0])()), _TOPIC, self.tensors)}
+        found = None if self._account is None else self._account.get()
+        self.tensors = {}
+        self.state = {} if found is None else {_TOPIC: to_json(dict(found), _TOPIC, self.tensors)}
 
     def enter_epoch(self, *, resuming: bool) -> None:
         """The first batch of an epoch is about to be asked for, maybe of one that was interrupted."""
@@ -100,13 +104,13 @@ class DataPosition:
         Returns:
             What could not be put back, one sentence each.
         """
-        knows = self._methods is not None and _TOPIC in saved.state
-        notes = self._compare_passes(saved, by_itself=self._addressed or knows)
+        account = self._account if _TOPIC in saved.state else None
+        notes = self._compare_passes(saved, by_itself=self._addressed or account is not None)
         notes += self.hides.begin_restore(saved)
         self._epoch_ends.replay(saved.tensors)
         self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
         by_count = {epoch: batches for begin, end, batches in self._runs for epoch in range(begin, end)}
-        validations, by_itself = int(saved.state["validations"]), self._addressed or knows
+        validations, by_itself = int(saved.state["validations"]), self._addressed or account is not None
         if self._read_again and not by_itself:
             self._read(first, saved.position.epoch, validations, by_count)
         else:
@@ -122,8 +126,8 @@ class DataPosition:
         self._note_passes(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
         self._epoch_ends.replayed()
         self._note_moved()
-        if self._methods is not None and knows:
-            getattr(self._source, self._methods[1])(from_json(saved.state[_TOPIC], saved.tensors))
+        if account is not None:
+            account.set(from_json(saved.state[_TOPIC], saved.tensors))
         self._fit.set_num_batches(saved.state["num_batches"])
         if saved.position.kind != "within":
             if self._fit.begins_iterator:
@@ -197,7 +201,11 @@ class DataPosition:
         Args:
             used_by_training: Tells of a variable's key whether the model has it or its train step uses it.
         """
-        return {"python": self._unsettled(), "unordered": [*self.reasons, *self.hides.shared(used_by_training)]}
+        untold = [_BEGUN] if self._account is not None and not self.state else []
+        return {
+            "python": self._unsettled(),
+            "unordered": [*self.reasons, *untold, *self.hides.shared(used_by_training)],
+        }
 
     @property
     def reasons(self) -> list[str]:
@@ -211,7 +219,7 @@ class DataPosition:
     def _unsettled(self) -> list[str]:
         """Python code of which nobody has said that it keeps no state."""
         found: list[str] = []
-        if self._methods is None and not is_stateless(self._source):
+        if not (self._account and self._account.is_all) and not is_stateless(self._source):
             found += self.hides.hidden.python
         found += [
             f"the function of {type(callback).__name__}"
@@ -242,7 +250,3 @@ class DataPosition:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _has(source: Any, name: str) -> bool:
-    return callable(getattr(source, name, None))

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import keras
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import ConfigError
+
+
+class OfOneLoop:
+    """What belongs to one loop, its model and its directory, of which a copy would be a second writer."""
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses `copy.copy`, `copy.deepcopy` and pickle.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"a {type(self).__name__} can be neither copied nor pickled: it holds the variables of its model and its "
+            "directory; make one where the model is made, in the process that trains it"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,13 +103,7 @@ def gce_notice(endpoint: str | None = None) -> Callable[[], bool]:
     Raises:
         ConfigError: `endpoint` is no URL.
     """
-    base = _url(endpoint) or f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
-
-    def gce() -> bool:
-        answer = _ask(f"{base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
-        return answer is not None and answer.strip().upper() == "TRUE"
-
-    return gce
+    return _Gce(_url(endpoint) or f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
 
 
 def aws_notice(endpoint: str | None = None) -> Callable[[], bool]:
@@ -130,20 +124,43 @@ def aws_notice(endpoint: str | None = None) -> Callable[[], bool]:
     base = (_url(endpoint) or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip(
         "/"
     )
-    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_SECONDS)}
-    tokens: list[str] = []
+    return _Aws(base)
 
-    def aws() -> bool:
-        if not tokens:
-            tokens.append(_ask(f"{base}/latest/api/token", lifetime, "PUT") or "")
+
+@dataclass(frozen=True)
+class _Gce:
+    """A class instead of a function in a function, so that callbacks that have it can be pickled."""
+
+    base: str
+    __name__ = "gce"
+
+    def __call__(self) -> bool:
+        answer = _ask(f"{self.base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+        return answer is not None and answer.strip().upper() == "TRUE"
+
+
+class _Aws:
+    __name__ = "aws"
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+        self._token: str | None = None
+
+    def __reduce__(self) -> tuple[type[_Aws], tuple[str]]:
+        return _Aws, (self.base,)  # a copy asks for a token of its own
+
+    def __call__(self) -> bool:
+        if self._token is None:
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_SECONDS)}
+            self._token = _ask(f"{self.base}/latest/api/token", lifetime, "PUT") or ""
         try:
-            action = _ask(f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": tokens[0]})
+            action = _ask(
+                f"{self.base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token}
+            )
         except urllib.error.HTTPError:
-            tokens.clear()  # it may have expired
+            self._token = None  # it may have expired
             raise
         return action is not None
-
-    return aws
 
 
 def _url(endpoint: str | None) -> str | None:

@@ -1,3 +1,4 @@
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,22 @@ def test_histograms_and_embeddings_are_copied_too(tmp_path: Path) -> None:
     names = [f.name for f in [*Storage.open(url).files(), *Storage.open(url).files("train")]]
     assert "projector_config.pbtxt" in names
     assert "keras_embedding.ckpt-0.weights.h5" in names
+
+
+@pytest.mark.parametrize("place", ["below", "elsewhere"])
+def test_a_log_dir_that_was_set_on_a_copy_is_where_it_writes(tmp_path: Path, place: str) -> None:
+    """As keras-tuner does for each trial, with what it finds there."""
+    original = TensorBoard(tmp_path / "logs")
+    trial = copy.deepcopy(original)
+    trial.log_dir = f"{original.log_dir}/7/execution0" if place == "below" else str(tmp_path / "other")
+    fit(tiny_model(), trial)
+    assert list((Path(trial.log_dir) / "train").glob("events.out.*"))
+    assert not (tmp_path / "logs" / "train").exists()
+
+
+def test_what_tuners_add_to_a_log_dir_with_a_password_is_added_to_what_was_given() -> None:
+    board = TensorBoard("http://me:swordfish@127.0.0.1/logs")
+    assert "swordfish" not in board.log_dir
+    board.log_dir = f"{board.log_dir}/7"
+    board._follow_log_dir()
+    assert board._chief_dir == "http://me:swordfish@127.0.0.1/logs/7"

@@ -1,0 +1,60 @@
+"""What decides about the order of a torch `DataLoader`, without importing torch where nobody uses it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_SAMPLERS = {"SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler", "BatchSampler"}
+
+
+def is_loader(source: Any) -> bool:
+    """Whether it is a `torch.utils.data.DataLoader`, torchdata's `StatefulDataLoader` included."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(source, torch.utils.data.DataLoader)
+
+
+def order_is_drawn(source: Any) -> bool:
+    """Whether each pass depends on nothing but random states: torch's own samplers over a dataset with an index.
+
+    A dataset with a `state_dict` of its own says that there is more.
+    """
+    samplers = (getattr(source, "sampler", None), getattr(source, "batch_sampler", None))
+    return (
+        is_loader(source)
+        and hasattr(source.dataset, "__getitem__")
+        and not hasattr(source.dataset, "state_dict")
+        and all(sampler is None or _is_torchs(sampler) for sampler in samplers)
+    )
+
+
+def _is_torchs(sampler: Any) -> bool:
+    cls = type(sampler)
+    return cls.__name__ in _SAMPLERS and cls.__module__.partition(".")[0] in ("torch", "torchdata")
+
+
+def generators(loader: Any) -> list[Any]:
+    """Its own generators, each once; where there is none, torch's global random state is drawn from."""
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    holders = (loader, loader.sampler, loader.batch_sampler, inner)
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(generator): generator for generator in found if generator is not None}.values())
+
+
+def states(found: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    """What the generators will draw from."""
+    return [generator.get_state().cpu().numpy().copy() for generator in found]
+
+
+def put_back(found: Sequence[Any], saved: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Lets the generators go on from what `states` returned.
+
+    Raises:
+        ValueError: There are others than then.
+    """
+    torch = sys.modules["torch"]
+    for generator, state in zip(found, saved, strict=True):
+        generator.set_state(torch.from_numpy(np.array(state, np.uint8)))

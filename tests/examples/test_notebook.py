@@ -1,0 +1,78 @@
+"""The example's notebook, in a real kernel: interrupted as the button does it, and killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+pytestmark = [pytest.mark.kill, pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+SIGNAL = """
+import os, signal, keras
+import keras_dist_callbacks as kdc
+class Signal(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 20:
+            os.kill(os.getpid(), signal.{name})
+kdc.register_callback_state(Signal, None)
+more_callbacks = [Signal()]
+"""
+
+
+class Session:
+    """A kernel with the notebook, of which cells are run one by one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.book = nbformat.read(ROOT / "examples" / "interrupted_notebook.ipynb", as_version=4)
+        # as Jupyter starts a kernel: it listens to the button even if this process was started in the background
+        environment = {**os.environ, "RUN_DIRECTORY": str(directory), "PYTHONPATH": str(ROOT)}
+        self.client = nbclient.NotebookClient(self.book, timeout=300, kernel_name="python3")
+        self.kernel = self.client.setup_kernel(env=environment)
+
+    def run(self, name: str, source: str | None = None) -> str:
+        """Runs a cell, or another text in its place; returns what it printed."""
+        number = next(i for i, cell in enumerate(self.book.cells) if cell.id == name)
+        cell: Any = self.book.cells[number]
+        before = cell.source
+        cell.source = before if source is None else source
+        try:
+            self.client.execute_cell(cell, number)
+        finally:
+            cell.source = before
+        return "".join(output.get("text", "") for output in cell.outputs)
+
+
+@pytest.mark.timeout(900)
+def test_a_notebook_goes_on_after_an_interrupt_and_after_the_death_of_its_kernel(tmp_path: Path) -> None:
+    undisturbed = Session(tmp_path / "undisturbed")
+    with undisturbed.kernel:
+        for name in ("settings", "training"):
+            undisturbed.run(name)
+        expected = undisturbed.run("losses")
+    assert expected.count("loss") == 4
+    for name, error in (("SIGINT", nbclient.exceptions.CellExecutionError), ("SIGKILL", RuntimeError)):
+        session = Session(tmp_path / name)
+        with session.kernel:
+            session.run("settings")
+            session.run("settings", SIGNAL.format(name=name))
+            with pytest.raises(error, match=r"KeyboardInterrupt|[Kk]ernel died"):
+                session.run("training")
+            if name == "SIGINT":
+                session.run("settings", "more_callbacks = []")
+                assert "; exact" in session.run("training")
+                assert session.run("losses") == expected
+        if name == "SIGKILL":
+            again = Session(tmp_path / name)
+            with again.kernel:
+                again.run("settings")
+                assert "; exact" in again.run("training")
+                assert again.run("losses") == expected

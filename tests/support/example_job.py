@@ -1,0 +1,59 @@
+"""Runs one of the examples, killed by SIGKILL behind as many batches as it is told, and writes down what it prints."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.engine.writer import shared_writer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+warnings.filterwarnings("ignore", message=".*shuffle=True.*")
+trained = 0  # of all fits of this process
+
+
+class KillBehind(keras.callbacks.Callback):
+    """Kills this process behind so many batches, once what was saved is in place."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        global trained
+        trained += 1
+        if trained == self.batches:
+            shared_writer().wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+kdc.register_callback_state(KillBehind, None)
+
+RUNS = {
+    "random search": lambda at, more: _module("keras_tuner_search").search(at, "random", more),
+    "hyperband": lambda at, more: _module("keras_tuner_search").search(at, "hyperband", more),
+    "cross-validation": lambda at, more: _module("cross_validation").scores(at, more),
+    "DataLoader": lambda at, more: _module("torch_data_loader").train(at, extra_callbacks=more),
+    "StatefulDataLoader": lambda at, more: _module("torch_data_loader").train(at, True, more),
+    "frozen backbone": lambda at, more: _module("frozen_backbone").train(at, more),
+    "optuna": lambda at, more: _module("optuna_pruning").search(at, more),
+}
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    name, directory, result = sys.argv[1:4]
+    killed = [KillBehind(int(batches)) for batches in sys.argv[4:]]
+    lines = RUNS[name](directory, killed)
+    Path(result).write_text("\n".join(lines))
