@@ -109,7 +109,7 @@ def test_a_copy_is_new_and_has_the_arguments_of_the_original(tmp_path: Path, nam
     for how, callback in made.items():
         assert callback is not original, how
         assert looks(callback) == expected, how
-    tiny.fit(tiny.model(), None, [*more, made["in a fit, by pickle"]], epochs=1, x=by_epoch(0))
+    tiny.fit(tiny.model(), None, [*more, made["in a fit, by pickle"]], epochs=2, x=by_epoch(0))
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
