@@ -61,15 +61,14 @@ class FitSession:
         self._leaving = leaving
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # behind an epoch's last step, until the next one begins
-        self._in_epoch = False
-        self._stops = False
+        self._in_epoch = self._stops = False
         self._has_peers = cluster.num_workers > 1
-        self._strict = strict
-        self._read_again = read_again
+        self._strict, self._read_again = strict, read_again
         self._saved: WorkerState | None = None
         self._commit = ""
         self._generation = 0  # of the backup
         self.is_over = False  # the backup leaves this fit nothing to do: it is restored, and nothing is written
+        self._goes_on = False  # where a fit of this process ended: nothing is to be restored
         self._progress = Progress()
         self._description: dict[str, JSON] = {}
         self._callbacks: Sequence[Any] = ()
@@ -106,6 +105,7 @@ class FitSession:
         self._undo = control(self._fit, self)
         if self._saved is not None:
             saved = self._saved
+            self._goes_on = not self.is_over and self._lives_on(saved)
             notes = self._agree(lambda: self._prepare_restore(saved), saved, "restoring")
             if saved.position.kind != "within" or self.is_over:
                 self._report(saved, notes)
@@ -286,7 +286,7 @@ class FitSession:
             self._fit.start_at(max(position.epoch, self._fit.epochs))
             return self._apply(saved)
         self._fit.start_at(position.epoch)
-        if self._lives_on(saved):
+        if self._goes_on:
             return self._go_on(saved)
         self._progress.resume(saved.state)
         notes = self._data.restore(saved, self._progress.first_epoch or 0)
@@ -327,8 +327,7 @@ class FitSession:
         return notes
 
     def _agree(self, act: Callable[[], list[str]], saved: WorkerState, what: str) -> list[str]:
-        goes_on = not self.is_over and self._lives_on(saved)
-        return self._cluster.agree(act if goes_on else lambda: self._unlisted.explaining(act, saved), what)
+        return self._cluster.agree(act if self._goes_on else lambda: self._unlisted.explaining(act, saved), what)
 
     def _apply(self, saved: WorkerState) -> list[str]:
         moved_by_input = variables.global_seed_keys() & self._data.hides.keys
@@ -338,7 +337,8 @@ class FitSession:
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
         generator, reasons = self._fit.is_python_generator, self._data.reasons
-        found = ([], []) if self.is_over else judge(saved, self._description, reasons, generator=generator)
+        judged = judge(saved, self._description, reasons, generator=generator)
+        found = ([], []) if self.is_over or self._goes_on else judged
         self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)
         self._announce(self.restored)

@@ -93,6 +93,7 @@ def test_columns_stay_as_the_first_epoch_made_them(tmp_path: Path) -> None:
     assert_same_files(tmp_path / "resumed", tmp_path / "undisturbed")
 
 
+@pytest.mark.filterwarnings("ignore:.*runs no step:RuntimeWarning")  # a rerun is in a process of its own
 def test_the_rows_of_a_finished_job_stay_when_it_is_started_again(tmp_path: Path, expected: bytes) -> None:
     for _ in range(2):
         tiny.fit(tiny.model(), tmp_path / "backup", [logger(tmp_path)], options={"delete_checkpoint": False})

@@ -184,6 +184,7 @@ def test_the_backup_is_gone_after_fit(tmp_path: Path) -> None:
     assert not backup.exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*runs no step:RuntimeWarning")  # a rerun is in a process of its own
 def test_a_kept_backup_of_a_finished_run_runs_no_step_and_returns_the_history(
     tmp_path: Path, uninterrupted: Any
 ) -> None:

@@ -169,3 +169,13 @@ def test_a_dataset_that_was_read_less_often_before_is_labelled(tmp_path: Path, r
     restart()
     with pytest.warns(RuntimeWarning, match="had been read 3 times before the interrupted run, but 0 times before"):
         two_phases(tmp_path, **KEEP)
+
+
+def test_nothing_is_said_of_exactness_where_nothing_is_restored(tmp_path: Path) -> None:
+    model, dataset = tiny.model(), tiny.shuffled()
+    for epoch in range(EPOCHS):  # which ends with the best weights, as Keras' own loop does
+        best = keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True)
+        backup = kdc.BackupAndRestore(tmp_path, delete_checkpoint=False, strict="certain")
+        tiny.fit(model, None, [best, backup], x=dataset, initial_epoch=epoch, epochs=epoch + 1)
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
