@@ -68,8 +68,7 @@ SOME = [("multi-worker-2", "default"), ("mirrored-2", "multi-worker-2")]
 )
 def test_mirrored_state_moves_exactly_and_training_goes_on(tmp_path: Path, before: str, after: str) -> None:
     run(tmp_path, before, "first", "--epochs", "1")
-    moved = run(tmp_path, after, "moved", "--epochs", "1")
-    assert "the strategy changed" in moved or "the number of workers changed" in moved
+    run(tmp_path, after, "moved", "--epochs", "1")
     ours, theirs = recorded(tmp_path / "moved"), recorded(tmp_path / "first")
     mirrored = [
         n for n in theirs if n.endswith("@0") and any(k in n for k in ("kernel", "bias", "gamma", "beta", "adam/"))
@@ -80,4 +79,5 @@ def test_mirrored_state_moves_exactly_and_training_goes_on(tmp_path: Path, befor
     run(tmp_path, before, "killed", "--epochs", "3", killed=True)
     log = run(tmp_path, after, "last", "--epochs", "3")
     assert "RESTORED" in log
+    assert "the strategy changed" in log or "the number of workers changed" in log
     assert "finished" in log
