@@ -231,8 +231,10 @@ def test_tensors_that_a_map_holds_are_part_of_the_input(tmp_path: Path) -> None:
 def test_stages_are_not_compared_where_no_step_is_left(tmp_path: Path) -> None:
     tiny.fit(compiled(), tmp_path, options={"delete_checkpoint": False})
     callback = kdc.BackupAndRestore(tmp_path)
-    tiny.fit(compiled(), None, [callback], x=inputs.rows().batch(4))
-    assert callback.restored.notes == ("the batches per epoch changed from 5 to 10; use the same data and batch size",)
+    with pytest.warns(RuntimeWarning, match="runs no step: an earlier fit"):
+        tiny.fit(compiled(), None, [callback], x=inputs.rows().batch(4))
+    assert callback.restored is not None
+    assert callback.restored.notes == ()
 
 
 def of_texts(words: str, *, adapts: int = 1) -> keras.Model:
