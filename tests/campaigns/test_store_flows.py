@@ -29,6 +29,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(place: Place, uninterrupt
     assert place.open().files("commits") == []  # deleted at the end, as asked
 
 
+@pytest.mark.filterwarnings("ignore:.*runs no step:RuntimeWarning")  # a rerun is in a process of its own
 def test_a_finished_run_that_is_kept_runs_no_step_again(place: Place, uninterrupted: Run) -> None:
     options = {"storage_options": place.options, "delete_checkpoint": False}
     tiny.fit(tiny.model(), place.url, options=options, save_freq="epoch")
