@@ -24,10 +24,10 @@ def adapted(model: Any) -> list[tuple[Any, list[Any]]]:
     """Layers with a vocabulary, which `adapt()` makes and training never changes, and the variables in them."""
     import tensorflow as tf
 
-    lookups = {id(found): found for layer in flat(model) if (found := getattr(layer, "_lookup_layer", layer))}
+    found = [getattr(layer, "_lookup_layer", layer) for layer in flat(model)]  # that of a TextVectorization
     return [
         (lookup, [part for part in tf.train.TrackableView(lookup).descendants() if isinstance(part, tf.Variable)])
-        for lookup in lookups.values()
+        for lookup in {id(lookup): lookup for lookup in found}.values()
         if callable(getattr(lookup, "get_vocabulary", None))
     ]
 

@@ -61,8 +61,8 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             as `max_overhead` allows, by what saves are measured to cost. A `datetime.timedelta` is a time between two
             backups; in batches it is estimated anew at each one. False: at a preemption and at the end only.
         double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
-        delete_checkpoint: Delete the backup when `fit()` ends. With False a final one is kept: a rerun of the
-            finished job then runs no step and returns the full History.
+        delete_checkpoint: Delete the backup when `fit()` ends, unless it had nothing to do. With False a final one is
+            kept: a rerun of the finished job then runs no step and returns the full History.
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
         when_busy: What to do when a backup within an epoch is due while the last one is still being written:
@@ -293,7 +293,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             warn("the resume is not exact: " + "; ".join(restored.notes))
 
     def _tell_over(self, session: FitSession, saved: WorkerState, epochs: int) -> None:
-        self._say(continuing.over_words(saved.position, epochs))
+        self._say(continuing.over_words(saved, epochs))
         warning = session.over_warning(saved)
         if warning is not None and Cluster.detect().is_chief:
             warn(warning)

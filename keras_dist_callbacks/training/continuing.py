@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from keras_dist_callbacks.backups.snapshot import Position, WorkerState
+from keras_dist_callbacks.backups.snapshot import WorkerState
 
-_ADVICE = "give each run a directory of its own, ask for more epochs, or delete the directory"
+_ADVICE = "give each run a directory of its own, or delete the directory"
+_MORE = ", or ask for more epochs"
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,27 @@ def _reference(source: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-def over_words(position: Position, epochs: int) -> str:
+def over_words(saved: WorkerState, epochs: int) -> str:
     """What is printed of a fit that runs no step."""
-    finished = "the run is finished" if position.kind == "end" and position.epoch <= epochs else f"asked for {epochs}"
-    return f"No step is run: {finished}, and the backup is at {position}; it stays as it is"
+    position = saved.position
+    if saved.state["stop_training"] and position.epoch < epochs:
+        why = "the run had stopped early"
+    else:
+        ended = position.kind == "end" and position.epoch <= epochs
+        why = "the run is finished" if ended else f"asked for {epochs}"
+    return f"No step is run: {why}, and the backup is at {position}; it stays as it is"
 
 
-def over_warning(directory: str, position: Position, compile_changes: Collection[str]) -> str | None:
+def over_warning(directory: str, saved: WorkerState, compile_changes: Collection[str]) -> str | None:
     """Why a fit that runs no step may not be what the user wants; None if it looks like a job that was run again."""
+    advice = _ADVICE if saved.state["stop_training"] else _ADVICE + _MORE
     if directory in _trained:
-        return f"fit() runs no step: an earlier fit() of this process has left {directory} at {position}; {_ADVICE}"
+        return (
+            f"fit() runs no step: an earlier fit() of this process has left {directory} at {saved.position}; {advice}"
+        )
     if compile_changes:
         return (
-            f"fit() runs no step: {directory} is at {position}, but of a model that was compiled in another way "
-            f"({'; '.join(compile_changes)}); {_ADVICE}"
+            f"fit() runs no step: {directory} is at {saved.position}, but of a model that was compiled in another way "
+            f"({'; '.join(compile_changes)}); {advice}"
         )
     return None

@@ -229,7 +229,7 @@ class FitSession:
     def over_warning(self, saved: WorkerState) -> str | None:
         """Why a run without a step may not be what the user wants."""
         changes = self._unlisted.compile_changes(saved)
-        return continuing.over_warning(self._directory, saved.position, changes)
+        return continuing.over_warning(self._directory, saved, changes)
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
         """An exception leaves fit: what is known of training is committed before it is raised on."""

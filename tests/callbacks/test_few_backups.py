@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,38 +14,45 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.priority import Priority
-from keras_dist_callbacks.engine.writer import Writer
+from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from tests.support import tiny
 from tests.support.busy_machine import REAL_TAKE
 
 
 class NoteWarnings(keras.callbacks.Callback):
-    """How many steps were trained when a warning came."""
+    """How many steps were trained when the warning came, which lets the writer go on."""
 
-    def __init__(self, caught: list[Any]) -> None:
+    def __init__(self, caught: list[Any], writer: threading.Event) -> None:
         super().__init__()
-        self.caught, self.steps, self.first = caught, 0, None
+        self.caught, self.writer = caught, writer
+        self.steps, self.first = 0, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        time.sleep(0.002)
         self.steps += 1
-        if self.first is None and any("in a row" in str(w.message) for w in self.caught):
+        if not self.first and any("in a row" in str(w.message) for w in self.caught):
             self.first = self.steps
+            self.writer.set()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.writer.set()
 
 
 kdc.register_callback_state(NoteWarnings, None)
 
 
 def test_backups_that_do_not_come_through_are_told_early_at_the_line_of_fit(tmp_path: Path) -> None:
+    goes_on = threading.Event()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        noted = NoteWarnings(caught)
-        backup = kdc.BackupAndRestore(tmp_path, save_freq=1, max_bytes_per_second=20_000.0)
-        model = tiny.rich_model()
-        model.fit(tiny.shuffled(), epochs=2, verbose=0, callbacks=[backup, noted])
+        noted = NoteWarnings(caught, goes_on)
+        backup = kdc.BackupAndRestore(tmp_path, save_freq=1)
+        blocks = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: shared_writer().submit(lambda: goes_on.wait(60), "a slow write")
+        )
+        tiny.model().fit(tiny.shuffled(), epochs=3, verbose=0, callbacks=[blocks, noted, backup])
     told = [w for w in caught if "3 backups in a row were left out" in str(w.message)]
     assert len(told) == 1
-    assert noted.first is not None
+    assert 4 < noted.first < 10  # the first backup waits, the next three are left out
     assert told[0].filename == __file__
     assert told[0].category is RuntimeWarning
 

@@ -123,7 +123,9 @@ def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(
         tiny.fit(model, tmp_path, options=KEEP)
 
 
-def test_a_run_that_stopped_early_is_finished(tmp_path: Path, restart: Callable[[], None]) -> None:
+def test_a_run_that_stopped_early_is_finished(
+    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     class Enough(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = epoch == 1
@@ -134,6 +136,7 @@ def test_a_run_that_stopped_early_is_finished(tmp_path: Path, restart: Callable[
     steps = tiny.CountSteps()
     tiny.fit(tiny.model(), tmp_path, [Enough(), steps], options=KEEP)
     assert steps.trained == []
+    assert "No step is run: the run had stopped early" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_in_its_process_with_what_was_changed_in_between(tmp_path: Path) -> None:
