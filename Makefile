@@ -44,7 +44,7 @@ test: $(STAMP)
 	@.ci/parts $(LINT) "$(BIN)/python -m pytest -n 2 --dist worksteal --durations 10 --durations-min 0"
 
 quick: $(STAMP)
-	@.ci/parts "$(BIN)/ruff check --quiet ." "$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'not (chaos or cluster or kill or process or slow)'"
+	@.ci/parts "$(BIN)/ruff check --quiet ." "$(BIN)/python -m pytest -n 2 --dist worksteal -q --durations 5 -m 'not (chaos or cluster or kill or process or slow)'"
 
 lint: $(STAMP)
 	@.ci/parts $(LINT)

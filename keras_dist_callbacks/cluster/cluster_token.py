@@ -102,6 +102,6 @@ def _checked(content: bytes, where: str) -> bytes:
         raise ConfigError(f"{where} is empty; {_HOW_TO} (or unset the variable, if the cluster is to have no token)")
     if len(secret) < _SHORTEST:
         raise ConfigError(f"the token in {where} has fewer than {_SHORTEST} characters; {_HOW_TO}")
-    if len(secret) > _LONGEST:
+    if len(content) > _LONGEST:  # of a file that goes on, the part that was read may end in spaces
         raise ConfigError(f"the token in {where} has more than {_LONGEST} characters; {_HOW_TO}")
     return secret

@@ -70,3 +70,20 @@ def test_only_the_first_backup_is_written_with_the_priority_of_training(monkeypa
         writer.submit(note, "a test", urgent=urgent)
         writer.wait()
     assert found == [training, (os.SCHED_BATCH, 19)]
+
+
+def test_backups_are_urgent_until_one_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urgencies: list[bool] = []
+    submit = Writer.submit
+
+    def note(self: Writer, run: Any, what: str, *, urgent: bool = False) -> None:
+        if what.startswith("backup"):
+            urgencies.append(urgent)
+        submit(self, run, what, urgent=urgent)
+
+    monkeypatch.setattr(Writer, "submit", note)
+    tiny.model().fit(
+        tiny.shuffled(), verbose=0, callbacks=[kdc.BackupAndRestore(tmp_path, save_freq=2, when_busy="wait")]
+    )
+    assert urgencies[0]
+    assert urgencies.count(True) == 1 < len(urgencies)

@@ -79,6 +79,7 @@ def seal_manifest(text: bytes) -> bytes:
     return b'{"digest":"xxh3_128:' + xxhash.xxh3_128_hexdigest(text).encode() + b'","manifest":' + text + b"}"
 
 
+@pytest.mark.slow
 def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(directory: Path, count: int) -> None:
     older, newer = sorted((directory / "backup/commits").iterdir())
     content = newer.read_bytes()

@@ -34,6 +34,7 @@ def test_the_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("content", "match"),
     [("", "is empty; make one with: python -c"), (" \n", "is empty"), ("x" * 5000, "more than 4096 characters"),
+     ("x" * 4096 + "\n" + "y" * 4096, "more than 4096 characters"),
      ("123456789012345", "fewer than 16 characters; make one with: python -c .import secrets; print")],
 )  # fmt: skip
 @pytest.mark.parametrize("is_file", [False, True])

@@ -81,6 +81,7 @@ def test_a_worker_that_the_service_has_given_up_ends_a_wait_of_the_chief(service
     assert "lost: worker 1" in service.values[loss.KEY]  # the others hear of it
 
 
+@pytest.mark.slow
 def test_a_chief_that_is_frozen_ends_a_wait_of_a_worker(service: Service) -> None:
     service.frozen = True
     with pytest.raises(PeerLostError, match=r"the chief \(127.0.0.1:1\) does not answer: it is frozen or cut off"):
@@ -96,6 +97,7 @@ def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(s
         CHIEF.gather(None, "something", 60.0)
 
 
+@pytest.mark.slow
 def test_a_process_that_stood_still_takes_nobody_for_lost(service: Service) -> None:
     """Its requests look as if they had no answer, because it did not look for one."""
     heard: list[int] = []

@@ -104,6 +104,7 @@ def claims(cluster: Starts, connection: socket.socket, kind: str, index: int = 1
 CLAIMS = ["has none", "refuses", "guesses", "reflects", "is silent", "is gone"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CLAIMS)
 def test_a_stranger_who_says_it_is_a_worker_ends_no_start(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(second_look, "PATIENCE_SECONDS", 0.5)

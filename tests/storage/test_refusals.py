@@ -80,6 +80,7 @@ def test_a_name_that_no_request_can_carry(kind: str) -> None:
     assert not caught.value.unavailable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "options"),
     [
@@ -146,6 +147,7 @@ def untrusted(tmp_path: Path) -> Iterator[int]:
     thread.join(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["s3", "az"])
 def test_a_certificate_that_is_not_trusted(untrusted: int, kind: str) -> None:
     options = servers.OPTIONS[kind](f"https://127.0.0.1:{untrusted}")

@@ -13,6 +13,8 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.training import continuing
 from tests.support import files, tiny
 
+pytestmark = pytest.mark.slow  # whole fits
+
 KEEP = {"delete_checkpoint": False}
 EPOCHS = 3
 

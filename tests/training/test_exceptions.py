@@ -20,6 +20,8 @@ from keras_dist_callbacks.training import leaving
 from tests.support import tiny
 from tests.support.left_early import At, Remembers, assert_nothing_is_left, fail, fit, goes_on, raise_signal
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:

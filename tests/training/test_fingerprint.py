@@ -16,6 +16,8 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from tests.support import inputs, tiny
 
+pytestmark = pytest.mark.slow  # whole fits
+
 Make = Callable[[], keras.Model]
 
 

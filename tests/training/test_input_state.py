@@ -17,6 +17,8 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import inputs, tiny
 
+pytestmark = pytest.mark.slow  # whole fits
+
 CERTAIN = {"strict": "certain"}
 
 

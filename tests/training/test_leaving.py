@@ -31,6 +31,8 @@ from tests.support.left_early import (
     validation,
 )
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -109,6 +109,7 @@ def test_a_file_that_appears_is_a_notice(tmp_path: Path) -> None:
     assert names == [f"the file {tmp_path / 'leave'}"]
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_once_is_asked_again(recwarn: pytest.WarningsRecorder) -> None:
     answers = iter([False, OSError("away"), True])
     came = threading.Event()

@@ -214,6 +214,7 @@ def test_callbacks_that_say_what_their_state_is_are_not_looked_at(monkeypatch: p
     assert list(watched_callbacks([Own(), *others])) == ["callback Own()"]
 
 
+@pytest.mark.slow
 def test_of_an_extended_keras_callback_only_its_own_attributes_are_looked_at(tmp_path: Path) -> None:
     class Counts(keras.callbacks.EarlyStopping):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -12,7 +12,10 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from tests.support import files, tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*shuffle=True:UserWarning")
+pytestmark = [
+    pytest.mark.slow,  # whole fits
+    pytest.mark.filterwarnings("ignore:.*shuffle=True:UserWarning"),
+]
 
 
 def compiled(*, trainable: bool = True, scheduled: bool = False) -> keras.Model:
