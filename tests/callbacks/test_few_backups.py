@@ -82,8 +82,7 @@ def test_backups_are_urgent_until_one_is_committed(tmp_path: Path, monkeypatch: 
         submit(self, run, what, urgent=urgent)
 
     monkeypatch.setattr(Writer, "submit", note)
-    tiny.model().fit(
-        tiny.shuffled(), verbose=0, callbacks=[kdc.BackupAndRestore(tmp_path, save_freq=2, when_busy="wait")]
-    )
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=2, when_busy="wait")
+    tiny.model().fit(tiny.shuffled(), verbose=0, shuffle=False, callbacks=[backup])
     assert urgencies[0]
     assert urgencies.count(True) == 1 < len(urgencies)
