@@ -12,7 +12,7 @@ SEED ?= $(shell date +%j | sed 's/^0*//')
 SHARE ?= 0.15
 PART ?= tests
 
-.PHONY: help venv demo test quick lint chaos chaos-full bench clean
+.PHONY: help venv demo test quick lint recipes chaos chaos-full bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test        the gate: linters, types, layers and tests"
 	@echo "make quick       within a minute: style, and tests that need no other process"
 	@echo "make lint        the gate without the tests"
+	@echo "make recipes     the examples with other libraries, killed and resumed; in an environment of their own"
 	@echo "make chaos       of every campaign a share, by seed: SEED=$(SEED) SHARE=$(SHARE)"
 	@echo "make chaos-full  every campaign whole; goes on where an earlier run on this commit ended; PART=$(PART)"
 	@echo "make bench       what backups cost, measured beside Keras', Orbax' and TensorFlow's own"
@@ -48,6 +49,15 @@ quick: $(STAMP)
 
 lint: $(STAMP)
 	@.ci/parts $(LINT)
+
+recipes: .venv/recipes/.installed
+	.venv/recipes/bin/python -m pytest -n 2 -m "" --durations 10 tests/examples
+
+.venv/recipes/.installed: $(STAMP)
+	$(PYTHON) -m venv .venv/recipes
+	.venv/recipes/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv/recipes/bin/python -m pip install --quiet --editable ".[test]" --group recipes
+	touch $@
 
 chaos: $(STAMP)
 	@echo "the same cases again: make chaos SEED=$(SEED) SHARE=$(SHARE)"

@@ -22,6 +22,10 @@ RECIPES = {
     "StatefulDataLoader": ("torchdata", ["18", "8"]),
     "frozen backbone": ("keras", ["8", "7"]),
     "optuna": ("optuna", ["17", "34"]),
+    "mlflow": ("mlflow", ["12", "8"]),  # each behind the end of an epoch that no backup holds
+    "mlflow's autolog": ("mlflow", ["12", "8"]),
+    "wandb": ("wandb", ["13", "8"]),
+    "keras_hub": ("keras_hub", ["9", "5"]),
 }
 LONG = {"frozen backbone"}
 

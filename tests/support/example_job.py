@@ -14,6 +14,7 @@ import keras
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.writer import shared_writer
+from tests.support import wandb_files
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 warnings.filterwarnings("ignore", message=".*shuffle=True.*")
@@ -44,6 +45,10 @@ RUNS = {
     "DataLoader": lambda at, more: _module("torch_data_loader").train(at, extra_callbacks=more),
     "StatefulDataLoader": lambda at, more: _module("torch_data_loader").train(at, True, more),
     "frozen backbone": lambda at, more: _module("frozen_backbone").train(at, more),
+    "mlflow": lambda at, more: _module("mlflow_tracking").train(at, extra_callbacks=more),
+    "mlflow's autolog": lambda at, more: _module("mlflow_tracking").train(at, True, more),
+    "wandb": lambda at, more: [*_module("wandb_offline").train(at, more), *wandb_files.rows(Path(at))],
+    "keras_hub": lambda at, more: _module("keras_hub_classifier").train(at, more),
     "optuna": lambda at, more: _module("optuna_pruning").search(at, more),
 }
 

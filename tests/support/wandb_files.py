@@ -1,0 +1,39 @@
+"""What wandb has written offline: its files are LevelDB logs of protobuf records."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+_BLOCK, _HEADER = 32768, 7  # bytes; the file's own header is as long as a record's
+
+
+def rows(directory: Path) -> list[str]:
+    """Each row of the newest process, a row that was logged twice twice."""
+    from wandb.proto import wandb_internal_pb2 as records
+
+    found = []
+    path = max(directory.glob("wandb/offline-run-*/*.wandb"))  # they are named by their time
+    for content in _records(path.read_bytes()):
+        record = records.Record()
+        record.ParseFromString(content)
+        if record.WhichOneof("record_type") == "history":
+            values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            shown = {name: value for name, value in sorted(values.items()) if name.startswith("epoch/")}
+            found.append(f"step {record.history.step.num}: {shown}")
+    return found
+
+
+def _records(content: bytes) -> Iterator[bytes]:
+    at, parts = _HEADER, b""
+    while at + _HEADER <= len(content):
+        if _BLOCK - at % _BLOCK < _HEADER:
+            at += _BLOCK - at % _BLOCK
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, at)
+        parts += content[at + _HEADER : at + _HEADER + size]
+        at += _HEADER + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield parts
+            parts = b""
