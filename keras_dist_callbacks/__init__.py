@@ -26,6 +26,7 @@ _HOME = {
     "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
     "gce_notice": "keras_dist_callbacks.training.notices",
     "latest_checkpoint": "keras_dist_callbacks.recovery",
+    "load_backup": "keras_dist_callbacks.training.loading",
     "make_or_restore_model": "keras_dist_callbacks.recovery",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "register_callback_state": "keras_dist_callbacks.training.callback_state",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
     from keras_dist_callbacks.training.callback_state import register_callback_state as register_callback_state
     from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer
+    from keras_dist_callbacks.training.loading import load_backup as load_backup
     from keras_dist_callbacks.training.notices import aws_notice as aws_notice
     from keras_dist_callbacks.training.notices import gce_notice as gce_notice
     from keras_dist_callbacks.training.stateless import stateless_input as stateless_input

@@ -139,6 +139,16 @@ class CommitId:
         """The manifest's path within the backup directory."""
         return names.commit_name(self.generation, self.sequence, self.token)
 
+    @property
+    def label(self) -> str:
+        """A short name that people can type."""
+        return f"{self.generation}-{self.sequence}"
+
+    def is_called(self, name: str) -> bool:
+        """Whether somebody who says `name` means this commit: its label, or its manifest's name in full or in part."""
+        wanted = name.removeprefix("commits/").removesuffix(".json")
+        return wanted in (self.label, self.name.removeprefix("commits/").removesuffix(".json"))
+
     @classmethod
     def parse(cls, name: str) -> CommitId | None:
         """The id in a manifest's file name, or None if it is no such name."""

@@ -20,6 +20,8 @@ from keras_dist_callbacks.errors import DamagedBackupError
 
 CALLBACK = "callback:"
 """In front of a callback's name."""
+OF_LOOP = "user"
+"""The topic that a loop's backup has and a fit's has not: the user's own state."""
 ATTRIBUTES = "callback_attributes"
 """The topic with plain attributes of what a fit calls."""
 
@@ -119,7 +121,7 @@ _TYPES: dict[str, Any] = {
     exactness.UNTOLD: Texts,
     LOCAL_STATE_DROPPED: bool,
     "input": _STORABLE,
-    "user": _STORABLE,
+    OF_LOOP: _STORABLE,
 }
 _OF_FIT = {"num_batches", "first_epoch", "validations", "finalized", "stop_training"}
 _LOOKED_FOR = {
@@ -130,7 +132,7 @@ _LOOKED_FOR = {
     "hidden_variables",
 }
 _OF_ALL = {"rng", "metric_variables"}
-_OF_LOOP = {"rng_at_epoch"}
+_OF_THE_LOOP = {"rng_at_epoch"}
 _WITHIN = {"logs"}
 
 
@@ -170,11 +172,13 @@ def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
     Raises:
         DamagedBackupError: Something is.
     """
-    needed = _OF_ALL | _OF_LOOP if "user" in state else _OF_ALL | _OF_FIT | (_WITHIN if within else set())
-    if "user" not in state and exactness.INPUT in state:  # else an older version, which did not look for what is hidden
+    needed = _OF_ALL | _OF_THE_LOOP if OF_LOOP in state else _OF_ALL | _OF_FIT | (_WITHIN if within else set())
+    if (
+        OF_LOOP not in state and exactness.INPUT in state
+    ):  # else an older version, which did not look for what is hidden
         needed |= _LOOKED_FOR
     missing = sorted(needed - state.keys())
-    if within and "user" not in state and state.get("rng_at_epoch") is None:  # a loop has none before its first epoch
+    if within and OF_LOOP not in state and state.get("rng_at_epoch") is None:  # a loop has none before its first epoch
         missing.append("rng_at_epoch")
     if missing:
         raise DamagedBackupError(f"{where} lacks {', '.join(missing)}")

@@ -230,8 +230,7 @@ def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
         raise _nothing(target, "backup")
     if name == "latest":
         return entries[-1]
-    wanted = name.removeprefix("commits/").removesuffix(".json")
-    found = [e for e in entries if wanted in (e.label, e.id.name.removeprefix("commits/").removesuffix(".json"))]
+    found = [entry for entry in entries if entry.id.is_called(name)]
     if len(found) != 1:
         known = ", ".join(entry.label for entry in reversed(entries[-5:]))
         raise ConfigError(f"{target.url}: {len(found) or 'no'} backups are named {name!r}; the newest: {known}")

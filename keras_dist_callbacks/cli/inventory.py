@@ -54,7 +54,7 @@ class Entry:
     @property
     def label(self) -> str:
         """A short name that people can type."""
-        return f"{self.id.generation}-{self.id.sequence}"
+        return self.id.label
 
 
 @dataclass(frozen=True)

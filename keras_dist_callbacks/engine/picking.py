@@ -9,8 +9,8 @@ from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS
 from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.errors import DamagedBackupError
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.texts import printable, warn
 
 _LISTINGS = 5
 _CHIEF = 0  # the index of the worker that picks
@@ -47,6 +47,47 @@ def newest_good(
         if found or not vanished:
             break  # else a run that still goes on has pruned what was listed: look again
     return found
+
+
+def look_up(store: BackupStore, name: str | None, workers: int, worker: int = _CHIEF) -> tuple[CommitId, WorkerState]:
+    """A whole commit and a worker's state in it, for a reader: whatever there is, nothing is changed.
+
+    Args:
+        store: Of a run that may go on meanwhile, and delete what it does not need any more.
+        name: Which commit, as `CommitId.is_called` takes it; None is the newest that is whole.
+        workers: How many workers there are now; 0: as many as the backup was made with.
+        worker: Which of them this is.
+
+    Raises:
+        ConfigError: There is no backup, or none of that name.
+        DamagedBackupError: It is damaged, or there are backups and none is whole.
+    """
+    for last in reversed(range(_LISTINGS)):
+        commits = [commit for commit in store.commits() if name is None or commit.is_called(name)]
+        damaged: list[DamagedBackupError] = []
+        for commit in reversed(commits):
+            try:
+                manifest = store.manifest(commit)
+                state = load(store, manifest, workers or len(manifest.workers), worker)
+            except DamagedBackupError as error:
+                damaged += [error] if last == 0 or store.storage.exists(commit.name) else []
+                continue
+            for passed in damaged:
+                warn(f"a damaged backup was passed over: {passed}")
+            return commit, state
+        if len(damaged) == len(commits):
+            break  # else a run that goes on has pruned what was listed: look again
+    if damaged:
+        raise DamagedBackupError(_nothing_whole(store.storage.display(), damaged))
+    raise ConfigError(_no_such(store, name))
+
+
+def _no_such(store: BackupStore, name: str | None) -> str:
+    known = ", ".join(commit.label for commit in reversed(store.commits()[-5:]))
+    where = store.storage.display()
+    if name is None or not known:
+        return f"{where} holds no backup"
+    return f"{where}: no backup is named {printable(name)!r}; the newest: {known}"
 
 
 def _walk_back(

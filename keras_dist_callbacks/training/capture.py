@@ -45,7 +45,7 @@ def capture(
     tensors.update(callback_arrays)
     tensors.update(arrays or {})
     state: dict[str, JSON] = {CALLBACK + name: value for name, value in callback_state.items()}
-    state["metric_variables"] = _metric_names(model, found.named)
+    state["metric_variables"] = metric_names(model, found.named)
     state.update(topics)
     return Snapshot(position, tensors, state)
 
@@ -78,7 +78,38 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: 
     if _tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
         variables.create_global_seed_generator()
     current = variables.variable_set(model).named
-    matched, notes = match_variables(current, saved, set(_metric_names(model, current)), _never_applied(model, current))
+    matched, notes = match_variables(current, saved, set(metric_names(model, current)), _never_applied(model, current))
+    _assign(current, matched, saved, cluster, leave)
+    layers.finalize(model)
+    return notes
+
+
+def assign(current: Mapping[str, Any], partners: Mapping[str, str], saved: WorkerState, cluster: Cluster) -> None:
+    """Assigns those variables that have a partner in the backup.
+
+    Args:
+        current: Variables by name.
+        partners: The names that they have in the backup.
+        saved: The backup.
+        cluster: This worker's place.
+
+    Raises:
+        BackupMismatchError: A shape or type differs; nothing was assigned.
+    """
+    stored = _of_all_workers(saved)
+    matched = {name: stored[partner] for name, partner in partners.items()}
+    for name, values in matched.items():
+        _check_shape(name, variables.components(current[name])[0], values[0])
+    _assign(current, matched, saved, cluster)
+
+
+def _assign(
+    current: Mapping[str, Any],
+    matched: Mapping[str, Sequence[np.ndarray[Any, Any]]],
+    saved: WorkerState,
+    cluster: Cluster,
+    leave: Collection[int] = (),
+) -> None:
     for name, values in matched.items():
         components = variables.components(current[name])
         count = len(components)
@@ -88,8 +119,6 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: 
         for component, value in zip(components, values, strict=True):
             if variables.key(component) not in leave:
                 variables.assign(component, value)
-    layers.finalize(model)
-    return notes
 
 
 def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[str]:
@@ -100,7 +129,7 @@ def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[str]:
 
 def saved_variables(saved: WorkerState) -> list[str]:
     """The names of all variables that Keras lists in a backup."""
-    return list(_stored_components(saved.tensors))
+    return list(stored_components(saved.tensors))
 
 
 def match_variables(
@@ -121,10 +150,7 @@ def match_variables(
     Raises:
         BackupMismatchError: Names, shapes or types differ; the message names the first that do.
     """
-    stored = _stored_components(saved.tensors)
-    for tensors in saved.other_workers:
-        for name, values in _stored_components(tensors).items():
-            stored[name] += values
+    stored = _of_all_workers(saved)
     if variables.GLOBAL_SEED_GENERATOR not in stored:  # its first use was still to come: its initial state is right
         current = {name: v for name, v in current.items() if name != variables.GLOBAL_SEED_GENERATOR}
     metrics = metrics | set(saved.state["metric_variables"])
@@ -153,14 +179,14 @@ def _new_and_unused(
     """What is too much in the model if all else has its partner: an optimizer may be built for more than it trains."""
     ours, theirs = ([n for n in names if n not in metrics] for names in (current, stored))
     new = [name for name in ours if name in fresh and name not in set(theirs)]
-    if _pair(ours, theirs) is None and _pair([name for name in ours if name not in set(new)], theirs) is not None:
+    if pair(ours, theirs) is None and pair([name for name in ours if name not in set(new)], theirs) is not None:
         return new
     return []
 
 
 def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) -> dict[str, str]:
     ours, theirs = ([n for n in names if n not in metrics] for names in (current, stored))
-    partners = _pair(ours, theirs)
+    partners = pair(ours, theirs)
     if partners is None:
         missing, surplus = ([n for n in one if n not in set(other)] for one, other in ((ours, theirs), (theirs, ours)))
         raise BackupMismatchError(
@@ -170,10 +196,11 @@ def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) 
             "it do so in on_epoch_begin of that epoch or any later one, and save within epochs (save_freq=100)"
         )
     ours, theirs = ([n for n in names if n in metrics] for names in (current, stored))
-    return {**partners, **(_pair(ours, theirs) or {name: name for name in ours if name in set(theirs)})}
+    return {**partners, **(pair(ours, theirs) or {name: name for name in ours if name in set(theirs)})}
 
 
-def _pair(current: Sequence[str], stored: Sequence[str]) -> dict[str, str] | None:
+def pair(current: Sequence[str], stored: Sequence[str]) -> dict[str, str] | None:
+    """The name in the backup of each variable, see `match_variables`; None if they are not the same ones."""
     if set(current) == set(stored):
         return {name: name for name in current}
     if len(current) == len(stored) and all(map(_same_but_for_prefix, current, stored)):
@@ -191,9 +218,18 @@ def _check_shape(name: str, component: Any, value: np.ndarray[Any, Any]) -> None
         )
 
 
-def _stored_components(
+def _of_all_workers(saved: WorkerState) -> dict[str, list[np.ndarray[Any, Any]]]:
+    stored = stored_components(saved.tensors)
+    for tensors in saved.other_workers:
+        for name, values in stored_components(tensors).items():
+            stored[name] += values
+    return stored
+
+
+def stored_components(
     tensors: Mapping[str, np.ndarray[Any, Any]],
 ) -> dict[str, list[np.ndarray[Any, Any]]]:
+    """The values of each variable in a worker's tensors, one for each replica, by the variable's name."""
     found: dict[str, dict[int, np.ndarray[Any, Any]]] = {}
     for tensor_name, value in tensors.items():
         kind, _, rest = tensor_name.partition("/")
@@ -207,7 +243,8 @@ def _tensor_name(name: str, replica: int) -> str:
     return f"{_VARIABLE}/{name}@{replica}"
 
 
-def _metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
+def metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
+    """Which of a model's variables are metrics'."""
     ids = {id(variable) for metric in model.metrics for variable in metric.variables}
     return [name for name, variable in named.items() if id(variable) in ids]
 

@@ -30,7 +30,7 @@ from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.input_state import InputState
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.leaving import Leaving
-from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state
+from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
 from keras_dist_callbacks.training.stateless import is_stateless
 
 _opened = itertools.count(1)
@@ -159,7 +159,7 @@ class Checkpointer(OfOneLoop):
         picked = self._engine.pick(variables.empty)
         now = describe(self._strategy, self._cluster.num_workers)
         if picked is not None:
-            self._apply(picked[0].name, picked[1], now)
+            self._apply(picked[0].name, require_loop(picked[1]), now)
         self._engine.claim(now)
         self._open = True
         self._leaving.begin()

@@ -9,7 +9,9 @@ from typing import Any, NoReturn, Self
 import keras
 
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.backups.topics import OF_LOOP
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 
 
 class OfOneLoop:
@@ -64,6 +66,33 @@ def own_state(state: Any) -> dict[str, Any]:
     if state is None or isinstance(state, dict):
         return {} if state is None else state
     raise arguments.refused("state", state, "a dict, which restore() updates in place, or None")
+
+
+def require_loop(saved: WorkerState) -> WorkerState:
+    """Returns the backup of a loop.
+
+    Raises:
+        BackupMismatchError: It is a fit()'s.
+    """
+    return _require(OF_LOOP in saved.state, saved, "a fit() with BackupAndRestore", "a loop with Checkpointer")
+
+
+def require_fit(saved: WorkerState) -> WorkerState:
+    """Returns the backup of a fit().
+
+    Raises:
+        BackupMismatchError: It is a loop's.
+    """
+    return _require(OF_LOOP not in saved.state, saved, "a loop with Checkpointer", "a fit() with BackupAndRestore")
+
+
+def _require(fits: bool, saved: WorkerState, one: str, other: str) -> WorkerState:
+    if fits:
+        return saved
+    raise BackupMismatchError(
+        f"the backup ({saved.position}) is that of {one}, and {other} cannot go on from it. Nothing was changed: give "
+        "another directory, and load_backup(directory, model) for the weights, optimizer and metrics of this one"
+    )
 
 
 def _all(name: str, given: Any, fits: Callable[[Any], bool], what: str) -> list[Any]:

@@ -28,6 +28,7 @@ from keras_dist_callbacks.training.capture import apply_callbacks, apply_variabl
 from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.describing import describe_fit
 from keras_dist_callbacks.training.leaving import STOPPED, Leaving
+from keras_dist_callbacks.training.loop_parts import require_fit
 from keras_dist_callbacks.training.restored import Restored, judge
 from keras_dist_callbacks.training.snapshots import Progress, take
 from keras_dist_callbacks.training.unlisted import UnlistedState
@@ -87,7 +88,7 @@ class FitSession:
         """Chooses and reads the newest backup, before any callback's `on_train_begin`."""
         picked = self._engine.pick(variables.empty)
         if picked is not None:
-            commit, self._saved = picked
+            commit, self._saved = picked[0], require_fit(picked[1])
             self._commit, self._generation = commit.name, commit.generation
             self.is_over = continuing.is_over(self._saved, self._fit.epochs)
         return self._saved
@@ -336,8 +337,7 @@ class FitSession:
         return notes + apply_callbacks(self._callbacks, saved)
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
-        generator, reasons = self._fit.is_python_generator, self._data.reasons
-        judged = judge(saved, self._description, reasons, generator=generator)
+        judged = judge(saved, self._description, self._data.reasons, generator=self._fit.is_python_generator)
         found = ([], []) if self.is_over or self._goes_on else judged
         self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)

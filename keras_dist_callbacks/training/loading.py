@@ -1,0 +1,148 @@
+"""`load_backup`: what a backup holds, for those who only read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks import arguments
+from keras_dist_callbacks._compat import building, layers, multi_worker, variables
+from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine import picking
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.training import capture
+
+_TAG = "load_backup"
+
+
+def load_backup(
+    backup_dir: str | os.PathLike[str],
+    model: Any = None,
+    commit: str | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: RetryPolicy | None = None,
+) -> Any:
+    """Reads a backup of `BackupAndRestore` or `Checkpointer`, beside a run that goes on too.
+
+    Nothing is claimed, written or deleted: the run that owns the directory does not notice. Every tensor is compared
+    with its hash.
+
+    Args:
+        backup_dir: The directory: a path or any fsspec URL.
+        model: A built Keras model of the same architecture, under any strategy or none. Its weights are set; its
+            optimizer's variables and the metrics that it has too, where they are those of the backup. Under
+            `MultiWorkerMirroredStrategy` every worker makes the call, and all get the same backup.
+        commit: Which backup, as `kdc ls` shows it, such as `"2-14"`. Defaults to the newest that is whole.
+        storage_options: Passed to the fsspec file system.
+        retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
+
+    Returns:
+        `model`, or without one a dict of read-only numpy arrays by the variables' paths: weights, optimizer, metrics
+        and seeds of the chief. Where replicas have different values, as metrics do, `path@0`, `path@1`, ...
+
+    Raises:
+        ConfigError: An argument is wrong, the model is not built, or there is no such backup.
+        BackupMismatchError: The weights are those of another model; nothing was changed.
+        DamagedBackupError: The backup is damaged, or there are backups and none is whole.
+        StorageError: The store cannot be read.
+
+    Example:
+        ```python
+        weights = kdc.load_backup("gs://bucket/run1/backup")
+        model = kdc.load_backup("gs://bucket/run1/backup", build_model(), commit="2-14")
+        ```
+    """
+    if commit is not None and not isinstance(commit, str):
+        raise arguments.refused("commit", commit, "the name of a backup, such as '2-14', or None")
+    place = arguments.path("backup_dir", backup_dir)
+    store = BackupStore(Storage.open(place, storage_options, retry=retry))
+    if model is None:
+        return _arrays(picking.look_up(store, commit, workers=0)[1])
+    _require_built(model)
+    cluster = _cluster_of(model)
+    chosen = cluster.on_chief(lambda: picking.look_up(store, commit, cluster.num_workers), _TAG)
+    name = cluster.broadcast(None if chosen is None else chosen[0].name, _TAG, kind=str)
+    cluster.agree(lambda: _apply(store, model, cluster, name if chosen is None else chosen[1]), _TAG)
+    return model
+
+
+def apply(model: Any, saved: WorkerState, cluster: Cluster) -> None:
+    """Sets what a model has of what a backup holds: its weights, and optimizer and metrics if they are the same ones.
+
+    Raises:
+        BackupMismatchError: The weights are those of another model; nothing was changed.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    names = capture.saved_variables(saved)
+    building.build_optimizer_as(optimizer, model, names)
+    named = variables.variable_set(model).named
+    weights = {id(variable) for variable in model.variables}
+    metrics = {name for name in capture.metric_names(model, named) if id(named[name]) not in weights}
+    of_optimizer = {id(variable) for variable in optimizer.variables} if optimizer is not None else set()
+    groups: list[list[str]] = [[], [], []]
+    for name, variable in named.items():
+        if name != variables.GLOBAL_SEED_GENERATOR:
+            groups[0 if id(variable) in weights else 1 if id(variable) in of_optimizer else 2].append(name)
+    partners = _partners_of_weights(groups[0], names)
+    rest = [name for name in names if name not in set(partners.values())]
+    saved_metrics = set(saved.state["metric_variables"])
+    slots = [name for name in rest if name not in saved_metrics | {variables.GLOBAL_SEED_GENERATOR}]
+    partners |= capture.pair(groups[1], slots) or {}
+    partners |= capture.pair([n for n in groups[2] if n in metrics], [n for n in rest if n in saved_metrics]) or {}
+    capture.assign(named, partners, saved, cluster)
+    layers.finalize(model)
+
+
+def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
+    """A backup's weights are what it names first."""
+    partners = capture.pair(ours, saved[: len(ours)]) or capture.pair(ours, [name for name in ours if name in saved])
+    if partners is None:
+        missing = [name for name in ours if name not in saved]
+        raise BackupMismatchError(
+            f"the backup is of another model: {missing[0] if missing else ours[0]} is not in it. Nothing was changed: "
+            "build the model as it was trained, or call load_backup without a model for what the backup holds"
+        )
+    return partners
+
+
+def _apply(store: BackupStore, model: Any, cluster: Cluster, chosen: WorkerState | str) -> None:
+    if isinstance(chosen, str):
+        chosen = picking.look_up(store, chosen, cluster.num_workers, cluster.worker_index)[1]
+    with model.distribute_strategy.scope():
+        apply(model, chosen, cluster)
+
+
+def _require_built(model: Any) -> None:
+    import keras
+
+    arguments.instance("model", model, keras.Model, also="None")
+    unbuilt = building.unbuilt_layers(model)
+    if unbuilt:
+        raise ConfigError(
+            f"the model is not built ({unbuilt[0]}), so that the backup's weights have nowhere to go: give it an Input "
+            "layer, or call it on a batch or model.build(...) first"
+        )
+
+
+def _cluster_of(model: Any) -> Cluster:
+    """The workers that hold the model together; a model of this process alone is read for alone."""
+    return Cluster.detect() if multi_worker.is_multi_worker(model.distribute_strategy) else Cluster()
+
+
+def _arrays(saved: WorkerState) -> dict[str, np.ndarray[Any, Any]]:
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for name, values in capture.stored_components(saved.tensors).items():
+        alike = all(np.array_equal(values[0].view(), value, equal_nan=value.dtype.kind in "fc") for value in values[1:])
+        for number, value in enumerate(values[:1] if alike else values):
+            shown = value.view()
+            shown.flags.writeable = False
+            found[name if alike else f"{name}@{number}"] = shown
+    return found

@@ -1,0 +1,180 @@
+"""A backup can be read beside the run that writes it: as arrays or into a model, and nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
+from tests.campaigns.test_kill_matrix import STRATEGIES
+from tests.support import tiny
+from tests.support.processes import job
+from tests.training.test_checkpointer import loop
+from tests.training.test_elastic import recorded, run
+
+pytestmark = pytest.mark.slow  # whole fits
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> keras.Model:
+    """A model whose last state is in `tmp_path / "backup"`, as is the one a step before."""
+    model = tiny.rich_model()
+    tiny.fit(model, tmp_path / "backup", epochs=2, options={"delete_checkpoint": False})
+    return model
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_without_a_model_it_is_a_dict_of_arrays_by_path(trained: keras.Model, tmp_path: Path) -> None:
+    before = contents(tmp_path)
+    found = kdc.load_backup(tmp_path / "backup")
+    expected = tiny.state(trained)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        assert not found[name].flags.writeable
+    assert contents(tmp_path) == before
+
+
+def test_a_model_gets_weights_optimizer_and_metrics(trained: keras.Model, tmp_path: Path) -> None:
+    keras.layers.Dense(1)  # other numbers in names than there were
+    model = tiny.rich_model()
+    model.build((None, 6))
+    assert kdc.load_backup(str(tmp_path / "backup"), model) is model
+    np.testing.assert_array_equal(model.optimizer.iterations.numpy(), 2 * tiny.STEPS)
+    for ours, theirs in ((model, trained), (model.optimizer, trained.optimizer)):
+        for one, other in zip(ours.variables, theirs.variables, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
+    assert model.evaluate(*tiny.data(), verbose=0) == trained.evaluate(*tiny.data(), verbose=0)
+
+
+@pytest.mark.parametrize("optimizer", [None, keras.optimizers.Lion(0.1)], ids=["not compiled", "another optimizer"])
+def test_a_model_that_only_evaluates_gets_the_weights(trained: keras.Model, tmp_path: Path, optimizer: Any) -> None:
+    model = keras.models.clone_model(trained)
+    if optimizer is not None:
+        model.compile(optimizer, "mse")
+    kdc.load_backup(tmp_path / "backup", model)
+    for one, other in zip(model.variables, trained.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
+
+
+def test_an_older_backup_can_be_named(tmp_path: Path) -> None:
+    tiny.interrupt(tmp_path, 1, 2, built=tiny.rich_model())
+    older, newer = sorted(path.name for path in (tmp_path / "commits").iterdir())
+    label = "-".join(str(int(number)) for number in newer.split("-")[:2])
+    found = [kdc.load_backup(tmp_path, commit=name) for name in (older, label, None)]
+    assert [int(tensors["adam/iteration"]) for tensors in found] == [tiny.STEPS + 1, tiny.STEPS + 2, tiny.STEPS + 2]
+    with pytest.raises(ConfigError, match=f"no backup is named '7-7'; the newest: {label}, "):
+        kdc.load_backup(tmp_path, commit="7-7")
+
+
+def test_a_damaged_backup_is_passed_over_and_left_where_it_is(trained: keras.Model, tmp_path: Path) -> None:
+    [older, newer] = sorted((tmp_path / "backup" / "commits").iterdir())
+    newer.write_bytes(newer.read_bytes()[:-1])
+    before = contents(tmp_path)
+    with pytest.warns(RuntimeWarning, match=f"a damaged backup was passed over: .*{newer.name}"):
+        kdc.load_backup(tmp_path / "backup", tiny.rich_model())
+    with pytest.raises(DamagedBackupError, match=newer.name):
+        kdc.load_backup(tmp_path / "backup", commit=newer.name)
+    older.write_bytes(b"{}")
+    before[str(older.relative_to(tmp_path))] = b"{}"
+    with pytest.raises(DamagedBackupError, match="none of the 2 backups"):
+        kdc.load_backup(tmp_path / "backup")
+    assert contents(tmp_path) == before
+
+
+def test_what_cannot_be_read_is_told(trained: keras.Model, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none holds no backup"):
+        kdc.load_backup(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    other = tiny.rich_model(8)
+    before = tiny.state(other)
+    with pytest.raises(BackupMismatchError, match=r"another model: .*kernel is float32.6, 8. in the model"):
+        kdc.load_backup(tmp_path / "backup", other)
+    larger = keras.Sequential([keras.Input((6,)), *[keras.layers.Dense(6) for _ in range(9)]])
+    with pytest.raises(BackupMismatchError, match=r"another model: .* is not in it"):
+        kdc.load_backup(tmp_path / "backup", larger)
+    after = tiny.state(other)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    with pytest.raises(ConfigError, match=r"not built .*Input"):
+        kdc.load_backup(tmp_path / "backup", keras.Sequential([keras.layers.Dense(1)]))
+
+
+class ReadBeside(keras.callbacks.Callback):
+    """Reads behind each batch; what it read, and what training had at each step."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory, self.read, self.had = directory, [], {}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        step = int(self.model.optimizer.iterations.numpy())
+        self.had[step] = [variable.numpy() for variable in self.model.variables]
+        if (self.directory / "commits").is_dir() and any((self.directory / "commits").iterdir()):
+            self.read.append(kdc.load_backup(self.directory))
+
+
+kdc.register_callback_state(ReadBeside, None)
+
+
+def test_a_reader_beside_a_training_disturbs_nothing_and_reads_what_training_had(tmp_path: Path) -> None:
+    reference, model, reader = tiny.rich_model(), None, ReadBeside(tmp_path)
+    tiny.fit(reference, None, epochs=4)
+    model = tiny.rich_model()
+    tiny.fit(model, tmp_path, [reader], epochs=4)
+    tiny.assert_same(model, reference)
+    assert len(reader.read) > 10
+    for found in reader.read:
+        had = reader.had[int(found["adam/iteration"])]
+        for variable, value in zip(model.variables, had, strict=True):
+            np.testing.assert_array_equal(found[variable.path], value, err_msg=variable.path)
+
+
+def test_the_backup_of_a_loop_is_read_alike(tmp_path: Path) -> None:
+    model, *_ = loop(tmp_path, delete_checkpoint=False)
+    found = kdc.load_backup(tmp_path, tiny.model())
+    for one, other in zip(found.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
+
+
+def test_a_loop_does_not_go_on_from_a_fit_nor_a_fit_from_a_loop(tmp_path: Path) -> None:
+    model = tiny.model()
+    tiny.fit(model, tmp_path / "fit", epochs=1, options={"delete_checkpoint": False})
+    loop(tmp_path / "loop", delete_checkpoint=False)
+    before = contents(tmp_path)
+    with pytest.raises(BackupMismatchError, match=r"is that of a fit\(\) with BackupAndRestore, .* load_backup"):
+        kdc.Checkpointer(tmp_path / "fit", model=tiny.model()).restore()
+    with pytest.raises(BackupMismatchError, match=r"is that of a loop with Checkpointer, .* load_backup"):
+        tiny.fit(tiny.model(), tmp_path / "loop", epochs=4)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("written", "read"), [("multi-worker-2", "mirrored-2"), ("mirrored-2", "multi-worker-2")])
+def test_a_backup_is_read_under_another_strategy(tmp_path: Path, written: str, read: str) -> None:
+    run(tmp_path, written, "first", "--epochs", "1")
+    saved, before = recorded(tmp_path / "first"), contents(tmp_path / "backup")
+    for name, value in kdc.load_backup(tmp_path / "backup").items():
+        path, _, replica = name.partition("@")
+        np.testing.assert_array_equal(value, saved[f"{path}#0@{replica or 0}"], err_msg=name)
+    kind, workers = STRATEGIES[read]
+    command = [sys.executable, "-m", "tests.support.reader_job", kind, str(tmp_path / "backup"), str(tmp_path / "read")]
+    with job(command, workers, tmp_path / "logs") as cluster:
+        cluster.start()
+        assert cluster.wait(200) == [0] * workers, cluster.tails()
+    for worker in range(workers):
+        told = json.loads((tmp_path / f"read-worker{worker}.json").read_text())
+        assert told["iterations"] == 9
+        for name, value in told["weights"].items():
+            np.testing.assert_array_equal(np.array(value, "float32"), saved[f"{name}#0@0"], err_msg=name)
+    assert contents(tmp_path / "backup") == before
