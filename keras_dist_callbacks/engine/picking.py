@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS
@@ -10,9 +11,10 @@ from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
-from keras_dist_callbacks.texts import printable, warn
+from keras_dist_callbacks.texts import warn
 
 _LISTINGS = 5
+_NAME = re.compile(r"[A-Za-z0-9./_-]{1,80}")
 _CHIEF = 0  # the index of the worker that picks
 
 
@@ -86,8 +88,9 @@ def _no_such(store: BackupStore, name: str | None) -> str:
     known = ", ".join(commit.label for commit in reversed(store.commits()[-5:]))
     where = store.storage.display()
     if name is None or not known:
-        return f"{where} holds no backup"
-    return f"{where}: no backup is named {printable(name)!r}; the newest: {known}"
+        return f"{where} holds no backup: give the backup_dir of a run that has saved"
+    shown = repr(name) if _NAME.fullmatch(name) else "..."  # anything else may be an URL with a credential
+    return f"{where}: no backup is named commit={shown}; the newest: {known}"
 
 
 def _walk_back(

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -101,6 +102,13 @@ def model() -> keras.Model:
     made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     made.compile("sgd", "mse")
     return made
+
+
+def _saved() -> dict[str, Any]:
+    if not Path("backup").exists():
+        with kdc.Checkpointer("backup", model=model(), delete_checkpoint=False) as checkpointer:
+            checkpointer.restore()
+    return {"backup_dir": "backup"}
 
 
 def _registration() -> dict[str, Any]:
@@ -208,6 +216,17 @@ FACADE: dict[str, Row] = {
         kdc.latest_checkpoint,
         {"checkpoint_dir": PATH, "storage_options": OPTIONS, "retry": RETRY},
         lambda: {"checkpoint_dir": "none"},
+    ),
+    "load_backup": Row(
+        kdc.load_backup,
+        {
+            "backup_dir": REFUSED,  # a relative path may hold none
+            "model": {"None": "a dict of arrays"},
+            "commit": {"None": "the newest"},
+            "storage_options": OPTIONS,
+            "retry": RETRY,
+        },
+        _saved,
     ),
     "make_or_restore_model": Row(
         kdc.make_or_restore_model,

@@ -73,7 +73,7 @@ def test_an_older_backup_can_be_named(tmp_path: Path) -> None:
     label = "-".join(str(int(number)) for number in newer.split("-")[:2])
     found = [kdc.load_backup(tmp_path, commit=name) for name in (older, label, None)]
     assert [int(tensors["adam/iteration"]) for tensors in found] == [tiny.STEPS + 1, tiny.STEPS + 2, tiny.STEPS + 2]
-    with pytest.raises(ConfigError, match=f"no backup is named '7-7'; the newest: {label}, "):
+    with pytest.raises(ConfigError, match=f"no backup is named commit='7-7'; the newest: {label}, "):
         kdc.load_backup(tmp_path, commit="7-7")
 
 
