@@ -12,8 +12,9 @@ from keras_dist_callbacks import __version__
 from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.backups.names import DAMAGED, set_aside_name
 from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.cli import doctor as diagnosing
-from keras_dist_callbacks.cli import human, leftovers, pruning, render, verifying
+from keras_dist_callbacks.cli import exporting, human, leftovers, pruning, render, verifying
 from keras_dist_callbacks.cli.details import describe_commit
 from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
 from keras_dist_callbacks.cli.listing import list_directory
@@ -118,18 +119,36 @@ def show(
     with opened(url, storage_options) as target:
         entries = read_entries(target.store)
         entry = _chosen(target, entries, commit)
-        if entry.manifest is None:
-            raise DamagedBackupError(f"{entry.problem}. `kdc ls` shows the other backups")
+        manifest = _readable(entry)
         before = [e.manifest for e in entries if e.id < entry.id and e.manifest is not None]
         stored = blob_sizes(target.storage, [entry])
         previous = before[-1] if before else None
-        details = target.shown(describe_commit(target.url, entry, entry.manifest, previous, stored, time.time()))
+        details = target.shown(describe_commit(target.url, entry, manifest, previous, stored, time.time()))
         if as_json:
             print_json(details)
         else:
             render.show_details(console(), readable(details), every_tensor=every_tensor)
         if details.commit.problem:
             raise typer.Exit(PROBLEM)
+
+
+@app.command(epilog=_EXIT_CODES)
+def export(
+    url: Url,
+    out: Annotated[str, typer.Argument(help="The file to write, such as weights.safetensors: a path or an URL.")],
+    commit: Commit = "latest",
+    storage_options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Writes the variables of one backup into a .safetensors file, by their paths: weights, optimizer, metrics."""
+    with opened(url, storage_options) as target:
+        entry = _chosen(target, read_entries(target.store), commit)
+        written = target.shown(exporting.export(target, _readable(entry), out))
+        if as_json:
+            print_json(written)
+        else:
+            what = f"{written.tensors} variables of {written.commit} ({written.position})"
+            console().print(readable(f"{what}: {written.path}, {human.size(written.bytes)}"), style="green")
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -235,6 +254,12 @@ def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
         known = ", ".join(entry.label for entry in reversed(entries[-5:]))
         raise ConfigError(f"{target.url}: {len(found) or 'no'} backups are named {name!r}; the newest: {known}")
     return found[0]
+
+
+def _readable(entry: Entry) -> Manifest:
+    if entry.manifest is None:
+        raise DamagedBackupError(f"{entry.problem}. `kdc ls` shows the other backups")
+    return entry.manifest
 
 
 def _verify(target: Target, entries: list[Entry], listing: artifacts.Listing) -> verifying.Verification:

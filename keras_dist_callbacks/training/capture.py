@@ -12,12 +12,12 @@ from keras_dist_callbacks._compat import layers, optimizers, variables
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import to_json
 from keras_dist_callbacks.backups.topics import CALLBACK
+from keras_dist_callbacks.backups.variables import VARIABLE, stored_components, tensor_name
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
 from keras_dist_callbacks.training.elastic import redistribute
 
-_VARIABLE = "variable"
 _NAMED_IN_ERROR = 3
 
 
@@ -39,7 +39,7 @@ def capture(
     """
     found = variables.variable_set(model)
     tensors: dict[str, HeldTensor] = {
-        f"{_VARIABLE}/{label}": held for label, held in zip(found.labels, found.hold(), strict=True)
+        f"{VARIABLE}/{label}": held for label, held in zip(found.labels, found.hold(), strict=True)
     }
     callback_state, callback_arrays = capture_callbacks(callbacks)
     tensors.update(callback_arrays)
@@ -75,7 +75,7 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: 
     Raises:
         BackupMismatchError: The backup is of another model; nothing was assigned.
     """
-    if _tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
+    if tensor_name(variables.GLOBAL_SEED_GENERATOR, 0) in saved.tensors:
         variables.create_global_seed_generator()
     current = variables.variable_set(model).named
     matched, notes = match_variables(current, saved, set(metric_names(model, current)), _never_applied(model, current))
@@ -224,23 +224,6 @@ def _of_all_workers(saved: WorkerState) -> dict[str, list[np.ndarray[Any, Any]]]
         for name, values in stored_components(tensors).items():
             stored[name] += values
     return stored
-
-
-def stored_components(
-    tensors: Mapping[str, np.ndarray[Any, Any]],
-) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """The values of each variable in a worker's tensors, one for each replica, by the variable's name."""
-    found: dict[str, dict[int, np.ndarray[Any, Any]]] = {}
-    for tensor_name, value in tensors.items():
-        kind, _, rest = tensor_name.partition("/")
-        if kind == _VARIABLE:
-            name, _, replica = rest.rpartition("@")
-            found.setdefault(name, {})[int(replica)] = value
-    return {name: [by_replica[i] for i in sorted(by_replica)] for name, by_replica in found.items()}
-
-
-def _tensor_name(name: str, replica: int) -> str:
-    return f"{_VARIABLE}/{name}@{replica}"
 
 
 def metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:

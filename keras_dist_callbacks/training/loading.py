@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import building, layers, multi_worker, variables
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.backups.variables import by_path
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import picking
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
@@ -65,7 +64,7 @@ def load_backup(
     place = arguments.path("backup_dir", backup_dir)
     store = BackupStore(Storage.open(place, storage_options, retry=retry))
     if model is None:
-        return _arrays(picking.look_up(store, commit, workers=0)[1])
+        return by_path(picking.look_up(store, commit, workers=0)[1].tensors)
     _require_built(model)
     cluster = _cluster_of(model)
     chosen = cluster.on_chief(lambda: picking.look_up(store, commit, cluster.num_workers), _TAG)
@@ -135,14 +134,3 @@ def _require_built(model: Any) -> None:
 def _cluster_of(model: Any) -> Cluster:
     """The workers that hold the model together; a model of this process alone is read for alone."""
     return Cluster.detect() if multi_worker.is_multi_worker(model.distribute_strategy) else Cluster()
-
-
-def _arrays(saved: WorkerState) -> dict[str, np.ndarray[Any, Any]]:
-    found: dict[str, np.ndarray[Any, Any]] = {}
-    for name, values in capture.stored_components(saved.tensors).items():
-        alike = all(np.array_equal(values[0].view(), value, equal_nan=value.dtype.kind in "fc") for value in values[1:])
-        for number, value in enumerate(values[:1] if alike else values):
-            shown = value.view()
-            shown.flags.writeable = False
-            found[name if alike else f"{name}@{number}"] = shown
-    return found

@@ -21,7 +21,8 @@ url = cli_backups.url
 
 
 def test_a_directory_with_nothing_of_ours_is_an_error(url: str) -> None:
-    for command in (["ls", url], ["show", url], ["verify", url], ["prune", url, "--keep", "1"]):
+    writing = (["export", url, "x.safetensors"], ["prune", url, "--keep", "1"])
+    for command in (["ls", url], ["show", url], ["verify", url], *writing):
         result = kdc(*command)
         assert (result.exit_code, result.stdout) == (2, ""), command
         assert "kdc: " in result.stderr
@@ -59,7 +60,7 @@ _COMMANDS = {
 
 @pytest.mark.process
 def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_path: Path) -> None:
-    assert {c.name or c.callback.__name__ for c in app.registered_commands} == {*_COMMANDS, "run"}
+    assert {c.name or c.callback.__name__ for c in app.registered_commands} == {*_COMMANDS, "export", "run"}
     store = begin(tmp_path)
     commit(store, 1)
     commit(store, 2)
@@ -69,7 +70,7 @@ def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_pa
         "from keras_dist_callbacks.cli import main\n"
         "main()\n"
     )
-    for command, options in _COMMANDS.items():
+    for command, options in {**_COMMANDS, "export": [str(tmp_path / "out.safetensors")]}.items():
         line = [sys.executable, "-c", script, command, str(tmp_path), *options, "--json"]
         result = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert (result.returncode, result.stderr) == (0, ""), command
@@ -93,7 +94,7 @@ def test_the_module_runs_as_the_console_script_does(tmp_path: Path) -> None:
 
 
 def test_exit_codes_are_in_every_help() -> None:
-    for command in ([], ["ls"], ["show"], ["verify"], ["prune"], ["doctor"]):
+    for command in ([], ["ls"], ["show"], ["verify"], ["prune"], ["doctor"], ["export"]):
         result = kdc(*command, "--help")
         assert result.exit_code == 0
         assert "Exit codes: 0 all is well" in " ".join(result.stdout.split())

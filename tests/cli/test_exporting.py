@@ -1,0 +1,80 @@
+"""`kdc export` writes a backup's variables into a file that other tools read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from tests.support import cli_backups
+from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json
+
+url = cli_backups.url
+TENSORS = {
+    "variable/dense/kernel@0": np.arange(6, dtype="float32").reshape(2, 3),
+    "variable/dense/kernel@1": np.arange(6, dtype="float32").reshape(2, 3),
+    "variable/mean/total@0": np.array(1.0, "float32"),
+    "variable/mean/total@1": np.array(2.0, "float32"),
+    "variable/half@0": np.array([1, 2], ml_dtypes.bfloat16),
+    "variable/seed@0": np.array([7, 8], "uint32"),
+    "hidden/0": np.array([9], "int64"),
+}
+
+
+def test_a_backup_becomes_a_file_of_safetensors(url: str, tmp_path: Path) -> None:
+    store = begin(url)
+    commit(store, 1, TENSORS)
+    commit(store, 2)
+    before = everything(url)
+    out = tmp_path / "weights.safetensors"
+    told = kdc_json("export", url, out, "--commit", "1-1")
+    assert (told["commit"], told["tensors"], told["bytes"]) == ("1-1", 5, out.stat().st_size)
+    found = load_file(out)
+    assert sorted(found) == ["dense/kernel", "half", "mean/total@0", "mean/total@1", "seed"]
+    for name, value in found.items():
+        expected = TENSORS[f"variable/{name}" if "@" in name else f"variable/{name}@0"]
+        assert value.dtype == expected.dtype
+        np.testing.assert_array_equal(value, expected)
+    with safe_open(out, "np") as file:
+        assert file.metadata() == {"format": "np", "position": "epoch 1, batch 1 (step 1)", "commit": "1-1"}
+    assert everything(url) == before
+
+
+def test_the_newest_is_written_to_any_store(tmp_path: Path, url: str) -> None:
+    commit(begin(tmp_path), 3)
+    result = kdc("export", tmp_path, f"{url}/out/weights.safetensors")
+    assert result.exit_code == 0, result.output
+    assert "1 variables of 1-3 (epoch 1, batch 3 (step 3))" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("out", "match"), [("weights.h5", "must end with .safetensors"), (".safetensors", "must end with .safetensors")]
+)
+def test_other_endings_are_refused(tmp_path: Path, out: str, match: str) -> None:
+    commit(begin(tmp_path), 1)
+    result = kdc("export", tmp_path, tmp_path / out)
+    assert result.exit_code == 2
+    assert match in result.stderr
+    assert not (tmp_path / out).exists()
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    commit(begin(tmp_path / "d"), 1)
+    (tmp_path / "mine.safetensors").write_bytes(b"mine")
+    result = kdc("export", tmp_path / "d", tmp_path / "mine.safetensors")
+    assert result.exit_code == 2
+    assert "exists: give another name" in result.stderr
+    assert (tmp_path / "mine.safetensors").read_bytes() == b"mine"
+
+
+def test_a_damaged_backup_is_not_written(tmp_path: Path) -> None:
+    manifest = commit(begin(tmp_path / "d"), 1)
+    flip(tmp_path / "d", manifest.blobs[0].path)
+    result = kdc("export", tmp_path / "d", tmp_path / "out.safetensors")
+    assert result.exit_code == 1
+    assert "differs from its hash" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
