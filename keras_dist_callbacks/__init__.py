@@ -31,6 +31,7 @@ _HOME = {
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "register_callback_state": "keras_dist_callbacks.training.callback_state",
     "restartable": "keras_dist_callbacks.launch.restarting",
+    "restored_from": "keras_dist_callbacks.recovery",
     "stateless_input": "keras_dist_callbacks.training.stateless",
 }
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.launch.restarting import restartable as restartable
     from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.recovery import make_or_restore_model as make_or_restore_model
+    from keras_dist_callbacks.recovery import restored_from as restored_from
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
     from keras_dist_callbacks.training.callback_state import register_callback_state as register_callback_state
     from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer

@@ -109,9 +109,26 @@ def make_or_restore_model(
             model = _load_weights(build_fn(), path, shown)
         else:
             model = _load_model(path, objects, compile)
-    model._kdc_restored_from = RestoredFrom(shown, artifact.epoch, artifact.step)
-    _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step})")
+    model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, artifact.epoch, artifact.step)
+    how = f"; without BackupAndRestore, give fit() initial_epoch={artifact.epoch}" if artifact.epoch else ""
+    _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step}){how}")
     return model
+
+
+def restored_from(model: Any) -> RestoredFrom | None:
+    """Where `make_or_restore_model` got a model from; None if it is a new one.
+
+    Args:
+        model: The model that it returned.
+
+    Example:
+        ```python
+        model = kdc.make_or_restore_model(build_model, "checkpoints")
+        origin = kdc.restored_from(model)
+        model.fit(dataset, epochs=10, initial_epoch=origin.initial_epoch if origin else 0)
+        ```
+    """
+    return getattr(model, "_kdc_origin", None)
 
 
 def _training_cluster() -> Cluster:

@@ -18,3 +18,8 @@ class RestoredFrom:
     path: str
     epoch: int
     step: int
+
+    @property
+    def initial_epoch(self) -> int:
+        """What `fit()` is to be given to go on; with `BackupAndRestore` it need not be."""
+        return self.epoch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_restore_model
+from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_restore_model, restored_from
 from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
@@ -36,7 +36,7 @@ def test_without_a_checkpoint_the_model_is_built_and_said_to_be_new(
 ) -> None:
     model = make_or_restore_model(tiny_model, tmp_path / "none")
     assert model.count_params() == 4
-    assert not hasattr(model, "_kdc_restored_from")
+    assert restored_from(model) is None
     assert "new model" in capsys.readouterr().out
     assert latest_checkpoint(tmp_path / "none") is None
 
@@ -52,11 +52,12 @@ def test_the_newest_model_is_restored_with_its_optimizer_and_its_place(
     for restored, wanted in zip(state_of(model), state_of(original), strict=True):
         np.testing.assert_array_equal(restored, wanted)
     path = f"{directory}/ckpt-2.keras"
-    assert model._kdc_restored_from == RestoredFrom(path, epoch=2, step=6)
+    assert restored_from(model) == model._kdc_restored_from == RestoredFrom(path, epoch=2, step=6)
+    assert restored_from(model).initial_epoch == 2
     assert latest_checkpoint(directory) == path
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    assert "2 epochs finished, step 6" in out
+    assert "2 epochs finished, step 6); without BackupAndRestore, give fit() initial_epoch=2" in out
 
 
 @pytest.mark.slow

@@ -261,5 +261,6 @@ FACADE: dict[str, Row] = {
         _registration,
     ),
     "restartable": Row(kdc.restartable, {}),
+    "restored_from": Row(kdc.restored_from, {"model": all_kept("nothing that make_or_restore_model has returned")}),
     "stateless_input": Row(kdc.stateless_input, {"source": {"a function": "that of EpochDataset, or a generator's"}}),
 }
