@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import xxhash
+from keras import tree
 
 from keras_dist_callbacks._compat import graphs, pipeline
 from keras_dist_callbacks._compat.fit import RunningFit
 
 _LEFT_OUT = {"_name", "_metadata", "_use_inter_op_parallelism", "_preserve_cardinality", "_force_synchronous"}
 _LARGEST_CONSTANT = 2**24
+_LARGEST_ARRAY = 2**28  # bytes that are read whole, within a tenth of a second; of more, rows evenly spread
+_ROWS_READ = 256
+VALUES = "values"
+"""The last part of the name of a fact that tells the values of arrays apart, and says nothing else of them."""
 
 
 def input_facts(fit: RunningFit) -> dict[str, str]:
@@ -26,6 +33,7 @@ def input_facts(fit: RunningFit) -> dict[str, str]:
         facts["input/rows"] = str(adapter._num_samples)
         facts["input/batch_size"] = str(adapter.batch_size)
         facts["input/shuffle"] = str(adapter._shuffle)
+        facts.update(_values("input", tree.flatten(adapter._inputs)))
     elif kind == "PyDatasetAdapter":
         facts["input/class"] = type(fit.input).__name__
         facts["input/shuffle"] = str(adapter.shuffle)
@@ -34,6 +42,7 @@ def input_facts(fit: RunningFit) -> dict[str, str]:
             where = f"input/stage {number} ({type(stage).__name__.strip('_').removesuffix('Dataset')})"
             facts[where] = "present"
             facts.update({f"{where}/{name}": text for name, text in _constants(stage).items()})
+            facts.update(_values(where, getattr(stage, "_tensors", ())))
     facts["batches per pass"] = str(fit.known_length)
     return {**facts, **_arguments(fit)}
 
@@ -65,6 +74,32 @@ def _constants(stage: Any) -> dict[str, str]:
             facts[f"tensors that function {number} holds"] = _captured_constants(traced)
             facts.update({f"seed of {op}": seeds for op, seeds in graphs.seeds(traced.graph).items()})
     return facts
+
+
+def _values(where: str, arrays: Iterable[Any]) -> dict[str, str]:
+    """A hash of what arrays hold, as far as they are numbers."""
+    digest = xxhash.xxh3_64()
+    for array in arrays:
+        found = _numbers(array)
+        if found is not None:
+            digest.update(f"{found.dtype} {found.shape}".encode())
+            digest.update(np.ascontiguousarray(found).reshape(-1).view(np.uint8))
+    return {f"{where}/{VALUES}": digest.hexdigest()}
+
+
+def _numbers(array: Any) -> np.ndarray[Any, Any] | None:
+    import tensorflow as tf
+
+    if isinstance(array, tf.Tensor) and (not hasattr(array, "numpy") or not array.dtype.is_numpy_compatible):
+        return None
+    if not isinstance(array, np.ndarray | tf.Tensor) and not hasattr(array, "iloc"):
+        return None  # sparse, ragged, or of another library
+    size = 8 * math.prod(array.shape) if not isinstance(array, np.ndarray) else array.nbytes
+    if size > _LARGEST_ARRAY and array.shape[0] > _ROWS_READ:
+        rows = np.linspace(0, array.shape[0] - 1, _ROWS_READ).astype(np.int64)
+        array = tf.gather(array, rows) if isinstance(array, tf.Tensor) else getattr(array, "iloc", array)[rows]
+    found = np.asarray(array)
+    return None if found.dtype.hasobject else found
 
 
 def _captured_constants(function: Any) -> str:

@@ -51,7 +51,9 @@ class Fingerprint:
             return []
         before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
         names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
-        differing = [name for name in names if before.get(name) != self._facts.get(name)]
+        differing = [
+            name for name in names if before.get(name) != self._facts.get(name) and not self._untold(name, before)
+        ]
         one_sided = [name for name in differing if name not in before or name not in self._facts]
         changed = [
             _changed(name, before.get(name), self._facts.get(name))
@@ -78,6 +80,10 @@ class Fingerprint:
         rates = {f"{_RATE}{name}": rate for name, rate in self._rates.items()}
         now = {**self._compiled, **rates}
         return [_changed(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
+
+    def _untold(self, name: str, before: Mapping[str, Any]) -> bool:
+        """Whether one of the two runs does not tell what its arrays hold, as older backups do not."""
+        return name.endswith(f"/{describe_input.VALUES}") and not (name in before and name in self._facts)
 
     def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
         in_force = {} if not self._rates else optimizers.current_rates(self._fit.model.optimizer)
@@ -115,6 +121,9 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return f"{name} is new: {_shown(now)}"
     if now is None:
         return f"{name} is gone: it was {_shown(before)}"
+    where, _, last = name.rpartition("/")
+    if last == describe_input.VALUES:
+        return f"the {where} has as many rows as before, but other values in them; give fit() the same data"
     return f"{name} changed from {_shown(before)} to {_shown(now)}"
 
 

@@ -11,7 +11,7 @@ from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.texts import warn
-from keras_dist_callbacks.training import plain_attributes
+from keras_dist_callbacks.training import continuing, plain_attributes
 from keras_dist_callbacks.training.callback_state import watched_callbacks
 from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.fingerprint import Fingerprint
@@ -56,7 +56,7 @@ class UnlistedState:
         self._unknown = saved.state[exactness.NOT_SAVED] or None
         notes = self._step.restore(saved)
         notes += self._attributes.restore(saved.state.get(plain_attributes.TOPIC) or {}, saved.tensors)
-        if saved.position.kind == "end" and saved.position.epoch >= self._fit.epochs:
+        if continuing.is_over(saved, self._fit.epochs):
             return notes  # no step is left that could differ
         loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks._compat import describe_input
 from tests.support import inputs, tiny
 
 pytestmark = pytest.mark.slow  # whole fits
@@ -129,6 +130,16 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"x": inputs.rows().shuffle(40, seed=3).batch(8)},
         {"x": inputs.rows().shuffle(40, seed=3).batch(8).prefetch(1)},
         r"stage 3 \(Prefetch\) is new",
+    ),
+    "values of arrays": (
+        {"x": np.zeros((40, 6), "float32"), "y": np.zeros((40, 1), "float32"), "batch_size": 8},
+        {"x": np.ones((40, 6), "float32"), "y": np.zeros((40, 1), "float32")},
+        r"the input has as many rows as before, but other values in them; give fit\(\) the same data",
+    ),
+    "values of a dataset's tensors": (
+        {"x": tf.data.Dataset.from_tensor_slices((np.zeros((40, 6)), np.zeros(40))).batch(8)},
+        {"x": tf.data.Dataset.from_tensor_slices((np.zeros((40, 6)), np.ones(40))).batch(8)},
+        r"the input/stage 0 \(TensorSlice\) has as many rows as before, but other values in them",
     ),
     "rows": (
         {"x": inputs.rows().batch(8)},
@@ -283,3 +294,30 @@ def test_a_checkpoint_callback_with_another_directory_is_the_same_one(tmp_path: 
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         tiny.fit(model, tmp_path / "b", [keras.callbacks.ModelCheckpoint(tmp_path / "w1/x.keras")])
+
+
+def test_rows_of_a_large_array_are_compared_at_places_evenly_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe_input, "_LARGEST_ARRAY", 1000)
+    monkeypatch.setattr(describe_input, "_ROWS_READ", 4)
+    x, y = tiny.data()
+    other = x.copy()
+    other[-1] += 1
+    fits = [{"x": rows, "y": y, "batch_size": 8} for rows in (x, other)]
+    with pytest.warns(RuntimeWarning, match="other values in them"):
+        assert notes(tmp_path / "other", compiled, compiled, *fits)
+    assert notes(tmp_path / "same", compiled, compiled, fits[0], {**fits[0], "x": x.copy()}) == ()
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_fits_of_one_epoch_each_may_have_other_rows_each(tmp_path: Path) -> None:
+    """In a loop that is started again, the first of them has nothing to do."""
+    x, y = tiny.data()
+    with pytest.raises(tiny.Stop):
+        tiny.fit(compiled(), tmp_path, [tiny.StopAt(1, 2)], epochs=2, x=x + 1, y=y, batch_size=8)
+    callback = kdc.BackupAndRestore(tmp_path)
+    with pytest.warns(RuntimeWarning, match="runs no step"):  # both are of this process
+        tiny.fit(compiled(), None, [callback], epochs=1, x=x, y=y, batch_size=8)
+    assert callback.restored is not None
+    assert callback.restored.notes == ()
