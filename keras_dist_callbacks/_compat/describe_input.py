@@ -16,7 +16,7 @@ from keras_dist_callbacks._compat.fit import RunningFit
 _LEFT_OUT = {"_name", "_metadata", "_use_inter_op_parallelism", "_preserve_cardinality", "_force_synchronous"}
 _LARGEST_CONSTANT = 2**24
 _LARGEST_ARRAY = 2**28  # bytes that are read whole, within a tenth of a second; of more, rows evenly spread
-_ROWS_READ = 256
+_ROWS_READ = 64
 VALUES = "values"
 """The last part of the name of a fact that tells the values of arrays apart, and says nothing else of them."""
 
@@ -83,7 +83,7 @@ def _values(where: str, arrays: Iterable[Any]) -> dict[str, str]:
         found = _numbers(array)
         if found is not None:
             digest.update(f"{found.dtype} {found.shape}".encode())
-            digest.update(np.ascontiguousarray(found).reshape(-1).view(np.uint8))
+            digest.update(np.ascontiguousarray(found).reshape(-1).view(np.uint8).data)
     return {f"{where}/{VALUES}": digest.hexdigest()}
 
 
