@@ -46,8 +46,10 @@ class LogOnce(keras.callbacks.Callback):
 kdc.register_callback_state(LogOnce, None)  # what it has logged is in the run
 
 
-def open_run() -> Any:
+def open_run(directory: str) -> Any:
     """The run that a killed process has left, or a new one."""
+    if mlflow.get_experiment_by_name("digits") is None:
+        mlflow.create_experiment("digits", Path(directory, "artifacts").absolute().as_uri())
     experiment = mlflow.set_experiment("digits").experiment_id
     found = mlflow.MlflowClient().search_runs([experiment], "attributes.run_name = 'training'")
     return mlflow.start_run(run_id=found[0].info.run_id) if found else mlflow.start_run(run_name="training")
@@ -67,7 +69,7 @@ def train(directory: str, autolog: bool = False, extra_callbacks: Sequence[Any] 
     backup = kdc.BackupAndRestore(f"{directory}/backup", save_freq=7, delete_checkpoint=False, when_busy="wait")
     callbacks = [*extra_callbacks, *([] if autolog else [mlflow.tensorflow.MlflowCallback(False, NEVER)])]
     options = {"batch_size": 50, "epochs": EPOCHS, "validation_split": 0.2, "verbose": 0}
-    with open_run() as run:
+    with open_run(directory) as run:
         x = (images / 16.0).astype("float32")[:ROWS]
         model.fit(x, labels[:ROWS], callbacks=[*callbacks, LogOnce(), backup], **options)
     client, run_id = mlflow.MlflowClient(), run.info.run_id

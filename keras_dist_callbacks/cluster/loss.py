@@ -8,7 +8,7 @@ import functools
 import re
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from keras_dist_callbacks._compat import coordination
@@ -122,12 +122,19 @@ def _who(role: Role, text: str) -> str:
     told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
     told.discard(role.worker_index)
     states = _states(role, _peers(role))
+    if told and not any(states[worker] for worker in told) and _is_cut_off_from_chief(role, states):
+        told = set()  # a worker that ended its step for the same reason is named, and the chief is not
     lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in told]
     lost = lost or [f"{_named(role, worker)} {state}" for worker, state in states.items() if state]
     if not lost and not _service_answers(role):
         return silent(role, 0)
     first = text.partition("\n")[0][:_LONGEST_REASON]
     return "; ".join(lost) or f"another worker seems to be lost, or something else is not available ({first})"
+
+
+def _is_cut_off_from_chief(role: Role, states: Mapping[int, str]) -> bool:
+    """A chief that has ended may have done so because of the worker that is named; this one cannot."""
+    return states.get(0, _ENDED) != _ENDED and not _service_answers(role)
 
 
 def _service_answers(role: Role) -> bool:

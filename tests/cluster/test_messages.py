@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -158,6 +159,26 @@ def test_nonsense_about_a_lost_worker_names_nobody(
     monkeypatch.setattr(loss, "_state", lambda address: "")
     assert "worker 1" not in loss.meaning(CHIEF, told)
     assert not loss.is_mine(CHIEF, told)
+
+
+@pytest.mark.parametrize(
+    ("chief", "answers", "expected"),
+    [
+        ("cannot be reached: timed out", False, r"^the chief \(.*\) cannot be reached: timed out$"),
+        ("", False, r"^the chief \(.*\) does not answer: it is frozen or cut off$"),
+        ("", True, r"^worker 1 \(.*\) sends no heartbeats"),
+        (loss._ENDED, False, r"^worker 1 \(.*\) sends no heartbeats"),
+    ],
+)
+def test_a_worker_that_listens_is_not_named_where_the_chief_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, chief: str, answers: bool, expected: str
+) -> None:
+    """An error of a step names the worker that ended it first, who may have lost the chief as well."""
+    addresses = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+    monkeypatch.setattr(loss, "_state", lambda address: chief if address == addresses[0] else "")
+    monkeypatch.setattr(loss, "_service_answers", lambda role: answers)
+    told = "Collective ops is aborted by: /job:worker/replica:0/task:1 is unavailable"
+    assert re.search(expected, loss.meaning(Cluster("worker", 2, 2, addresses), told))
 
 
 @pytest.mark.parametrize("value", ["3", 1.5, True, [], None])
