@@ -16,7 +16,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import X, Y, be_worker_1, fit, ignore_keras_warnings, memory_url, tiny_model
 
-pytestmark = ignore_keras_warnings
+pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # whole fits
 
 
 class SetLoss(keras.callbacks.Callback):
@@ -106,7 +106,6 @@ def test_max_to_keep_deletes_the_oldest_with_their_sidecars(tmp_path: Path) -> N
     assert sorted(p.name for p in tmp_path.iterdir()) == ["3.keras", "3.keras.json", "4.keras", "4.keras.json"]
 
 
-@pytest.mark.slow
 def test_max_to_keep_counts_what_earlier_runs_left_and_leaves_other_series_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.keras").write_bytes(b"not ours")
     fit(tiny_model(), ModelCheckpoint(tmp_path / "best-{epoch}.keras"), epochs=3)
@@ -115,7 +114,6 @@ def test_max_to_keep_counts_what_earlier_runs_left_and_leaves_other_series_alone
     assert names(tmp_path) == ["a-1.keras", "a-3.keras", "best-1.keras", "best-2.keras", "best-3.keras", "mine.keras"]
 
 
-@pytest.mark.slow
 def test_generation_counts_runs_and_sequence_counts_within_one_across_callbacks(tmp_path: Path) -> None:
     for _ in range(2):
         fit(
@@ -129,7 +127,6 @@ def test_generation_counts_runs_and_sequence_counts_within_one_across_callbacks(
     assert found[0].sequence > found[1].sequence > found[2].sequence
 
 
-@pytest.mark.slow
 def test_all_workers_but_the_chief_write_nothing_and_decide_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,7 +257,6 @@ def test_at_most_one_file_waits_to_be_written(tmp_path: Path, monkeypatch: pytes
     assert max(waiting) == 1
 
 
-@pytest.mark.slow
 def test_a_zombie_is_told_that_a_newer_run_writes_here(tmp_path: Path) -> None:
     zombie = ModelCheckpoint(tmp_path / "best.keras")
 

@@ -10,6 +10,8 @@ from keras_dist_callbacks._compat.optimizers import current_rates
 from keras_dist_callbacks.errors import ConfigError
 from tests.support.callback_helpers import be_worker_1, fit, tiny_model
 
+pytestmark = pytest.mark.slow  # whole fits
+
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if line]
