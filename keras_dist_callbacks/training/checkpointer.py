@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks._compat import pipeline, replay, rng, variables
-from keras_dist_callbacks._compat.hidden_input import look_at_source
+from keras_dist_callbacks._compat import rng, variables
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
@@ -21,17 +20,16 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.schedule import Schedule
-from keras_dist_callbacks.errors import BackupError, ConfigError
+from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
-from keras_dist_callbacks.training.input_state import InputState
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.leaving import Leaving
+from keras_dist_callbacks.training.loop_input import LoopInput
 from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
-from keras_dist_callbacks.training.stateless import is_stateless
 
 _opened = itertools.count(1)
 _LOOP = "your loop changes nothing but what the Checkpointer was given"
@@ -93,13 +91,8 @@ class Checkpointer(OfOneLoop):
         ConfigError: An argument is wrong, or the optimizer has no variables yet.
     """
 
-    epoch = batch = steps = _past = 0
-    _open = _in_step = False
-    _resumed: WorkerState | None = None
-    _input: InputState | None = None
-    _dataset: Any = None
-    _read: Any = None
-    _rng_at_epoch: JSON = None
+    epoch = batch = steps = 0
+    _open = _in_step = _unseen_steps = False
 
     def __init__(
         self,
@@ -130,6 +123,7 @@ class Checkpointer(OfOneLoop):
     ) -> None:
         options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), f"loop{next(_opened)}"
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
+        self._input = LoopInput(self._trained, self._say_more)
         self._delete = arguments.flag("delete_checkpoint", delete_checkpoint)
         self._strict = arguments.flag_or("strict", strict, "certain")
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
@@ -171,6 +165,7 @@ class Checkpointer(OfOneLoop):
         while self.epoch < arguments.count("count", count):
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
+            self._input.epoch_ends()
             self._leave_if_asked(self._leaving.boundary())
             if self._schedule.at_epoch_end:
                 self._engine.save(self._snapshot("between"), must=True)
@@ -189,33 +184,34 @@ class Checkpointer(OfOneLoop):
             BackupError: The dataset has fewer batches than were trained.
             ConfigError: It reshuffles and is another object than in the last epoch, without `made_for_epoch`.
         """
-        self._require_open()
-        resumed, self._resumed = self._resumed, None
-        self._read = dataset
-        inputs = self._input = self._input or InputState(lambda: self._read, look_at_source)
-        self._say_more(inputs.begin_restore(resumed) if resumed is not None else [])
-        if not arguments.flag("made_for_epoch", made_for_epoch):
-            self._advance(dataset)
-        if resumed is None or resumed.position.kind != "within":
-            if resumed is not None:
-                inputs.to_now()
-            self._rng_at_epoch = rng.capture()
-            inputs.note_start()
-            yield from self._given(iter(dataset))
-        else:
-            yield from self._interrupted(dataset, inputs, resumed)
+        yield from self._given(self._rest(dataset, made_for_epoch))
 
-    def _interrupted(self, dataset: Iterable[Any], inputs: InputState, resumed: WorkerState) -> Iterator[Any]:
-        """The rest of the epoch that was interrupted."""
-        self._rng_at_epoch = resumed.state["rng_at_epoch"]
-        rng.restore(self._rng_at_epoch)
-        inputs.to_start()
-        iterator = iter(dataset)
-        replay.drop(iterator, self.batch, self.batch)
-        moved = rng.moved(self._rng_at_epoch) if inputs.hidden.python else ()
-        inputs.reads_to_now()
-        rng.restore(resumed.state["rng"], leave=moved)
-        yield from self._given(iterator)
+    def iterator(self, dataset: Iterable[Any], *, made_for_epoch: bool = False) -> Iterator[Any]:
+        """As `batches`, as the dataset's own iterator: for `next()`, and for loops within a `tf.function`.
+
+        Example:
+            ```python
+            for epoch in checkpointer.epochs(10):
+                train_epoch(checkpointer.iterator(dataset))  # a tf.function with `for batch in iterator:`
+                checkpointer.step(batches_per_epoch)
+            ```
+
+        Of such a loop nothing is saved when an exception leaves it: nobody knows whether a step is under way.
+
+        Args:
+            dataset: As for `batches`.
+            made_for_epoch: As for `batches`.
+
+        Raises:
+            BackupError: As `batches`.
+            ConfigError: As `batches`.
+        """
+        self._unseen_steps = True
+        return self._rest(dataset, made_for_epoch)
+
+    def _rest(self, dataset: Iterable[Any], made_for_epoch: bool) -> Iterator[Any]:
+        self._require_open()
+        return self._input.rest(dataset, self.batch, made_for_epoch=arguments.flag("made_for_epoch", made_for_epoch))
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -223,19 +219,12 @@ class Checkpointer(OfOneLoop):
             yield batch
         self._in_step = False
 
-    def _advance(self, dataset: Any) -> None:
-        """Lets the dataset draw the orders of past epochs."""
-        if self._dataset is not None and self._dataset is not dataset and pipeline.reshuffling_stages(dataset):
-            raise ConfigError(
-                "batches() got another dataset than in the last epoch, which shuffles anew for each iterator: make it "
-                "once before the loop, or pass made_for_epoch=True"
-            )
-        self._dataset = dataset
-        past, self._past = self._past, 0
-        replay.replay_iterators(dataset, past)
-
     def step(self, batches: int = 1) -> None:
         """Counts a trained batch, and saves if that is due; call it after each, on every worker.
+
+        Args:
+            batches: How many were trained since the last call, such as those of a loop within a `tf.function`; 0 where
+                a resumed epoch had none left.
 
         Raises:
             Preempted: A worker was asked to end; everything is saved.
@@ -243,8 +232,9 @@ class Checkpointer(OfOneLoop):
             FencedError: A newer run has taken the directory.
         """
         self._require_open()
-        batches = arguments.count("batches", batches, least=1)
+        batches = arguments.count("batches", batches)
         self.batch, self.steps, self._in_step = self.batch + batches, self.steps + batches, False
+        self._input.trained()
         self._engine.poll()
         self._leave_if_asked(self._leaving.boundary())
         if self._schedule.due(self.steps, self._engine.writing):
@@ -278,7 +268,7 @@ class Checkpointer(OfOneLoop):
         if error is None:
             self.close()
         else:
-            self._end_with(error, lambda: None if self._in_step else self._now())
+            self._end_with(error, lambda: None if self._in_step or self._unseen_steps else self._now())
 
     def _end_with(self, error: BaseException, at_hand: Callable[[], Snapshot | None]) -> None:
         try:
@@ -312,7 +302,7 @@ class Checkpointer(OfOneLoop):
         position = saved.position
         self.epoch, self.batch, self.steps = position.epoch, position.batch, position.step
         self._schedule.begin(position.step)
-        self._past, self._resumed = position.epoch, saved
+        self._input.resume(saved)
         rng.restore(saved.state["rng"])
         answer = exactness.answer(reasons, conditions)
         self._say(f"Restored {self._storage.display(commit)}: {position}; {answer}")
@@ -327,23 +317,13 @@ class Checkpointer(OfOneLoop):
         arrays: dict[str, HeldTensor] = {}
         topics: dict[str, JSON] = {
             "rng": rng.capture(),
-            "rng_at_epoch": self._rng_at_epoch,
             "user": to_json(self.state, "user", arrays),
             exactness.NOT_SAVED: [],
-            exactness.INPUT: {"python": [], "unordered": []},
         }
-        if self._input is not None:
-            state, held = self._input.capture()
-            topics.update(state)
-            arrays.update(held)
-            topics[exactness.INPUT] = {
-                "python": [] if is_stateless(self._read) else list(self._input.hidden.python),
-                "unordered": [*self._input.hidden.unordered, *self._input.shared(self._trains)],
-            }
+        state, held = self._input.capture()
+        topics.update(state)
+        arrays.update(held)
         return capture(self._trained, [], position, topics, arrays)
-
-    def _trains(self, key: int) -> bool:
-        return key in variables.variable_set(self._trained).keys and key not in variables.global_seed_keys()
 
     def _require_open(self) -> None:
         if not self._open:

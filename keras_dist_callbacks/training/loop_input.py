@@ -1,0 +1,119 @@
+"""What a loop of the user's reads, and where in it training is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from keras_dist_callbacks._compat import pipeline, replay, rng, variables
+from keras_dist_callbacks._compat.hidden_input import look_at_source
+from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.training.input_state import InputState
+from keras_dist_callbacks.training.stateless import is_stateless
+
+_AROUND = (
+    "your loop gives each step the batch that it gave it before: it took batches by itself, not from "
+    "Checkpointer.batches() or Checkpointer.iterator()"
+)
+
+
+class LoopInput:
+    """The inputs of one loop, an epoch after the other.
+
+    Args:
+        trained: What the loop trains.
+        tell: Told of what cannot be restored, one sentence each.
+    """
+
+    def __init__(self, trained: Any, tell: Callable[[list[str]], None]) -> None:
+        self._trained, self._tell = trained, tell
+        self._state: InputState | None = None
+        self._dataset: Any = None
+        self._read: Any = None
+        self._rng_at_epoch: JSON = None
+        self._past = 0
+        self._resumed: WorkerState | None = None
+        self._given = self._around = False
+
+    def resume(self, saved: WorkerState) -> None:
+        """The loop goes on from a backup."""
+        self._past, self._resumed = saved.position.epoch, saved
+        self._around = _AROUND in saved.state.get(exactness.UNSEEN, ())
+
+    def epoch_ends(self) -> None:
+        """The next epoch needs an iterator of its own."""
+        self._given = False
+
+    def trained(self) -> None:
+        """A batch was trained, wherever it came from."""
+        self._around = self._around or not self._given
+
+    def rest(self, dataset: Iterable[Any], batch: int, *, made_for_epoch: bool) -> Iterator[Any]:
+        """An iterator at the batches that are left of one pass over `dataset`.
+
+        Args:
+            dataset: What the epoch reads.
+            batch: How many batches of it are trained.
+            made_for_epoch: Past epochs have no influence on its order.
+        """
+        self._given = True
+        resumed, self._resumed = self._resumed, None
+        self._read = dataset
+        inputs = self._state = self._state or InputState(lambda: self._read, look_at_source)
+        self._tell(inputs.begin_restore(resumed) if resumed is not None else [])
+        if not made_for_epoch:
+            self._advance(dataset)
+        if resumed is not None and resumed.position.kind == "within":
+            return self._interrupted(dataset, batch, inputs, resumed)
+        if resumed is not None:
+            inputs.to_now()
+        self._rng_at_epoch = rng.capture()
+        inputs.note_start()
+        return iter(dataset)
+
+    def _interrupted(
+        self, dataset: Iterable[Any], batch: int, inputs: InputState, resumed: WorkerState
+    ) -> Iterator[Any]:
+        """The rest of the epoch that was interrupted."""
+        self._rng_at_epoch = resumed.state["rng_at_epoch"]
+        rng.restore(self._rng_at_epoch)
+        inputs.to_start()
+        iterator = iter(dataset)
+        replay.drop(iterator, batch, batch)
+        moved = rng.moved(self._rng_at_epoch) if inputs.hidden.python else ()
+        inputs.reads_to_now()
+        rng.restore(resumed.state["rng"], leave=moved)
+        return iterator
+
+    def _advance(self, dataset: Any) -> None:
+        """Lets the dataset draw the orders of past epochs."""
+        if self._dataset is not None and self._dataset is not dataset and pipeline.reshuffling_stages(dataset):
+            raise ConfigError(
+                "batches() got another dataset than in the last epoch, which shuffles anew for each iterator: make it "
+                "once before the loop, or pass made_for_epoch=True"
+            )
+        self._dataset = dataset
+        past, self._past = self._past, 0
+        replay.replay_iterators(dataset, past)
+
+    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+        """The topics and tensors of a snapshot."""
+        topics: dict[str, JSON] = {
+            "rng_at_epoch": self._rng_at_epoch,
+            exactness.INPUT: {"python": [], "unordered": []},
+            exactness.UNSEEN: [_AROUND] if self._around else [],
+        }
+        if self._state is None:
+            return topics, {}
+        state, held = self._state.capture()
+        topics.update(state)
+        topics[exactness.INPUT] = {
+            "python": [] if is_stateless(self._read) else list(self._state.hidden.python),
+            "unordered": [*self._state.hidden.unordered, *self._state.shared(self._trains)],
+        }
+        return topics, held
+
+    def _trains(self, key: int) -> bool:
+        return key in variables.variable_set(self._trained).keys and key not in variables.global_seed_keys()
