@@ -123,7 +123,6 @@ class Checkpointer(OfOneLoop):
     ) -> None:
         options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), f"loop{next(_opened)}"
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
-        self._input = LoopInput(self._trained, self._say_more)
         self._delete = arguments.flag("delete_checkpoint", delete_checkpoint)
         self._strict = arguments.flag_or("strict", strict, "certain")
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
@@ -150,6 +149,7 @@ class Checkpointer(OfOneLoop):
             raise BackupError("restore() was called already; make a new Checkpointer for another run")
         self._cluster.require_same({"the backup directory": self._storage.display(), **self._facts}, "Checkpointer")
         self._engine.prepare()
+        self._input = LoopInput(self._trained, self._say_more)
         picked = self._engine.pick(variables.empty)
         now = describe(self._strategy, self._cluster.num_workers)
         if picked is not None:
