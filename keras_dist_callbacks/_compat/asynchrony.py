@@ -35,10 +35,20 @@ def reads_its_end(dataset: Any) -> bool:
     Only then a cache is whole in front of a stage that leaves elements over, such as a batch that drops the remainder;
     otherwise the next pass fills it anew. TensorFlow adds a prefetch at the end of a pipeline unless options say no.
     """
+    every = pipeline.occurrences(pipeline.original(dataset))
+    return _is_read_whole(dataset, [path for path, stage in every if "Cache" in type(stage).__name__])
+
+
+def draws_at_its_end(dataset: Any) -> bool:
+    """The same for stages that draw in the course of a pass: a `repeat` draws once more at the end of its last one."""
+    return _is_read_whole(dataset, pipeline.late_places(dataset))
+
+
+def _is_read_whole(dataset: Any, places: list[tuple[int, ...]]) -> bool:
     whole = pipeline.original(dataset)
     if whole is not dataset:
         return True  # distributed datasets are read ahead for their devices
-    behind = _behind_caches(whole)
+    behind = [s for path, s in pipeline.occurrences(whole) if any(_lies_behind(path, place) for place in places)]
     if rng.is_deterministic() and any(pipeline.function_stages(stage) for stage in behind):
         return False  # TensorFlow takes the asynchronous parts out then
     allowed = all(_option(whole, name) is not False for name in ("apply_default_optimizations", "inject_prefetch"))
@@ -46,10 +56,8 @@ def reads_its_end(dataset: Any) -> bool:
     return (allowed and _tunes(whole)) or any(runs_ahead(stage, whole) for stage in alone)
 
 
-def _behind_caches(whole: Any) -> list[Any]:
-    every = list(pipeline.occurrences(whole))
-    caches = [path for path, stage in every if "Cache" in type(stage).__name__]
-    return [stage for path, stage in every if any(len(path) < len(c) and c[: len(path)] == path for c in caches)]
+def _lies_behind(path: tuple[int, ...], place: tuple[int, ...]) -> bool:
+    return len(path) < len(place) and place[: len(path)] == path
 
 
 def _tunes(dataset: Any) -> bool:

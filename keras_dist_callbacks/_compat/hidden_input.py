@@ -54,7 +54,8 @@ def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenIn
     variables = graphs.distinct(r for stage in writers for r in pipeline.captured(stage))
     changed = {variable.key for variable in variables}
     reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
-    unordered = [*_loose_orders(dataset, stages), *_races(dataset, stages, variables), *_tables(stages)]
+    unordered = [*_loose_orders(dataset, stages), *_races(dataset, stages, variables)]
+    unordered += [*_early_ends(dataset), *_tables(stages)]
     return HiddenInput(tuple(variables), tuple(reads), tuple(_python(stages)), tuple(dict.fromkeys(unordered)))
 
 
@@ -113,6 +114,19 @@ def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) ->
             yield (
                 f"two parts of the input that run side by side draw from {variable.name}, so that two runs differ; "
                 "give each a random layer or generator of its own"
+            )
+
+
+def _early_ends(dataset: Any) -> Iterator[str]:
+    """A part that draws in the course of a pass is read ahead and left early: how far it came was a matter of time."""
+    whole = pipeline.original(dataset)
+    ahead = [path for path, stage in pipeline.occurrences(whole) if asynchrony.runs_ahead(stage, whole)]
+    late = pipeline.late_places(dataset)
+    for end, stage in pipeline.early_ends(dataset):
+        if any(place[: len(path)] == path and path[: len(end)] == end for place in late for path in ahead):
+            yield (
+                f"the input's {_public_name(stage)} ends a pass while orders in front of it are being drawn ahead, so "
+                "that two runs differ; put it in front of what repeats or joins shuffled data, or prefetch behind it"
             )
 
 

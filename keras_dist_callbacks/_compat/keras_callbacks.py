@@ -65,7 +65,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "counters": (list,),
 }
 _ITEMS: dict[str, tuple[type, ...]] = {
-    "best_weights": (np.ndarray,), "epoch": _COUNT, "history": (list,), "keys": (str,), "counters": _COUNT
+    "best_weights": (np.ndarray, np.generic), "epoch": _COUNT, "history": (list,), "keys": (str,), "counters": _COUNT
 }  # fmt: skip
 
 

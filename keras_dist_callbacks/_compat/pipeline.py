@@ -8,6 +8,8 @@ from typing import Any
 
 from keras_dist_callbacks._compat import graphs
 
+_UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY
+
 
 def original(dataset: Any) -> Any:
     """The dataset that a distributed one was made from; any other as it is."""
@@ -17,6 +19,12 @@ def original(dataset: Any) -> Any:
 def local_copies(dataset: Any) -> list[Any]:
     """Plain datasets that draw the same seeds as the iterators of `dataset` on this worker."""
     return list(getattr(dataset, "_cloned_datasets", None) or [dataset])
+
+
+def parts_of_a_batch(dataset: Any) -> int:
+    """How many elements of a local copy are one of the dataset's: one for each replica of this worker."""
+    workers = getattr(dataset, "_input_workers", None)
+    return 1 if workers is None else len(workers.compute_devices_for_worker(0))
 
 
 def shuffles(dataset: Any) -> int:
@@ -44,14 +52,38 @@ def draws_late(dataset: Any) -> bool:
     `choose_from_datasets` take from, and of datasets that a function captured. The choices of the latter cannot be
     looked into.
     """
-    for stage in stages(original(dataset)):
-        inputs, kind = list(getattr(stage, "_inputs", list)()), type(stage).__name__
-        if kind == "_VariantDataset":
-            return True
-        late = inputs[1:] if "Concatenate" in kind or "Directed" in kind else inputs if "Repeat" in kind else []
-        if any(_draws(part) for source in late for part in stages(source)) or _captures_datasets(stage):
-            return True
-    return False
+    return any(_is_late(stage) for stage in stages(original(dataset)))
+
+
+def _is_late(stage: Any) -> bool:
+    inputs, kind = list(getattr(stage, "_inputs", list)()), type(stage).__name__
+    if kind == "_VariantDataset":
+        return True
+    late = inputs[1:] if "Concatenate" in kind or "Directed" in kind else inputs if "Repeat" in kind else []
+    return any(_draws(part) for source in late for part in stages(source)) or _captures_datasets(stage)
+
+
+def late_places(dataset: Any) -> list[tuple[int, ...]]:
+    """Where in `occurrences` the stages are that draw late and not the same again."""
+    found = [(path, stage) for path, stage in occurrences(original(dataset)) if _is_late(stage)]
+    return [path for path, stage in found if reshuffling_stages(stage)]
+
+
+def early_ends(dataset: Any) -> list[tuple[tuple[int, ...], Any]]:
+    """Stages whose pass may be over before their input's, with where in `occurrences` that input is."""
+    found = []
+    for path, stage in occurrences(original(dataset)):
+        inputs, kind = list(getattr(stage, "_inputs", list)()), type(stage).__name__.strip("_")
+        sizes = [int(source.cardinality()) if hasattr(source, "cardinality") else _UNKNOWN for source in inputs]
+        if kind in ("TakeDataset", "TakeWhileDataset"):
+            own = int(stage.cardinality())
+            if own < 0 or own != sizes[0]:
+                found.append(((*path, 0), stage))
+        elif kind == "ZipDataset":
+            for number, size in enumerate(sizes):
+                if any(other != size and (other == _UNKNOWN or size < 0 or 0 <= other < size) for other in sizes):
+                    found.append(((*path, number), stage))
+    return found
 
 
 def is_endless(dataset: Any) -> bool:

@@ -239,9 +239,11 @@ def _recreate(stand_in: _StandIn, cached: set[int], before_reading: Callable[[],
         cached.add(id(iterator))
         wanted = _ALL if asynchrony.reads_its_end(dataset) else stand_in.pulled
     elif pipeline.draws_late(dataset):
-        wanted = stand_in.pulled
+        at_end = asynchrony.draws_at_its_end(dataset) and not pipeline.is_endless(dataset)
+        wanted = _ALL if at_end and stand_in.pulled and not iterator.steps_per_epoch else stand_in.pulled
+    count = min(wanted, stand_in.pulled) * pipeline.parts_of_a_batch(dataset) if wanted < _ALL else _ALL
     for local in pipeline.local_copies(dataset):
-        _pull(iter(local), min(wanted, stand_in.pulled) if wanted < _ALL else _ALL)
+        _pull(iter(local), count)
 
 
 def _pull(data: Iterator[Any], count: int) -> int:

@@ -79,3 +79,39 @@ def test_one_stage_alone_runs_ahead_of_nobody() -> None:
     seed = keras.random.SeedGenerator(3)
     rows = tf.data.Dataset.range(100).map(lambda v: keras.random.normal((4,), seed=seed))
     assert look_into(rows.batch(4).map(lambda v: v * 2).prefetch(2)).unordered == ()
+
+
+def shuffled() -> tf.data.Dataset:
+    return tf.data.Dataset.range(64).shuffle(64, seed=3)
+
+
+EARLY: dict[str, Callable[[], tf.data.Dataset]] = {
+    "take of a repeat": lambda: shuffled().repeat(2).prefetch(2).take(100),
+    "take behind a parallel map": lambda: shuffled().repeat(2).map(tf.abs, num_parallel_calls=2).batch(4).take(20),
+    "take of a concatenation": lambda: tf.data.Dataset.range(64).concatenate(shuffled()).prefetch(2).take(60),
+    "take_while": lambda: shuffled().repeat(2).prefetch(2).take_while(lambda v: v < 60),
+    "zip with fewer": lambda: tf.data.Dataset.zip(tf.data.Dataset.range(9), shuffled().repeat(2).prefetch(2)),
+}
+LATE: dict[str, Callable[[], tf.data.Dataset]] = {
+    "take in front of the repeat": lambda: shuffled().take(50).repeat(2).prefetch(2),
+    "nothing ahead": lambda: shuffled().repeat(2).take(100),
+    "prefetch behind": lambda: shuffled().repeat(2).take(100).prefetch(2),
+    "take of all": lambda: shuffled().repeat(2).prefetch(2).take(128),
+    "always the same order": lambda: (
+        tf.data.Dataset.range(64).shuffle(64, reshuffle_each_iteration=False).repeat(2).prefetch(2).take(100)
+    ),
+    "a shuffle alone": lambda: shuffled().prefetch(2).take(30),
+    "zip with as many": lambda: tf.data.Dataset.zip(tf.data.Dataset.range(128), shuffled().repeat(2).prefetch(2)),
+    "zip with an endless one": lambda: tf.data.Dataset.zip(tf.data.Dataset.counter(), shuffled().repeat(2).prefetch(2)),
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_orders_that_are_drawn_ahead_of_an_early_end_are_named(name: str) -> None:
+    [why] = look_into(EARLY[name]()).unordered
+    assert "while orders in front of it are being drawn ahead" in why
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_pass_that_is_read_to_its_end_is_none(name: str) -> None:
+    assert look_into(LATE[name]()).unordered == ()

@@ -125,6 +125,11 @@ VARIABLES_IN_MAPS = {
         "exact", lambda: {"x": keras_noise(keras.random.SeedGenerator(5))}
     ),
     "keras.random with a number as its seed in a map": of_rows("exact", lambda: {"x": keras_noise(5)}),
+    "a shuffled part behind another": of_rows(
+        "exact",
+        lambda: {"x": rows().repeat(4).batch(8).concatenate(rows().shuffle(40).batch(8))},
+        strategies=EVERYWHERE[:2],
+    ),
     "variable that a map increments": of_rows("exact", lambda: {"x": counted()}, strategies=EVERYWHERE),
 }
 

@@ -278,3 +278,23 @@ def test_a_large_state_of_keras_own_is_held_and_one_of_the_users_copied() -> Non
     held = [tensor.array() for tensor in tensors.values()]
     assert np.shares_memory(held[0], weights)
     assert not np.shares_memory(held[1], mine)
+
+
+@pytest.mark.slow
+def test_the_best_weights_of_a_model_with_a_scalar_one_come_back(tmp_path: Path) -> None:
+    """Keras hands such a weight out as a scalar of numpy; `Normalization` has one."""
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(7)
+        scale = keras.layers.Normalization()
+        scale.adapt(tiny.data()[0])
+        model = keras.Sequential([keras.Input((6,)), scale, keras.layers.Dense(1, activation="sigmoid")])
+        model.compile("sgd", "binary_crossentropy")
+        return model
+
+    stops = [keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True) for _ in range(2)]
+    with pytest.raises(tiny.Stop):
+        tiny.fit(build(), tmp_path, [stops[0], tiny.StopAt(2, 1)])
+    tiny.fit(build(), tmp_path, [stops[1]])
+    assert any(isinstance(weight, np.generic) for weight in stops[0].best_weights)
+    assert [np.shape(weight) for weight in stops[1].best_weights] == [np.shape(w) for w in stops[0].best_weights]
