@@ -81,7 +81,9 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> None:
     """
     optimizer = getattr(model, "optimizer", None)
     names = capture.saved_variables(saved)
-    building.build_optimizer_as(optimizer, model, names)
+    if optimizer is not None:
+        building.build_optimizer_as(optimizer, model, names)
+        building.build_optimizer_if_saved(model, names, saved.state["metric_variables"])
     named = variables.variable_set(model).named
     weights = {id(variable) for variable in model.variables}
     metrics = {name for name in capture.metric_names(model, named) if id(named[name]) not in weights}

@@ -45,10 +45,14 @@ def test_without_a_model_it_is_a_dict_of_arrays_by_path(trained: keras.Model, tm
     assert contents(tmp_path) == before
 
 
-def test_a_model_gets_weights_optimizer_and_metrics(trained: keras.Model, tmp_path: Path) -> None:
-    keras.layers.Dense(1)  # other numbers in names than there were
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_model_gets_weights_optimizer_and_metrics(trained: keras.Model, tmp_path: Path, numbered: bool) -> None:
     model = tiny.rich_model()
-    model.build((None, 6))
+    if numbered:  # its layers have other numbers in their names than there were
+        layers = [type(layer).from_config({**layer.get_config(), "name": None}) for layer in model.layers]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", "AUC"])
+        assert model.variables[0].path != trained.variables[0].path
     assert kdc.load_backup(str(tmp_path / "backup"), model) is model
     np.testing.assert_array_equal(model.optimizer.iterations.numpy(), 2 * tiny.STEPS)
     for ours, theirs in ((model, trained), (model.optimizer, trained.optimizer)):
