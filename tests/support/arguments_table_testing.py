@@ -115,7 +115,7 @@ def _wait(timeout: Any) -> None:
 METHODS: dict[str, Row] = {
     "Checkpointer.epochs": Row(_epochs, {"count": {"zero": "none"}}),
     "Checkpointer.batches": Row(_batches, {"made_for_epoch": FLAG}),
-    "Checkpointer.step": Row(_step, {"batches": REFUSED}),
+    "Checkpointer.step": Row(_step, {"batches": {"zero": "none was left of a resumed epoch"}}),
     "LocalCluster.kill": Row(_kill, {"index": REFUSED, "sig": REFUSED}, lambda: {"index": 0, "sig": 15}),
     "LocalCluster.wait": Row(_wait, {"timeout": {"zero": "what runs is killed"}}),
 }
