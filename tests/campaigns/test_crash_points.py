@@ -205,6 +205,7 @@ def assert_state(run: Run, commit: CommitId, where: str) -> None:
             np.testing.assert_array_equal(state.tensors[name], array, err_msg=where)
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.chaos)])
 @pytest.mark.parametrize(
     ("scenario", "workers"),
     [
@@ -217,12 +218,13 @@ def assert_state(run: Run, commit: CommitId, where: str) -> None:
 def test_killed_at_any_operation_a_new_run_restores_the_newest_commit(
     scenario: Scenario,
     workers: int,
+    every: int,
     count: Callable[[str], None],
 ) -> None:
     store = RecordingStore()
     scenario(store)
     steps, points = [0], 0
-    for where, files in crash_states(store.log):
+    for where, files in itertools.islice(crash_states(store.log), 0, None, every):
         newest = check(where, files, workers)
         points += 1
         if where.startswith("before") and newest is not None:
@@ -232,8 +234,8 @@ def test_killed_at_any_operation_a_new_run_restores_the_newest_commit(
     count(f"{points} crash points, {len(store.log)} operations")
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.chaos)])
-def test_a_late_writer_never_harms_the_run_that_took_over(every: int, count: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(("every", "state"), [(4, 4), pytest.param(1, 1, marks=pytest.mark.chaos)])
+def test_a_late_writer_never_harms_the_run_that_took_over(every: int, state: int, count: Callable[[str], None]) -> None:
     points = places = 0
     for at in range(0, 40, every):
         store = RecordingStore()
@@ -246,7 +248,7 @@ def test_a_late_writer_never_harms_the_run_that_took_over(every: int, count: Cal
         start: Files = {}
         for operation in store.log[:taken_over]:
             _apply(start, operation)
-        for where, files in crash_states(store.log[taken_over:], start):
+        for where, files in itertools.islice(crash_states(store.log[taken_over:], start), points % state, None, state):
             check(f"taken over at {at}, {where}", files, late=True)
             points += 1
     assert places * every > 14
@@ -254,8 +256,10 @@ def test_a_late_writer_never_harms_the_run_that_took_over(every: int, count: Cal
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("recoveries", [4, pytest.param(40, marks=pytest.mark.chaos)])
-def test_killed_while_it_recovers_from_a_kill_nothing_is_lost(recoveries: int, count: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(("recoveries", "every"), [(8, 8), pytest.param(40, 1, marks=pytest.mark.chaos)])
+def test_killed_while_it_recovers_from_a_kill_nothing_is_lost(
+    recoveries: int, every: int, count: Callable[[str], None]
+) -> None:
     store = RecordingStore()
     two_workers_resumed_and_deleted_at_the_end(store)
     states = list(crash_states(store.log))
@@ -265,7 +269,7 @@ def test_killed_while_it_recovers_from_a_kill_nothing_is_lost(recoveries: int, c
         run = Run(recovering, workers=2)
         run.begin()
         run.save(2)
-        for again, state in crash_states(recovering.log, files):
+        for again, state in itertools.islice(crash_states(recovering.log, files), points % every, None, every):
             check(f"{where}, then {again}", state, workers=2)
             points += 1
     count(f"{points} crash points in {recoveries} recoveries")

@@ -126,7 +126,6 @@ def check_cell(
         ("default", "infinite", LR, CHAIN),
         ("mirrored-2", "numpy", EARLY, (AGAIN, NEXT_EPOCH, BEFORE_THE_END)),
         ("multi-worker-2", "pydataset", LR, (MID_EPOCH, AGAIN, LAST_STEP)),
-        ("multi-worker-2", "shuffled", EARLY, (IN_VALIDATION, BEFORE_THE_END)),
         ("multi-worker-3", "dataset", LR, (MID_EPOCH, IN_VALIDATION)),
     ],
 )
