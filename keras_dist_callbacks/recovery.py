@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.adopting import Load, newest_that_loads
+from keras_dist_callbacks.backups import artifacts, foreign
+from keras_dist_callbacks.backups.foreign import Foreign
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
@@ -65,6 +67,7 @@ def make_or_restore_model(
     retry: RetryPolicy | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compile: bool = True,
+    adopt: bool = False,
 ) -> Any:
     """The model of the newest complete checkpoint, or a new one.
 
@@ -80,6 +83,11 @@ def make_or_restore_model(
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
         custom_objects: Passed to `keras.models.load_model`.
         compile: Passed to `keras.models.load_model`. Defaults to True.
+        adopt: Where `ModelCheckpoint` has saved nothing yet, start from what another tool left directly in the
+            directory: the checkpoint that was written last of those that load. Known are Keras' `.keras`,
+            `.weights.h5` and legacy `.h5` files, Keras' BackupAndRestore (its weights, and the epoch that it was in)
+            and `tf.train.Checkpoint` of a Keras 3 model (the model as its root or a part of it, its optimizer within
+            it or beside it). They are not known to be whole, only to load. Defaults to False.
 
     Returns:
         A Keras model. A `.keras` file is loaded with `safe_mode=True`.
@@ -88,18 +96,24 @@ def make_or_restore_model(
         ConfigError: An argument is wrong, `checkpoint_dir` has an unknown protocol or one whose package is not
             installed, TF_CONFIG names several workers but no strategy joins them, or `build_fn` returns a model that
             is not built.
-        BackupMismatchError: The weights do not fit the model that `build_fn` makes.
+        BackupMismatchError: The weights do not fit the model that `build_fn` makes; or with `adopt` none of the
+            checkpoints of other tools loads.
         DamagedBackupError: There are checkpoints, but none of them is whole.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
     arguments.function("build_fn", build_fn, "a function that returns a model")
     compile, objects = arguments.flag("compile", compile), arguments.mapping("custom_objects", custom_objects)
+    adopt = arguments.flag("adopt", adopt)
     cluster = _training_cluster()
     directory, series = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
     with tempfile.TemporaryDirectory(prefix="kdc-restore-") as temporary:
-        artifact = _same_on_all(cluster, storage, series, Path(temporary))
+        artifact = _same_on_all(cluster, storage, series, Path(temporary), told=not adopt)
         if artifact is None:
+            loaders = _loaders(build_fn, objects, compile)
+            adopted = newest_that_loads(cluster, storage, series, Path(temporary), loaders) if adopt else None
+            if adopted is not None:
+                return _say_adopted(cluster, storage, *adopted)
             model = build_fn()
             _say(cluster, f"no checkpoint in {storage.display()}: starting with a new model")
             return model
@@ -141,9 +155,29 @@ def _training_cluster() -> Cluster:
     return cluster
 
 
-def _same_on_all(cluster: Cluster, storage: Storage, series: str | None, into: Path) -> Artifact | None:
+def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool) -> dict[str, Load]:
+    return {
+        "model": lambda path: _load_model(path, objects, compile),
+        "weights": lambda path: _load_weights(build_fn(), path, path.name),
+        "tf": lambda path: _load_tf_checkpoint(build_fn(), path),
+    }
+
+
+def _say_adopted(cluster: Cluster, storage: Storage, model: Any, adopted: Foreign) -> Any:
+    from keras_dist_callbacks._compat.optimizers import steps_taken
+
+    shown, optimizer = storage.display(adopted.name), getattr(model, "optimizer", None)
+    step = steps_taken(optimizer) if optimizer is not None else 0
+    model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, adopted.epoch, step)
+    where = f"{adopted.epoch} epochs finished" if adopted.epoch else "it does not tell its epoch"
+    how = f"give fit() initial_epoch={adopted.epoch or '...'}"
+    _say(cluster, f"model adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")
+    return model
+
+
+def _same_on_all(cluster: Cluster, storage: Storage, series: str | None, into: Path, *, told: bool) -> Artifact | None:
     chosen = cluster.on_chief(lambda: artifacts.newest_verified(storage, series, into=into), _TAG, _TIMEOUT)
-    if chosen is None and cluster.is_chief:
+    if chosen is None and cluster.is_chief and told:
         _report_foreign(storage)
     fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG, kind=Artifact | None)
     if fields is None:
@@ -165,7 +199,16 @@ def _load_model(path: Path, custom_objects: Mapping[str, Any], compile: bool) ->
     return keras.models.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=True)
 
 
-def _load_weights(model: Any, path: Path, shown: str) -> Any:
+def _load_tf_checkpoint(model: Any, path: Path) -> Any:
+    from keras_dist_callbacks._compat.tf_checkpoints import restore_model
+
+    _require_built(model, path.name)
+    restore_model(model, str(path))
+    return model
+
+
+def _require_built(model: Any, shown: str) -> None:
+    """Checks that the model has variables, and gives its optimizer those that it will have."""
     if not model.built:
         raise ConfigError(
             f"build_fn returned a model that is not built, so the weights of {shown} have nowhere to go; give it an "
@@ -174,6 +217,10 @@ def _load_weights(model: Any, path: Path, shown: str) -> Any:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)  # or Keras skips the optimizer's state with a warning
+
+
+def _load_weights(model: Any, path: Path, shown: str) -> Any:
+    _require_built(model, shown)
     try:
         model.load_weights(path)
     except ValueError as error:
@@ -191,12 +238,13 @@ def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
 
 
 def _report_foreign(storage: Storage) -> None:
-    names = artifacts.without_sidecar(storage)
+    names = foreign.names(storage)
     if names:
         first = printable(names[0])
         warn(
-            f"{storage.display()} holds {len(names)} model file(s) without a sidecar ({first}, ...): left by "
-            "another tool or by an interrupted save, so they are not known to be whole and are not used",
+            f"{storage.display()} holds {len(names)} checkpoint(s) without a sidecar ({first}, ...): left by another "
+            "tool or by an interrupted save, so they are not known to be whole and are not used; "
+            "make_or_restore_model(..., adopt=True) starts from the newest that loads",
             UserWarning,
         )
 

@@ -82,7 +82,7 @@ def publish(storage: Storage, source: Path, artifact: Artifact) -> Artifact:
         FencedError: A newer run has published this name.
         StorageError: The store failed, after all retries.
     """
-    artifact = dataclasses.replace(artifact, digest=_digest_file(source), size=source.stat().st_size)
+    artifact = dataclasses.replace(artifact, digest=digest_file(source), size=source.stat().st_size)
     earlier = versions_or_none(storage, artifact.name)
     if earlier and earlier[0].generation > artifact.generation:
         raise FencedError(
@@ -198,7 +198,7 @@ def fetch(storage: Storage, artifact: Artifact, directory: Path) -> Artifact:
         storage.download(artifact.name, target)
     except FileNotFoundError as error:
         raise DamagedBackupError(f"{storage.display(artifact.name)} is missing") from error
-    return _match(storage, artifact, target.stat().st_size, _digest_file(target))
+    return _match(storage, artifact, target.stat().st_size, digest_file(target))
 
 
 def delete(storage: Storage, name: str, generation: int) -> None:
@@ -257,7 +257,8 @@ def _read_all(storage: Storage, names: Sequence[str]) -> Iterator[tuple[str, lis
         yield from zip(names, pool.map(read, names), strict=True)
 
 
-def _digest_file(path: Path) -> str:
+def digest_file(path: Path) -> str:
+    """xxh3_128 of a local file's content, in hex."""
     hasher = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from keras_dist_callbacks import __version__
-from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups import artifacts, foreign
 from keras_dist_callbacks.backups.names import DAMAGED, set_aside_name
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import Manifest
@@ -92,7 +92,7 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
             entries,
             blob_sizes(target.storage, entries),
             artifacts.find(target.storage),
-            artifacts.without_sidecar(target.storage),
+            foreign.names(target.storage),
             earlier_runs=target.store.has_leftovers(),
             now=time.time(),
         )

@@ -68,6 +68,11 @@ class LocalFiles:
         except FileNotFoundError:
             return None
 
+    def modified(self, path: str) -> float:
+        """When a file was last written, in seconds since 1970."""
+        with self._directory_of(path) as (directory, name), _reading(directory, name) as file:
+            return os.fstat(file.fileno()).st_mtime
+
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of a file from `start` up to `end`, as far as there are any."""
         with self._directory_of(path) as (directory, name), _reading(directory, name) as file:

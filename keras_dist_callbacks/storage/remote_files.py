@@ -73,6 +73,13 @@ class RemoteFiles:
             return None
         return int(info["size"]) if info["type"] == "file" else None
 
+    def modified(self, path: str) -> float:
+        """When an object was last written, in seconds since 1970; 0 where the file system does not know."""
+        try:
+            return float(self.policy.call(lambda: self.fs.modified(path)).timestamp())
+        except NotImplementedError:
+            return 0.0
+
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes from `start` up to `end`, as far as there are any."""
         first = start or 0

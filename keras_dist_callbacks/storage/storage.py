@@ -173,6 +173,15 @@ class Storage:
         path = self._full(name)
         return self._run("look up", name, lambda: self._files.size(path))
 
+    def modified(self, name: str) -> float:
+        """When the object was last written, by the store's clock: seconds since 1970.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
+        path = self._full(name)
+        return self._run("look up", name, lambda: self._files.modified(path))
+
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """The object's bytes, or those from `start` up to `end`, as far as there are any.
 

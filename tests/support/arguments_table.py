@@ -237,6 +237,7 @@ FACADE: dict[str, Row] = {
             "retry": RETRY,
             "custom_objects": {"None": "none", "a dict": "passed to Keras, which looks names up in it"},
             "compile": FLAG,
+            "adopt": FLAG,
         },
         lambda: {"build_fn": anything, "checkpoint_dir": "none"},
     ),

@@ -1,0 +1,78 @@
+"""Checkpoints that other tools left in a directory: Keras' own files, and those of `tf.train.Checkpoint`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keras_dist_callbacks.backups.sidecar import SIDECAR
+from keras_dist_callbacks.storage.storage import Storage
+
+_WHOLE_MODELS = (".keras", ".h5", ".hdf5")
+_WEIGHTS = ".weights.h5"
+_INDEX = ".index"
+_SHARD = re.compile(r"\.data-\d{5}-of-\d{5}", re.ASCII)
+_KERAS_BACKUP = ("latest.weights.h5", "training_metadata.json")  # keras.callbacks.BackupAndRestore's
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A checkpoint that another tool wrote.
+
+    Attributes:
+        name: Its file, or for one of `tf.train.Checkpoint` what its files' names begin with.
+        kind: `"model"`, `"weights"` or `"tf"`.
+        files: The names of all its files.
+        epoch: Number of finished epochs, 0 if it does not say.
+    """
+
+    name: str
+    kind: str
+    files: tuple[str, ...]
+    epoch: int = 0
+
+
+def find(storage: Storage, template: str | None = None) -> list[Foreign]:
+    """What other tools left directly in a directory, the one that was written last first.
+
+    Args:
+        storage: The directory; it need not exist.
+        template: Only what is named as files made from this `filepath` of `ModelCheckpoint` are.
+    """
+    names = [info.name for info in storage.files()]
+    found = [foreign for name in names if (foreign := _foreign(storage, name, names)) is not None]
+    fits = re.compile(".+" if template is None else re.sub(r"\\\{.*?\\\}", ".+", re.escape(template)), re.DOTALL)
+    mine = [foreign for foreign in found if fits.fullmatch(foreign.name)]
+    return sorted(mine, key=lambda foreign: max(map(storage.modified, foreign.files)), reverse=True)
+
+
+def names(storage: Storage) -> list[str]:
+    """Names of what other tools, or an interrupted save, left without a sidecar; sorted."""
+    present = [info.name for info in storage.files()]
+    return sorted(foreign.name for name in present if (foreign := _foreign(storage, name, present)) is not None)
+
+
+def _foreign(storage: Storage, name: str, names: Sequence[str]) -> Foreign | None:
+    if name + SIDECAR in names:
+        return None
+    if name.endswith(_WEIGHTS):
+        epoch = _epoch_of_keras_backup(storage) if name == _KERAS_BACKUP[0] and _KERAS_BACKUP[1] in names else 0
+        return Foreign(name, "weights", (name,), epoch)
+    if name.endswith(_WHOLE_MODELS):
+        return Foreign(name, "model", (name,))
+    if name.endswith(_INDEX):
+        prefix = name.removesuffix(_INDEX)
+        shards = [n for n in names if n.startswith(prefix) and _SHARD.fullmatch(n.removeprefix(prefix))]
+        return Foreign(prefix, "tf", (name, *shards)) if shards else None
+    return None
+
+
+def _epoch_of_keras_backup(storage: Storage) -> int:
+    """Keras counts the epoch that was running; at an epoch's end it has gone on to the next one."""
+    try:
+        epoch = json.loads(storage.read(_KERAS_BACKUP[1], 0, 4096))["epoch"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return 0
+    return epoch if isinstance(epoch, int) and not isinstance(epoch, bool) and epoch >= 0 else 0

@@ -1,0 +1,198 @@
+"""A directory that another tool filled: what is taken with `adopt=True`, and what is said."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, make_or_restore_model, restored_from
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.types import RestoredFrom
+from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
+from tests.support.processes import job
+
+pytestmark = [ignore_keras_warnings, pytest.mark.slow]
+
+
+def built() -> keras.Model:
+    return tiny_model(keras.optimizers.Adam(0.01))
+
+
+@pytest.fixture(scope="module")
+def theirs() -> keras.Model:
+    """A model of Keras alone, after 3 steps in each of 2 epochs."""
+    model = built()
+    fit(model, epochs=2)
+    return model
+
+
+def state_of(model: keras.Model) -> list[np.ndarray[Any, Any]]:
+    return [np.array(v.numpy()) for v in [*model.weights, *model.optimizer.variables]]
+
+
+def assert_same_state(model: keras.Model, other: keras.Model) -> None:
+    for found, wanted in zip(state_of(model), state_of(other), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def save_keras(model: keras.Model, directory: Path) -> None:
+    model.save(directory / "theirs.keras")
+
+
+def save_weights(model: keras.Model, directory: Path) -> None:
+    model.save_weights(directory / "theirs.weights.h5")
+
+
+def save_root(model: keras.Model, directory: Path) -> None:
+    tf.train.Checkpoint(model).save(f"{directory}/theirs")
+
+
+def save_parts(model: keras.Model, directory: Path) -> None:
+    parts = {"model": model, "optimizer": model.optimizer, "epoch": tf.Variable(2)}
+    tf.train.CheckpointManager(tf.train.Checkpoint(**parts), directory, 1, checkpoint_name="theirs").save()
+
+
+def save_net(model: keras.Model, directory: Path) -> None:
+    tf.train.Checkpoint(net=model).save(f"{directory}/theirs")
+
+
+@pytest.mark.parametrize("save", [save_keras, save_weights, save_root, save_parts, save_net])
+def test_what_another_tool_left_is_taken_with_its_optimizer_and_said(
+    theirs: keras.Model,
+    tmp_path: Path,
+    save: Callable[[keras.Model, Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save(theirs, tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    model = make_or_restore_model(built, tmp_path, adopt=True)
+    assert_same_state(model, theirs)
+    out = capsys.readouterr().out
+    assert f"model adopted from {tmp_path}/theirs" in out
+    assert "which another tool wrote (it does not tell its epoch, step 6); give fit() initial_epoch=..." in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == before, "nothing is written into their directory"
+
+
+def test_a_legacy_file_is_taken_as_far_as_keras_loads_it(tmp_path: Path) -> None:
+    model = built()
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError())  # Keras cannot load "mse" from there
+    fit(model)
+    model.save(tmp_path / "theirs.h5")
+    adopted = make_or_restore_model(built, tmp_path, adopt=True)
+    for found, wanted in zip(adopted.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert restored_from(adopted).step == 3
+
+
+def test_from_then_on_our_own_are_taken(theirs: keras.Model, tmp_path: Path) -> None:
+    save_keras(theirs, tmp_path)
+    model = make_or_restore_model(built, tmp_path, adopt=True)
+    fit(model, ModelCheckpoint(tmp_path / "ours-{epoch}.keras"), epochs=1)
+    theirs.save(tmp_path / "later.keras")
+    assert restored_from(make_or_restore_model(built, tmp_path, adopt=True)).path == f"{tmp_path}/ours-1.keras"
+
+
+def test_the_newest_that_loads_is_taken_and_the_others_named(theirs: keras.Model, tmp_path: Path) -> None:
+    for age, name in enumerate(["whole.keras", "older.keras"]):
+        theirs.save(tmp_path / name)
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    (tmp_path / "torn.keras").write_bytes((tmp_path / "whole.keras").read_bytes()[:900])
+    with pytest.warns(UserWarning, match=r"do not load and are passed over: .*torn\.keras: "):
+        model = make_or_restore_model(built, tmp_path, adopt=True)
+    assert restored_from(model) == RestoredFrom(f"{tmp_path}/whole.keras", 0, 6)
+
+
+def test_the_backup_of_keras_own_callback_tells_its_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = built()
+    fit(model, keras.callbacks.BackupAndRestore(tmp_path / "keras", delete_checkpoint=False), epochs=2)
+    adopted = make_or_restore_model(built, tmp_path / "keras", adopt=True)
+    assert_same_state(adopted, model)
+    assert restored_from(adopted).initial_epoch == 2
+    assert "2 epochs finished, step 6); give fit() initial_epoch=2" in capsys.readouterr().out
+
+
+def test_training_with_our_backups_goes_on_from_what_was_adopted(tmp_path: Path) -> None:
+    fit(built(), keras.callbacks.BackupAndRestore(tmp_path / "keras", delete_checkpoint=False), epochs=2)
+    adopted = make_or_restore_model(built, tmp_path / "keras", adopt=True)
+    history = fit(adopted, BackupAndRestore(tmp_path / "ours"), epochs=3)
+    assert history.epoch == [2]
+    assert int(adopted.optimizer.iterations.numpy()) == 9
+
+
+def test_where_none_loads_each_is_named_with_its_reason(tmp_path: Path) -> None:
+    other = keras.Sequential([keras.Input((9,)), keras.layers.Dense(7)])
+    tf.train.Checkpoint(model=other).save(f"{tmp_path}/other")
+    other.save_weights(tmp_path / "other.weights.h5")
+    with pytest.raises(BackupMismatchError, match="no checkpoint of another tool") as caught:
+        make_or_restore_model(built, tmp_path, adopt=True)
+    assert f"{tmp_path}/other-1: ValueError: no part of it holds the model" in str(caught.value)
+    assert f"{tmp_path}/other.weights.h5: BackupMismatchError: the weights of" in str(caught.value)
+    assert "leave adopt out to begin with a new model" in str(caught.value)
+
+
+def test_a_template_stands_for_its_own_files_there_too(theirs: keras.Model, tmp_path: Path) -> None:
+    save_keras(theirs, tmp_path)
+    theirs.save(tmp_path / "ckpt-07.keras")
+    os.utime(tmp_path / "ckpt-07.keras", (1e9, 1e9))
+    model = make_or_restore_model(built, tmp_path / "ckpt-{epoch:02d}.keras", adopt=True)
+    assert restored_from(model).path == f"{tmp_path}/ckpt-07.keras"
+
+
+def test_code_in_a_file_of_another_tool_is_not_run(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x * 2)])
+    model.save(tmp_path / "theirs.keras")
+    model.save(tmp_path / "theirs.h5")
+    with pytest.raises(BackupMismatchError) as caught:
+        make_or_restore_model(built, tmp_path, adopt=True)
+    assert str(caught.value).count("Lambda") >= 2
+
+
+def test_an_empty_directory_begins_with_a_new_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert restored_from(make_or_restore_model(built, tmp_path, adopt=True)) is None
+    assert "starting with a new model" in capsys.readouterr().out
+
+
+def test_a_model_that_is_not_built_is_a_clear_error(theirs: keras.Model, tmp_path: Path) -> None:
+    save_root(theirs, tmp_path)
+    with pytest.raises(ConfigError, match="not built"):
+        make_or_restore_model(lambda: keras.Sequential([keras.layers.Dense(1)]), tmp_path, adopt=True)
+
+
+ADOPTS = """
+import sys
+import keras_dist_callbacks as kdc
+
+strategy = kdc.make_strategy("multi_worker")
+import keras, numpy as np
+from tests.support.callback_helpers import tiny_model
+
+with strategy.scope():
+    model = kdc.make_or_restore_model(lambda: tiny_model(keras.optimizers.Adam(0.01)), sys.argv[1], adopt=True)
+np.savez(f"{sys.argv[1]}-{kdc.Cluster.detect().worker_index}.npz", *model.get_weights())
+"""
+
+
+@pytest.mark.cluster
+def test_all_workers_take_the_same_one_and_pass_over_the_same(theirs: keras.Model, tmp_path: Path) -> None:
+    directory = tmp_path / "theirs"
+    save_root(theirs, directory)
+    theirs.save(tmp_path / "whole.keras")
+    (directory / "torn.keras").write_bytes((tmp_path / "whole.keras").read_bytes()[:900])
+    (tmp_path / "adopts.py").write_text(ADOPTS, encoding="utf-8")
+    with job([sys.executable, str(tmp_path / "adopts.py"), str(directory)], 2, tmp_path / "logs") as cluster:
+        cluster.start()
+        assert cluster.wait(120) == [0, 0], cluster.tails()
+        assert "passed over" in cluster.log(0)
+        assert "adopted from" in cluster.log(0)
+    for worker in range(2):
+        with np.load(f"{directory}-{worker}.npz") as weights:
+            for found, wanted in zip(weights.values(), theirs.get_weights(), strict=True):
+                np.testing.assert_array_equal(found, wanted)
