@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from keras_dist_callbacks import schemas
 from keras_dist_callbacks.backups import names
 from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
@@ -87,6 +88,6 @@ def checked(value: Any, kind: Any, where: str) -> Any:
         DamagedBackupError: It does not fit; the message says where in it.
     """
     try:
-        return msgspec.convert(value, kind)
+        return schemas.convert(value, kind)
     except (ValueError, RecursionError) as error:  # msgspec's own is a ValueError; so is that of half a character
         raise DamagedBackupError(f"{where} is not what a backup holds: {error}") from error

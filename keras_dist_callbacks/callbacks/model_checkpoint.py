@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import arguments, schemas
 from keras_dist_callbacks._compat.optimizers import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
 from keras_dist_callbacks.backups import artifacts
@@ -177,7 +177,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         A file published after that backup was made holds a better value than the backup knows: it becomes
         `best`, so that a worse model does not replace it.
         """
-        saved: _State = msgspec.convert(state, _State)
+        saved: _State = schemas.convert(state, _State)
         if saved.best is not None:
             self.best = saved.best
         self.counters = list(saved.counters)

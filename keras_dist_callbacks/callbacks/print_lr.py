@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import msgspec
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import arguments, schemas
 from keras_dist_callbacks._compat.optimizers import current_rates, last_rates
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
@@ -106,7 +106,7 @@ class PrintLR(CopiedAnew, keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on where `get_state` was called."""
-        saved: _State = msgspec.convert(state, _State)
+        saved: _State = schemas.convert(state, _State)
         self._finished_steps, self._last_batch = saved.steps
         self._rates = saved.rates
 

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import arguments, schemas
 from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
 from keras_dist_callbacks.callbacks._event_sync import EventSync
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
@@ -188,7 +186,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on at the steps that `get_state` returned."""
-        self.counters = msgspec.convert(state["counters"], list[int])
+        self.counters = schemas.convert(state["counters"], list[int])
 
     def _publish(self) -> None:
         self.flush()

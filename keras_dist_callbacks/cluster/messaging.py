@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import msgspec
-
+from keras_dist_callbacks import schemas
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerLostError
 
@@ -146,7 +145,7 @@ def decode(message: bytes, kind: Any, source: str) -> Any:
 def check(value: Any, kind: Any, source: str) -> Any:
     """A JSON value as the type that it must be of; the rest is as in `decode`."""
     try:
-        return msgspec.convert(value, kind)
+        return schemas.convert(value, kind)
     except (ValueError, RecursionError):
         raise not_understood(source) from None
 
