@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks._compat import building, multi_worker
+from keras_dist_callbacks._compat import building, multi_worker, strategies
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.backups import exactness
@@ -268,6 +268,9 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
                 f"{others[0]._storage.display()}): which one to restore from would be undecided; keep one"
             )
         cluster.require_connection(model.distribute_strategy)
+        reason = strategies.why_not_this(model.distribute_strategy, model)
+        if reason is not None:
+            raise ConfigError(reason)
         policy = getattr(model.dtype_policy, "name", "")
         if policy == "mixed_float16" and multi_worker.is_multi_worker(model.distribute_strategy):
             raise ConfigError(

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks._compat import multi_worker
+from keras_dist_callbacks._compat import multi_worker, strategies
 from keras_dist_callbacks.cluster import messaging, peers
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError, is_temporary
@@ -190,11 +190,14 @@ class Cluster(Role):
                 self._hear(call, worker, tag, timeout)
 
     def require_connection(self, strategy: Any) -> None:
-        """Checks that a strategy joins the workers that TF_CONFIG names.
+        """Checks that a strategy is one that Keras trains under, and joins the workers that TF_CONFIG names.
 
         Raises:
-            ConfigError: Several workers are named, but the model was made under another strategy.
+            ConfigError: It is not; or several workers are named, but the model was made under another strategy.
         """
+        reason = strategies.why_not(strategy)
+        if reason is not None:
+            raise ConfigError(reason)
         if self.num_workers > 1 and not self.is_evaluator and not multi_worker.is_multi_worker(strategy):
             raise ConfigError(
                 f"TF_CONFIG names {self.num_workers} workers, but the model was made under "

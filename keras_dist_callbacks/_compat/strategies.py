@@ -1,0 +1,47 @@
+"""Strategies of TensorFlow's under which Keras 3 does not train, or not every model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_dist_callbacks._compat import layers
+
+_INSTEAD = "use kdc.make_strategy(), or MirroredStrategy or MultiWorkerMirroredStrategy"
+
+
+def why_not(strategy: Any) -> str | None:
+    """Why nothing can be trained or saved under a strategy; None if it can.
+
+    Keras 3's `fit()` hands its dataset to the strategy, which ParameterServerStrategy refuses (measured with TensorFlow
+    2.21). On TPUs nothing here was ever run.
+    """
+    import tensorflow as tf
+
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return f"Keras 3 does not train under ParameterServerStrategy: {_INSTEAD}"
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return f"this package does not support TPUStrategy: {_INSTEAD}, on CPUs or GPUs"
+    return None
+
+
+def why_not_this(strategy: Any, model: Any) -> str | None:
+    """Why a model cannot be trained under a strategy; None if it can.
+
+    Under CentralStorageStrategy no replica may assign to a variable (measured with Keras 3.15): layers that draw random
+    numbers, BatchNormalization and moving averages of weights do.
+    """
+    import keras
+    import tensorflow as tf
+
+    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return None
+    reasons = [
+        f"layer {layer.name!r} ({type(layer).__name__})"
+        for layer in layers.flat(model)
+        if getattr(layer, "_seed_generators", ()) or isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    if getattr(getattr(model, "optimizer", None), "use_ema", False):
+        reasons.append("the optimizer's use_ema")
+    if not reasons:
+        return None
+    return f"under CentralStorageStrategy Keras cannot train with {', '.join(reasons)}: use MirroredStrategy"

@@ -1,0 +1,79 @@
+"""What is said under strategies that Keras does not train under."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks._compat.strategies import why_not
+from keras_dist_callbacks.errors import ConfigError
+from tests.support import ROOT
+from tests.support.callback_helpers import fit, ignore_keras_warnings
+
+pytestmark = ignore_keras_warnings
+
+COORDINATOR = """
+import socket, sys
+import tensorflow as tf
+import keras_dist_callbacks as kdc
+
+ports = []
+for _ in range(2):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        ports.append(free.getsockname()[1])
+spec = tf.train.ClusterSpec({"worker": [f"127.0.0.1:{ports[0]}"], "ps": [f"127.0.0.1:{ports[1]}"]})
+servers = [tf.distribute.Server(spec, job_name=job, task_index=0, protocol="grpc") for job in ("worker", "ps")]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+with strategy.scope():
+    try:
+        kdc.make_or_restore_model(lambda: sys.exit("a model was built"), sys.argv[1])
+    except kdc.errors.ConfigError as error:
+        print("REFUSED", error, flush=True)
+import os
+os._exit(0)  # the servers never end
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_parameter_server_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COORDINATOR, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert "REFUSED Keras 3 does not train under ParameterServerStrategy: use kdc.make_strategy()" in done.stdout
+
+
+def test_a_tpu_is_refused_with_what_to_use_instead() -> None:
+    strategy = object.__new__(tf.distribute.TPUStrategy)  # one with a TPU cannot be made here
+    with pytest.raises(ConfigError, match=r"does not support TPUStrategy: use kdc\.make_strategy"):
+        kdc.Cluster().require_connection(strategy)
+
+
+def test_other_strategies_are_taken() -> None:
+    for strategy in (tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy("/cpu:0")):
+        assert why_not(strategy) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["dropout", "batch normalization", "averages of weights", "nothing"])
+def test_under_central_storage_what_keras_cannot_train_is_named_before_it_begins(tmp_path: Path, part: str) -> None:
+    strategy = tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"])
+    layers = {"dropout": [keras.layers.Dropout(0.1)], "batch normalization": [keras.layers.BatchNormalization()]}
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), *layers.get(part, []), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(use_ema=part == "averages of weights"), "mse")
+    backup = kdc.BackupAndRestore(tmp_path / "backup")
+    if part == "nothing":
+        fit(model, backup)
+        return
+    named = {"averages of weights": "the optimizer's use_ema"}.get(part, f"layer '{part.replace(' ', '_')}")
+    with pytest.raises(ConfigError, match=f"CentralStorageStrategy Keras cannot train with {named}.*MirroredStrategy"):
+        fit(model, backup)
