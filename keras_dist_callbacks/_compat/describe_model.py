@@ -56,6 +56,17 @@ def compile_facts(model: Any) -> dict[str, str]:
     return facts
 
 
+def as_json(model: Any) -> str | None:
+    """What Keras' `to_json` says; None where it cannot, or would put code into it (a Lambda layer's)."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            text: str = model.to_json()
+    except Exception:  # noqa: BLE001 - get_config of the user's classes; such a model is made by their code alone
+        return None
+    return None if '"__lambda__"' in text else text
+
+
 def _has_config(model: Any) -> bool:
     import keras
 

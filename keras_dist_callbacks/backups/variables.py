@@ -10,6 +10,9 @@ import numpy as np
 VARIABLE = "variable"
 """In front of a variable's name, which ends with `@` and the replica's number."""
 
+ARCHITECTURE = "architecture"
+"""The tensor that holds what Keras' `to_json` says of the model, in UTF-8."""
+
 
 def tensor_name(name: str, replica: int) -> str:
     """The tensor that holds a replica's value of a variable."""

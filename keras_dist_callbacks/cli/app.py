@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from typing import Annotated
@@ -135,15 +136,26 @@ def show(
 @app.command(epilog=_EXIT_CODES)
 def export(
     url: Url,
-    out: Annotated[str, typer.Argument(help="The file to write, such as weights.safetensors: a path or an URL.")],
+    out: Annotated[str, typer.Argument(help="The file to write: .safetensors, .keras or .weights.h5; a path or URL.")],
     commit: Commit = "latest",
+    model: Annotated[
+        str | None, typer.Option(help="A .keras or JSON file with the architecture, if the backup holds none.")
+    ] = None,
+    modules: Annotated[
+        list[str] | None, typer.Option("--import", help="A module with layers of your own; may be repeated.")
+    ] = None,
     storage_options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """Writes the variables of one backup into a .safetensors file, by their paths: weights, optimizer, metrics."""
+    """Writes one backup into a file that other tools read.
+
+    Into .safetensors the variables by their paths: weights, optimizer, metrics. Into .keras and .weights.h5 the model
+    with its optimizer; a process with Keras makes these, of the architecture that backups of fit() hold.
+    """
     with opened(url, storage_options) as target:
         entry = _chosen(target, read_entries(target.store), commit)
-        written = target.shown(exporting.export(target, _readable(entry), out))
+        wish = exporting.Wish(out, json.loads(storage_options) if storage_options else None, model, modules or ())
+        written = target.shown(exporting.export(target, url, _readable(entry), wish))
         if as_json:
             print_json(written)
         else:

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from rich.console import Console
 from safetensors.numpy import save
 
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.variables import by_path
 from keras_dist_callbacks.cli.output import Target
-from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage.storage import Storage
 
-EXTENSION = ".safetensors"
+TENSORS = ".safetensors"
+KERAS = (".keras", ".weights.h5")
+_EXPORTER = "keras_dist_callbacks.training.exporting"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be written, and what a model is made of.
+
+    Attributes:
+        out: The file: a path or an URL.
+        options: What the file system of the backup was given.
+        model: A `.keras` or JSON file with the architecture; None for the one that the backup holds.
+        modules: Names of modules to import for classes of the user's.
+    """
+
+    out: str
+    options: Any = None
+    model: str | None = None
+    modules: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -36,24 +66,62 @@ class Export:
     bytes: int
 
 
-def export(target: Target, manifest: Manifest, out: str) -> Export:
-    """Writes the variables of a backup, each compared with its hash, by their paths.
+def export(target: Target, url: str, manifest: Manifest, wish: Wish) -> Export:
+    """Writes the variables of a backup, each compared with its hash, by their paths, or as a model of Keras'.
 
     Raises:
-        ConfigError: The name has another ending, or there is such a file.
+        ConfigError: The name has another ending, there is such a file, or Keras makes no model of the architecture.
+        BackupMismatchError: The backup is not one of the given model.
         DamagedBackupError: The backup is not whole.
     """
-    directory, _, name = out.rpartition("/")
-    if not name.endswith(EXTENSION) or name == EXTENSION:
-        raise ConfigError(f"the name of the file to write must end with {EXTENSION}")
+    directory, _, name = wish.out.rpartition("/")
+    if not name.endswith((TENSORS, *KERAS)) or name in {TENSORS, *KERAS}:
+        raise ConfigError(f"the name of the file to write must end with {TENSORS}, {' or '.join(KERAS)}")
+    storage = Storage.open(directory or ("/" if wish.out.startswith("/") else "."))
+    if storage.exists(name):
+        raise _taken(storage, name)
     arrays = by_path(target.store.load(manifest, 0).tensors)
+    with _made(url, manifest, wish, name) if name.endswith(KERAS) else _tensors(arrays, manifest) as content:
+        size = len(content)
+        try:
+            storage.create(name, [content])
+        except FileExistsError as error:
+            raise _taken(storage, name) from error
+    return Export(target.url, storage.display(name), manifest.id.label, str(manifest.position), len(arrays), size)
+
+
+def _taken(storage: Storage, name: str) -> ConfigError:
+    return ConfigError(f"{storage.display(name)} exists: give another name, or delete it")
+
+
+@contextlib.contextmanager
+def _tensors(arrays: dict[str, Any], manifest: Manifest) -> Iterator[memoryview]:
     about = {"format": "np", "position": str(manifest.position), "commit": manifest.id.label}
-    content = save({name: array.copy() for name, array in arrays.items()}, about)
-    storage = Storage.open(directory or ("/" if out.startswith("/") else "."))
-    try:
-        storage.create(name, [content])
-    except FileExistsError as error:
-        raise ConfigError(f"{storage.display(name)} exists: give another name, or delete it") from error
-    return Export(
-        target.url, storage.display(name), manifest.id.label, str(manifest.position), len(arrays), len(content)
-    )
+    yield memoryview(save({name: array.copy() for name, array in arrays.items()}, about))
+
+
+@contextlib.contextmanager
+def _made(url: str, manifest: Manifest, wish: Wish, name: str) -> Iterator[memoryview]:
+    """A file that a process with Keras makes; what it needs goes there by a pipe, for there may be secrets in it."""
+    with tempfile.TemporaryDirectory(prefix="kdc-export-") as directory:
+        out = Path(directory) / name
+        request = {
+            "directory": url, "storage_options": wish.options, "commit": manifest.id.label, "out": str(out),
+            "model": wish.model, "import": list(wish.modules),
+        }  # fmt: skip
+        env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+        with Console(stderr=True).status("Keras makes the file"):
+            done = subprocess.run(  # noqa: S603 - this interpreter and a module of this package
+                [sys.executable, "-m", _EXPORTER],
+                input=json.dumps(request), capture_output=True, text=True, env=env, check=False,
+            )  # fmt: skip
+        if done.returncode:
+            kind, _, words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].partition(": ")
+            known = {error.__name__: error for error in (ConfigError, BackupMismatchError)}
+            raise known[kind](words) if kind in known else RuntimeError(done.stderr)
+        with (
+            out.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
+            yield view

@@ -52,7 +52,11 @@ def test_the_newest_is_written_to_any_store(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "match"), [("weights.h5", "must end with .safetensors"), (".safetensors", "must end with .safetensors")]
+    ("out", "match"),
+    [
+        ("weights.h5", "must end with .safetensors, .keras or .weights.h5"),
+        (".safetensors", "must end with .safetensors"),
+    ],
 )
 def test_other_endings_are_refused(tmp_path: Path, out: str, match: str) -> None:
     commit(begin(tmp_path), 1)
