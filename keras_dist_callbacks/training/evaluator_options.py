@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -63,8 +62,8 @@ class Places:
         storage = storage.child(below) if below else storage
         if _lies_in(storage, self.checkpoints):
             raise ConfigError(
-                f"{name}={redact(path)!r} is in the checkpoints' directory {self.checkpoints.display()}, where only the "
-                "training writes: give the evaluator a directory of its own beside it"
+                f"{name}={redact(path)!r} is in the checkpoints' directory {self.checkpoints.display()}, where the "
+                "training alone writes: give the evaluator a directory of its own beside it"
             )
         return storage
 

@@ -1,0 +1,327 @@
+"""SidecarEvaluator in this process: which checkpoints it evaluates, what it writes, and when it ends."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support import tiny
+from tests.support.callback_helpers import ignore_keras_warnings, scalars
+
+pytestmark = [pytest.mark.slow, ignore_keras_warnings]
+
+DATA = tuple(part[:16] for part in tiny.data())
+
+
+class Count(keras.callbacks.Callback):
+    """Evaluations that began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.steps.append(int(self.model.optimizer.iterations.numpy()))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training of three epochs that has ended."""
+    directory = tmp_path_factory.mktemp("run")
+    tiny.fit(tiny.model(), None, [kdc.ModelCheckpoint(directory / "ckpt" / "{epoch}.keras")])
+    return directory
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def evaluator(run: Path, model: Any = None, **options: Any) -> kdc.SidecarEvaluator:
+    given = {"verbose": 0, "poll_seconds": 0.01, "rerun_seconds": 0, "log_dir": run / "tb", **options}
+    return kdc.SidecarEvaluator(model, given.pop("data", DATA), given.pop("checkpoint_dir", run / "ckpt"), **given)
+
+
+def everything(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def logged(run: Path) -> list[int]:
+    """Steps of the values in the log, in the order of the event files."""
+    return [step for step, _ in scalars(run / "tb" / "evaluator")["evaluation_loss_vs_iterations"]]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_a_finished_training_left_is_evaluated_and_logged_at_its_steps(run: Path, given: bool) -> None:
+    before = everything(run / "ckpt")
+    results = evaluator(run, tiny.model() if given else None).start()
+    assert [(one.name, one.step, one.epoch) for one in results] == [
+        (f"{epoch}.keras", epoch * tiny.STEPS, epoch) for epoch in (1, 2, 3)
+    ]
+    for one in results:
+        expected = keras.models.load_model(run / "ckpt" / one.name).evaluate(*DATA, verbose=0, return_dict=True)
+        assert one.metrics == pytest.approx(expected)
+    logs = scalars(run / "tb" / "evaluator")
+    assert logs["evaluation_loss_vs_iterations"] == [(o.step, pytest.approx(o.metrics["loss"])) for o in results]
+    assert logs["evaluation_accuracy_vs_iterations"] == [(o.step, pytest.approx(o.metrics["accuracy"])) for o in results]
+    assert everything(run / "ckpt") == before
+
+
+def test_it_is_told_in_tensorboards_own_words(run: Path) -> None:
+    """The same tag at the same step as Keras' own callback in `evaluate`."""
+    evaluator(run, callbacks=[keras.callbacks.TensorBoard(run / "keras")]).start()
+    theirs, ours = scalars(run / "keras" / "validation"), scalars(run / "tb" / "evaluator")
+    assert sorted(theirs["evaluation_loss_vs_iterations"]) == sorted(ours["evaluation_loss_vs_iterations"])
+
+
+def test_a_second_evaluator_repeats_nothing(run: Path) -> None:
+    results = evaluator(run).start()
+    before = everything(run / "tb")
+    count = Count()
+    assert evaluator(run, callbacks=[count]).start() == results
+    assert count.steps == []
+    assert {n: c for n, c in everything(run / "tb").items() if n != "evaluator/ended.json"} == {
+        n: c for n, c in before.items() if n != "evaluator/ended.json"
+    }
+
+
+def test_event_files_that_are_missing_are_made_of_the_records(run: Path) -> None:
+    evaluator(run).start()
+    before = everything(run / "tb")
+    for path in (run / "tb" / "evaluator").glob("events*"):
+        path.unlink()
+    shutil.rmtree(run / "ckpt")
+    evaluator(run, max_evaluations=3).start()
+    assert everything(run / "tb") == before
+
+
+def test_a_damaged_record_costs_a_repeated_evaluation(run: Path) -> None:
+    evaluator(run).start()
+    record = sorted((run / "tb/evaluator/evaluations").iterdir())[1]
+    record.write_bytes(record.read_bytes().replace(b"loss", b"lost"))
+    count = Count()
+    again = evaluator(run, callbacks=[count])
+    with pytest.warns(RuntimeWarning, match="evaluated again"):
+        assert len(again.start()) == 3
+    assert count.steps == [2 * tiny.STEPS]
+    assert logged(run) == [5, 10, 15]
+
+
+def test_a_damaged_file_is_skipped_with_a_warning(run: Path) -> None:
+    (run / "ckpt" / "2.keras").write_bytes(b"junk")
+    with pytest.warns(UserWarning, match=r"damaged checkpoint is not evaluated: .*2\.keras has 4 bytes"):
+        results = evaluator(run).start()
+    assert [one.epoch for one in results] == [1, 3]
+
+
+def test_a_damaged_sidecar_is_told_of_once(run: Path) -> None:
+    (run / "ckpt" / "2.keras.json").write_bytes(b'{"seal": "junk"}')
+    with pytest.warns(UserWarning, match=r"not evaluated: .*2\.keras\.json differs from its own seal") as told:
+        results = evaluator(run).start()
+    assert [one.epoch for one in results] == [1, 3]
+    assert sum("2.keras.json" in str(one.message) for one in told) == 1
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_skipped(run: Path) -> None:
+    storage = Storage.open(run / "ckpt")
+
+    class Delete(keras.callbacks.Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            artifacts.delete(storage, "2.keras", 1)
+
+    results = evaluator(run, tiny.model(), callbacks=[Delete()]).start()
+    assert [one.epoch for one in results] == [1, 3]
+
+
+def test_a_file_that_is_replaced_while_it_is_evaluated_is_evaluated_again(run: Path) -> None:
+    trained, data = tiny.model(), tiny.shuffled()
+    saved: list[int] = []
+
+    class Train(keras.callbacks.Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            if len(saved) < 3:
+                saved.append(1)
+                trained.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[one_name])
+
+    one_name = kdc.ModelCheckpoint(run / "one" / "latest.weights.h5", save_weights_only=True)
+    trained.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[one_name])
+    model = tiny.model(clear=False)
+    results = evaluator(run, model, checkpoint_dir=run / "one", callbacks=[Train()]).start()
+    assert [one.step for one in results] == [5, 10, 15, 20]
+    assert {one.name for one in results} == {"latest.weights.h5"}
+    for ours, theirs in zip(model.weights, trained.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_same_model_saved_again_by_a_restarted_run_is_not_evaluated_again(run: Path) -> None:
+    first = evaluator(run).start()
+    tiny.fit(tiny.model(), None, [kdc.ModelCheckpoint(run / "ckpt" / "{epoch}.keras")])  # from the same seed
+    count = Count()
+    assert evaluator(run, callbacks=[count]).start() == first
+    assert count.steps == []
+    assert logged(run) == [5, 10, 15]
+
+
+def test_another_model_at_the_same_step_takes_the_place_of_the_earlier_result(run: Path) -> None:
+    first = evaluator(run).start()
+    other = kdc.ModelCheckpoint(run / "ckpt" / "{epoch}.keras")
+    tiny.fit(tiny.model(optimizer=keras.optimizers.SGD(0.5)), None, [other], epochs=2)
+    results = evaluator(run).start()
+    assert [one.step for one in results] == [5, 10, 15]
+    assert [one == before for one, before in zip(results, first, strict=True)] == [False, False, True]
+    assert logged(run) == [5, 10, 15]
+
+
+def test_a_template_chooses_among_the_files_of_a_directory(run: Path) -> None:
+    callbacks = [
+        kdc.ModelCheckpoint(run / "two" / "a-{epoch}.keras"),
+        kdc.ModelCheckpoint(run / "two" / "b-{batch}.weights.h5", save_weights_only=True, save_freq=3),
+    ]
+    tiny.fit(tiny.model(), None, callbacks)
+    model = tiny.model()
+    chosen = evaluator(run, model, checkpoint_dir=run / "two" / "b-{batch}.weights.h5", log_dir=run / "b").start()
+    assert {one.name[0] for one in chosen} == {"b"}
+    every = evaluator(run, model, checkpoint_dir=run / "two").start()
+    assert [one.step for one in every] == sorted({5, 10, 15, *(one.step for one in chosen)})
+
+
+def test_it_ends_at_max_evaluations_and_goes_on_behind_them(run: Path) -> None:
+    assert [one.epoch for one in evaluator(run, max_evaluations=2).start()] == [1, 2]
+    assert [one.epoch for one in evaluator(run).start()] == [1, 2, 3]
+
+
+def test_it_ends_when_no_checkpoint_comes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "ckpt" / end_marker.name_of("{epoch}.keras")).unlink()
+    results = evaluator(run, timeout=0.05, verbose=1).start()
+    assert len(results) == 3
+    assert "no new checkpoint within 0.05 s; ending" in capsys.readouterr().out
+
+
+def test_it_waits_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert evaluator(tmp_path, tiny.model(), timeout=0.05).start() == []
+
+
+def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(run: Path) -> None:
+    end_marker.take_back(Storage.open(run / "ckpt"), "{epoch}.keras", 2)
+    evaluated = evaluator(run, timeout=0.2, verbose=1)
+    evaluated.start()
+    assert evaluated._log.ended_by is None
+    assert not (run / "tb/evaluator/ended.json").exists()
+
+
+def test_an_end_that_was_evaluated_already_is_waited_on_for_a_new_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluator(run).start()
+    storage = Storage.open(run / "ckpt")
+
+    class Later(kdc.SidecarEvaluator):
+        def _say_once(self, what: str) -> None:
+            said.append(what)
+            end_marker.take_back(storage, "{epoch}.keras", 2)  # the new run begins
+
+    said: list[str] = []
+    Later(None, DATA, run / "ckpt", log_dir=run / "tb", poll_seconds=0.01, timeout=0.2, verbose=1).start()
+    assert len(said) == 1
+    assert "waiting for a new run to begin" in said[0]
+    assert "no new checkpoint within" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
+def test_the_best_is_exported_with_a_sidecar_that_says_how_good_it_is(run: Path, name: str) -> None:
+    options = {"export_best": run / "export" / name, "monitor": "val_loss"}
+    results = evaluator(run, **options).start()
+    best = min(results, key=lambda one: one.metrics["loss"])
+    (found,) = artifacts.find(Storage.open(run / "export")).artifacts
+    assert (found.name, found.step, found.monitor) == (name, best.step, "loss")
+    assert found.value == best.metrics["loss"]
+    model = tiny.model()
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(run / "export" / name)
+    assert model.evaluate(*DATA, verbose=0, return_dict=True) == pytest.approx(best.metrics)
+
+
+def test_a_worse_one_does_not_replace_the_best(run: Path) -> None:
+    options = {"export_best": run / "export" / "best.keras", "monitor": "accuracy", "mode": "min"}
+    evaluator(run, **options).start()
+    (found,) = artifacts.find(Storage.open(run / "export")).artifacts
+    results = evaluator(run, **options).start()
+    assert found.value == min(one.metrics["accuracy"] for one in results)
+    shutil.rmtree(run / "tb")  # all are evaluated again
+    evaluator(run, **options).start()
+    assert artifacts.find(Storage.open(run / "export")).artifacts == (found,)
+
+
+def test_an_unknown_metric_is_named(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"monitor='f1' is no metric of the model; there are .*accuracy"):
+        evaluator(run, export_best=run / "best.keras", monitor="val_f1").start()
+
+
+def test_a_strategy_of_its_own_evaluates_to_the_same(run: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope():
+        results = evaluator(run).start()
+    assert [one.metrics for one in results] == [
+        pytest.approx(one.metrics) for one in evaluator(run, log_dir=run / "other").start()
+    ]
+
+
+def test_weights_of_another_model_are_an_error_that_names_the_file(run: Path) -> None:
+    with pytest.raises(BackupMismatchError, match=r"weights of .*1\.keras do not fit the model of SidecarEvaluator"):
+        evaluator(run, tiny.model(units=3)).start()
+
+
+def test_weights_alone_need_a_model(tmp_path: Path) -> None:
+    name = tmp_path / "ckpt" / "w.weights.h5"
+    tiny.fit(tiny.model(), None, [kdc.ModelCheckpoint(name, save_weights_only=True)], epochs=1)
+    with pytest.raises(ConfigError, match="holds weights alone: give SidecarEvaluator a compiled model"):
+        evaluator(tmp_path).start()
+    other = tiny.model(optimizer="sgd")  # another optimizer, which is not built
+    assert [one.step for one in evaluator(tmp_path, other).start()] == [5]
+
+
+def test_data_may_be_a_dataset_and_steps_a_part_of_it(run: Path) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(4)
+    whole = evaluator(run, data=dataset).start()
+    part = evaluator(run, data=dataset, steps=1, log_dir=run / "part").start()
+    assert [one.metrics["loss"] for one in whole] != [one.metrics["loss"] for one in part]
+
+
+def test_an_evaluator_task_evaluates_and_a_worker_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: role))
+    assert len(evaluator(run).start()) == 3
+    role = Cluster("worker", 1, 1, ("localhost:1", "localhost:2"))
+    with pytest.raises(ConfigError, match=r"this process is worker 1, which trains: run SidecarEvaluator in a task"):
+        evaluator(run).start()
+
+
+@pytest.mark.parametrize("name", ["log_dir", "state_dir", "export_best"])
+def test_a_place_within_the_checkpoints_is_refused(run: Path, name: str) -> None:
+    (run / "link").symlink_to(run / "ckpt")
+    for place in (run / "ckpt", run / "ckpt" / "sub", run / "link"):
+        given = place / "best.keras" if name == "export_best" else place
+        with pytest.raises(ConfigError, match=rf"^{name}=.*where the training alone writes"):
+            evaluator(run, **{name: given})
+
+
+def test_without_logs_results_are_kept_beside_the_checkpoints(run: Path) -> None:
+    evaluator(run, log_dir=None).start()
+    assert len(list((run / "ckpt-evaluator" / "evaluations").iterdir())) == 3
+    assert list(run.rglob("events*")) == []
+
+
+def test_a_bucket_has_nothing_beside_it() -> None:
+    with pytest.raises(ConfigError, match="has nothing beside it: give log_dir or state_dir"):
+        kdc.SidecarEvaluator(None, DATA, "s3://bucket/")
