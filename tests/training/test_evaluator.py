@@ -74,7 +74,9 @@ def test_what_a_finished_training_left_is_evaluated_and_logged_at_its_steps(run:
         assert one.metrics == pytest.approx(expected)
     logs = scalars(run / "tb" / "evaluator")
     assert logs["evaluation_loss_vs_iterations"] == [(o.step, pytest.approx(o.metrics["loss"])) for o in results]
-    assert logs["evaluation_accuracy_vs_iterations"] == [(o.step, pytest.approx(o.metrics["accuracy"])) for o in results]
+    assert logs["evaluation_accuracy_vs_iterations"] == [
+        (o.step, pytest.approx(o.metrics["accuracy"])) for o in results
+    ]
     assert everything(run / "ckpt") == before
 
 
