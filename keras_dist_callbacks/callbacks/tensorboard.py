@@ -32,10 +32,11 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
     """Writes logs for TensorBoard, like `keras.callbacks.TensorBoard`.
 
     Every argument of Keras keeps its meaning. Different from Keras: in a cluster the chief writes to
-    `log_dir` and each other worker to a directory of its own, as does an evaluator that has a `worker_log_dir`; with `BackupAndRestore` in the same `fit()`
+    `log_dir` and each other worker to a directory of its own; with `BackupAndRestore` in the same `fit()`
     the step counters go on after a restart, and what a backup covers is in the event files before it. A
     store that TensorFlow cannot write (all but local paths, `ram://` and, without `storage_options`,
-    `gs://`) gets copies of local event files, while training goes on and once more at its end.
+    `gs://`) gets copies of local event files, while training goes on and once more at its end. An evaluator
+    writes to `log_dir` too.
 
     A restarted run repeats the steps after its backup; their events are then in both event files.
 

@@ -88,13 +88,17 @@ def train(given: argparse.Namespace) -> None:
 
 def evaluate(directory: Path, of: str, kill: str) -> None:
     point, _, number = kill.partition(":")
-    callbacks = [KillInEvaluation(int(number))] if point == "evaluation" else []
+    callbacks: list[Any] = [KillInEvaluation(int(number))] if point == "evaluation" else []
     if point in ("_put_record", "_put_events"):
         kill_before(evaluator_log.EvaluationLog, point, int(number))
     if point == "publish":
         kill_before(evaluator_log.artifacts, point, int(number))
+    with kdc.make_strategy().scope():
+        model = tiny.model()
+    if "TF_CONFIG" in os.environ:
+        callbacks.append(kdc.TensorBoard(directory / "board"))
     kdc.SidecarEvaluator(
-        tiny.model(),
+        model,
         tiny.data(),
         directory / of,
         callbacks=callbacks,

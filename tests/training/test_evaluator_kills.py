@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
 from tests.support.evaluator_job import EPOCHS
 from tests.support.processes import job
+from tests.support.tf_config import WORKERS, config
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow, ignore_keras_warnings]
 
@@ -84,11 +86,12 @@ def test_every_checkpoint_that_lives_long_enough_is_evaluated(tmp_path: Path, na
 def test_a_training_that_waits_for_nobody_has_its_last_checkpoint_evaluated(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with process(directory, "train", "--max-to-keep", "1") as training, process(directory, "evaluate") as evaluator:
-        evaluator.start()
+        evaluator.start(env={"TF_CONFIG": json.dumps(config(WORKERS, "evaluator"))})  # joins no worker
         training.start()
         assert training.wait(PATIENCE) == [0], training.tails()
         assert evaluator.wait(PATIENCE) == [0], evaluator.tails()
     steps = [step for step, _ in logged(directory)["evaluation_loss_vs_iterations"]]
+    assert [step for step, _ in scalars(directory / "board/validation")["evaluation_loss_vs_iterations"]] == steps
     assert steps[-1] == STEPS[-1]
     assert len(steps) == len(set(steps))
     assert "Traceback" not in evaluator.log(0)
