@@ -23,8 +23,6 @@ from keras_dist_callbacks.training.evaluator_model import EvaluatedModel, check_
 from keras_dist_callbacks.training.evaluator_sources import Backups, Candidate, Look, ModelFiles, Source
 from keras_dist_callbacks.types import Evaluation
 
-_BELOW_LOG_DIR = "evaluator"
-
 
 class SidecarEvaluator:
     """Evaluates every checkpoint of a training, in a process of its own that the training does not notice.
@@ -35,9 +33,10 @@ class SidecarEvaluator:
     copied is skipped, a damaged one with a warning. The same model is evaluated once, even if a training that was
     killed and restarted saves it again; another model at the same step takes the place of the earlier result.
 
-    It ends when the training has ended and its last checkpoint is evaluated: when `ModelCheckpoint` has noted the end,
-    or without such files when the backup says so or is deleted. Killed and started again with the same arguments, it
-    goes on: no result is lost or doubled, at most the evaluation that was running is repeated.
+    It ends when the training, one `fit()`, has ended and its last checkpoint is evaluated: when `ModelCheckpoint` has
+    noted the end, or without such files when the backup says so or is deleted (`delete_checkpoint=False` keeps the last
+    one for it). Killed and started again with the same arguments, it goes on: no result is lost or doubled, at most the
+    evaluation that was running is repeated. There is one result for each training step.
 
     Args:
         model: A built, compiled Keras model that weights are loaded into, made within the strategy that is to evaluate
@@ -110,12 +109,8 @@ class SidecarEvaluator:
         self._rerun_seconds = arguments.seconds("rerun_seconds", rerun_seconds, least=0, default=300.0)
         self._verbose = options.checked_verbose(verbose)
         places = options.Places(checkpoint_dir, storage_options, retry)
-        events = None if log_dir is None else places.open("log_dir", log_dir, _BELOW_LOG_DIR)
-        if state_dir is not None:
-            state = places.open("state_dir", state_dir)
-        else:
-            state = places.open("checkpoint_dir", places.beside()) if events is None else events
-        self._log, self._state = EvaluationLog(state, events), state
+        self._state, events = places.of_results(log_dir, state_dir)
+        self._log = EvaluationLog(self._state, events)
         self._best = _best(places, export_best, arguments.text("monitor", monitor, "the name of a metric"), mode)
         self._checkpoints, self._series = places.checkpoints, places.series
         self._sources: list[Source] = []
@@ -184,7 +179,7 @@ class SidecarEvaluator:
         self._suspected[source] = new - sure
         for problem in sorted(sure):
             self._told.add(problem)
-            warn(f"a damaged checkpoint is not evaluated: {problem}", UserWarning)
+            warn(f"a damaged file is passed over: {problem}", UserWarning)
         return dataclasses.replace(look, end=None) if new - sure else look
 
     def _has_ended(self, looks: Sequence[Look], began: float) -> bool:

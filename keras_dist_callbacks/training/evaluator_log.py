@@ -7,7 +7,6 @@ two has lost nothing, and a restarted one adds what is missing; none of both can
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import time
@@ -70,6 +69,10 @@ class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
     digest: Digest
 
 
+class _End(msgspec.Struct, forbid_unknown_fields=True):
+    end: str
+
+
 class EvaluationLog:
     """The results so far.
 
@@ -94,7 +97,7 @@ class EvaluationLog:
             if info.name.endswith(".json"):
                 self._read(f"{RECORDS}/{info.name}")
         if self._state.exists(_ENDED):
-            self.ended_by = str(json.loads(self._state.read(_ENDED))["end"])
+            self._read_end()
         if self._events is not None:
             self._events.probe()
             present = {info.name for info in self._events.files()}
@@ -145,7 +148,14 @@ class EvaluationLog:
 
     def end(self, by: str) -> None:
         """Notes that the training whose end is called so was evaluated to its end."""
-        _put(self._state, _ENDED, json.dumps({"end": by}).encode())
+        _put(self._state, _ENDED, msgspec.json.encode(_End(by)))
+
+    def _read_end(self) -> None:
+        where = self._state.display(_ENDED)
+        try:
+            self.ended_by = records.checked(records.parse(records.read(self._state, _ENDED), where), _End, where).end
+        except DamagedBackupError as error:
+            warn(f"whether a training was evaluated to its end is not known: {error}")
 
     def _read(self, name: str) -> None:
         where = self._state.display(name)

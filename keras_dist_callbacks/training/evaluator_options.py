@@ -16,6 +16,7 @@ from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 
 _DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be run through again, or a tuple (x, y)"
+_BELOW_LOG_DIR = "evaluator"
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "f_beta", "fbeta", "iou", "r2")
 
 
@@ -40,9 +41,16 @@ class Places:
         self._retry = None if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
         if path.endswith(artifacts.EXTENSIONS):
             path, name = artifacts.split_filepath(path)
-            path, self.series = path.format() if "{" in path or "}" in path else path, name
+            path, self.series = path.replace("{{", "{").replace("}}", "}"), name
         self._path = path
         self.checkpoints = Storage.open(path, self._options, retry=self._retry)
+
+    def of_results(self, log_dir: Any, state_dir: Any) -> tuple[Storage, Storage | None]:
+        """Where records go, and where event files go."""
+        events = None if log_dir is None else self.open("log_dir", log_dir, _BELOW_LOG_DIR)
+        if state_dir is not None:
+            return self.open("state_dir", state_dir), events
+        return events or self.open("checkpoint_dir", self._beside()), events
 
     def open(self, name: str, given: Any, below: str = "") -> Storage:
         """A directory of the evaluator's own.
@@ -67,7 +75,7 @@ class Places:
             )
         return storage
 
-    def beside(self) -> str:
+    def _beside(self) -> str:
         """A directory for the evaluator beside that of the checkpoints.
 
         Raises:

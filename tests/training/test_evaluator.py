@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,14 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def evaluator(run: Path, model: Any = None, **options: Any) -> kdc.SidecarEvaluator:
+@functools.cache
+def shared() -> keras.Model:
+    """What is traced once, for tests that are not about the model."""
+    return tiny.model(clear=False)
+
+
+def evaluator(run: Path, model: Any = "shared", **options: Any) -> kdc.SidecarEvaluator:
+    model = shared() if isinstance(model, str) else model
     given = {"verbose": 0, "poll_seconds": 0.01, "rerun_seconds": 0, "log_dir": run / "tb", **options}
     return kdc.SidecarEvaluator(model, given.pop("data", DATA), given.pop("checkpoint_dir", run / "ckpt"), **given)
 
@@ -65,7 +73,7 @@ def logged(run: Path) -> list[int]:
 @pytest.mark.parametrize("given", [False, True])
 def test_what_a_finished_training_left_is_evaluated_and_logged_at_its_steps(run: Path, given: bool) -> None:
     before = everything(run / "ckpt")
-    results = evaluator(run, tiny.model() if given else None).start()
+    results = evaluator(run, tiny.model(clear=False) if given else None).start()
     assert [(one.name, one.step, one.epoch) for one in results] == [
         (f"{epoch}.keras", epoch * tiny.STEPS, epoch) for epoch in (1, 2, 3)
     ]
@@ -129,7 +137,7 @@ def test_a_damaged_file_is_skipped_with_a_warning(run: Path) -> None:
 
 def test_a_damaged_sidecar_is_told_of_once(run: Path) -> None:
     (run / "ckpt" / "2.keras.json").write_bytes(b'{"seal": "junk"}')
-    with pytest.warns(UserWarning, match=r"not evaluated: .*2\.keras\.json differs from its own seal") as told:
+    with pytest.warns(UserWarning, match=r"passed over: .*2\.keras\.json differs from its own seal") as told:
         results = evaluator(run).start()
     assert [one.epoch for one in results] == [1, 3]
     assert sum("2.keras.json" in str(one.message) for one in told) == 1
@@ -142,7 +150,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_skipped(run: Path) -> None:
         def on_test_end(self, logs: Any = None) -> None:
             artifacts.delete(storage, "2.keras", 1)
 
-    results = evaluator(run, tiny.model(), callbacks=[Delete()]).start()
+    results = evaluator(run, None, callbacks=[Delete()]).start()
     assert [one.epoch for one in results] == [1, 3]
 
 
@@ -158,11 +166,10 @@ def test_a_file_that_is_replaced_while_it_is_evaluated_is_evaluated_again(run: P
 
     one_name = kdc.ModelCheckpoint(run / "one" / "latest.weights.h5", save_weights_only=True)
     trained.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[one_name])
-    model = tiny.model(clear=False)
-    results = evaluator(run, model, checkpoint_dir=run / "one", callbacks=[Train()]).start()
+    results = evaluator(run, checkpoint_dir=run / "one", callbacks=[Train()]).start()
     assert [one.step for one in results] == [5, 10, 15, 20]
     assert {one.name for one in results} == {"latest.weights.h5"}
-    for ours, theirs in zip(model.weights, trained.weights, strict=True):
+    for ours, theirs in zip(shared().weights, trained.weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -190,12 +197,11 @@ def test_a_template_chooses_among_the_files_of_a_directory(run: Path) -> None:
         kdc.ModelCheckpoint(run / "two" / "a-{epoch}.keras"),
         kdc.ModelCheckpoint(run / "two" / "b-{batch}.weights.h5", save_weights_only=True, save_freq=3),
     ]
-    tiny.fit(tiny.model(), None, callbacks)
-    model = tiny.model()
-    chosen = evaluator(run, model, checkpoint_dir=run / "two" / "b-{batch}.weights.h5", log_dir=run / "b").start()
+    tiny.fit(tiny.model(), None, callbacks, epochs=2)
+    chosen = evaluator(run, checkpoint_dir=run / "two" / "b-{batch}.weights.h5", log_dir=run / "b").start()
     assert {one.name[0] for one in chosen} == {"b"}
-    every = evaluator(run, model, checkpoint_dir=run / "two").start()
-    assert [one.step for one in every] == sorted({5, 10, 15, *(one.step for one in chosen)})
+    every = evaluator(run, checkpoint_dir=run / "two").start()
+    assert [one.step for one in every] == sorted({5, 10, *(one.step for one in chosen)})
 
 
 def test_it_ends_at_max_evaluations_and_goes_on_behind_them(run: Path) -> None:
@@ -211,7 +217,7 @@ def test_it_ends_when_no_checkpoint_comes(run: Path, capsys: pytest.CaptureFixtu
 
 
 def test_it_waits_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
-    assert evaluator(tmp_path, tiny.model(), timeout=0.05).start() == []
+    assert evaluator(tmp_path, timeout=0.05).start() == []
 
 
 def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(run: Path) -> None:
@@ -240,6 +246,7 @@ def test_an_end_that_was_evaluated_already_is_waited_on_for_a_new_run(
     assert "no new checkpoint within" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")  # it may be another one
 @pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
 def test_the_best_is_exported_with_a_sidecar_that_says_how_good_it_is(run: Path, name: str) -> None:
     options = {"export_best": run / "export" / name, "monitor": "val_loss"}
@@ -249,7 +256,6 @@ def test_the_best_is_exported_with_a_sidecar_that_says_how_good_it_is(run: Path,
     assert (found.name, found.step, found.monitor) == (name, best.step, "loss")
     assert found.value == best.metrics["loss"]
     model = tiny.model()
-    model.optimizer.build(model.trainable_variables)
     model.load_weights(run / "export" / name)
     assert model.evaluate(*DATA, verbose=0, return_dict=True) == pytest.approx(best.metrics)
 
@@ -273,10 +279,11 @@ def test_an_unknown_metric_is_named(run: Path) -> None:
 def test_a_strategy_of_its_own_evaluates_to_the_same(run: Path) -> None:
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
     with strategy.scope():
-        results = evaluator(run).start()
-    assert [one.metrics for one in results] == [
-        pytest.approx(one.metrics) for one in evaluator(run, log_dir=run / "other").start()
-    ]
+        own, given = evaluator(run, None), evaluator(run, tiny.model(clear=False), log_dir=run / "given")
+        results = own.start()
+    expected = [pytest.approx(one.metrics) for one in evaluator(run, log_dir=run / "other").start()]
+    assert [one.metrics for one in results] == expected
+    assert [one.metrics for one in given.start()] == expected
 
 
 def test_weights_of_another_model_are_an_error_that_names_the_file(run: Path) -> None:
@@ -288,7 +295,7 @@ def test_weights_alone_need_a_model(tmp_path: Path) -> None:
     name = tmp_path / "ckpt" / "w.weights.h5"
     tiny.fit(tiny.model(), None, [kdc.ModelCheckpoint(name, save_weights_only=True)], epochs=1)
     with pytest.raises(ConfigError, match="holds weights alone: give SidecarEvaluator a compiled model"):
-        evaluator(tmp_path).start()
+        evaluator(tmp_path, None).start()
     other = tiny.model(optimizer="sgd")  # another optimizer, which is not built
     assert [one.step for one in evaluator(tmp_path, other).start()] == [5]
 
@@ -307,6 +314,26 @@ def test_an_evaluator_task_evaluates_and_a_worker_is_refused(run: Path, monkeypa
     role = Cluster("worker", 1, 1, ("localhost:1", "localhost:2"))
     with pytest.raises(ConfigError, match=r"this process is worker 1, which trains: run SidecarEvaluator in a task"):
         evaluator(run).start()
+
+
+def test_a_generator_is_data_with_steps_alone(run: Path) -> None:
+    def batches() -> Any:
+        while True:
+            yield DATA
+
+    with pytest.raises(ConfigError, match=r"data can be run through once only, but is needed for every checkpoint"):
+        evaluator(run, data=batches())
+    evaluator(run, data=batches(), steps=1)
+
+
+def test_damaged_notes_are_told_of(run: Path) -> None:
+    evaluator(run).start()
+    (run / "tb/evaluator/ended.json").write_bytes(b"junk")
+    with pytest.warns(RuntimeWarning, match="whether a training was evaluated to its end is not known"):
+        evaluator(run).start()
+    (run / "ckpt" / end_marker.name_of("{epoch}.keras")).write_bytes(b"junk")
+    with pytest.warns(UserWarning, match="passed over: .*training-end"):
+        evaluator(run, timeout=0.2).start()
 
 
 @pytest.mark.parametrize("name", ["log_dir", "state_dir", "export_best"])
