@@ -83,10 +83,11 @@ def train(given: argparse.Namespace) -> None:
     if given.in_step or given.wait:
         callbacks.append(InStep(directory, given.in_step))
     kills = [KillAt.from_string(given.kill)] if given.kill else []
-    tiny.fit(tiny.model(), directory / "backup", [*callbacks, *kills], epochs=EPOCHS, save_freq=2)
+    tiny.fit(tiny.model(), directory / "backup", [*callbacks, *kills], epochs=given.epochs, save_freq=2)
 
 
-def evaluate(directory: Path, of: str, kill: str) -> None:
+def evaluate(given: argparse.Namespace) -> None:
+    directory, kill = given.directory, given.kill
     point, _, number = kill.partition(":")
     callbacks: list[Any] = [KillInEvaluation(int(number))] if point == "evaluation" else []
     if point in ("_put_record", "_put_events"):
@@ -100,10 +101,10 @@ def evaluate(directory: Path, of: str, kill: str) -> None:
     kdc.SidecarEvaluator(
         model,
         tiny.data(),
-        directory / of,
+        directory / given.of,
         callbacks=callbacks,
         poll_seconds=0.05,
-        rerun_seconds=0,
+        rerun_seconds=given.rerun_seconds,
         log_dir=directory / "tb",
         export_best=directory / "export" / "best.weights.h5",
     ).start()
@@ -118,12 +119,14 @@ def main() -> None:
     parser.add_argument("--in-step", action="store_true")
     parser.add_argument("--wait", action="store_true")
     parser.add_argument("--of", default="ckpt")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--rerun-seconds", type=float, default=0.0)
     parser.add_argument("--kill", default="")
     given = parser.parse_args()
     if given.task == "train":
         train(given)
     else:
-        evaluate(given.directory, given.of, given.kill)
+        evaluate(given)
 
 
 if __name__ == "__main__":

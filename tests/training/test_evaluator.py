@@ -15,7 +15,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
@@ -93,6 +93,36 @@ def test_it_is_told_in_tensorboards_own_words(run: Path) -> None:
     evaluator(run, callbacks=[keras.callbacks.TensorBoard(run / "keras")]).start()
     theirs, ours = scalars(run / "keras" / "validation"), scalars(run / "tb" / "evaluator")
     assert sorted(theirs["evaluation_loss_vs_iterations"]) == sorted(ours["evaluation_loss_vs_iterations"])
+
+
+def test_tensorboard_itself_reads_the_log(run: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    results = evaluator(run).start()
+    found = accumulator.EventAccumulator(str(run / "tb" / "evaluator"))
+    found.Reload()
+    values = found.Tensors("evaluation_accuracy_vs_iterations")
+    assert [(one.step, float(tf.make_ndarray(one.tensor_proto))) for one in values] == [
+        (one.step, pytest.approx(one.metrics["accuracy"])) for one in results
+    ]
+
+
+@pytest.mark.parametrize("name", ["find", "fetch"])
+def test_a_store_that_does_not_answer_is_asked_again(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    failure, original, calls = StorageError("the store is away"), getattr(artifacts, name), iter(range(99))
+    failure.unavailable = True
+
+    def sometimes(*given: Any) -> Any:
+        if next(calls) == 0:
+            raise failure
+        return original(*given)
+
+    monkeypatch.setattr(artifacts, name, sometimes)
+    with pytest.warns(RuntimeWarning, match="which is tried again: the store is away"):
+        assert len(evaluator(run).start()) == 3
+    failure.unavailable, calls = False, iter(range(99))
+    shutil.rmtree(run / "tb")
+    with pytest.raises(StorageError, match="the store is away"):
+        evaluator(run).start()
 
 
 def test_a_second_evaluator_repeats_nothing(run: Path) -> None:

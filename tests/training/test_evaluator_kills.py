@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -127,3 +128,22 @@ def test_an_evaluator_of_backups_ends_when_the_training_deletes_them(tmp_path: P
     steps = [step for step, _ in logged(directory)["evaluation_loss_vs_iterations"]]
     assert steps == sorted(set(steps)) != []
     assert not (directory / "backup").exists()
+
+
+def test_an_evaluator_that_is_early_for_a_second_run_is_not_ended_by_the_first(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with process(directory, "train") as training, process(directory, "evaluate") as evaluator:
+        training.start(["--epochs", "1"])
+        assert training.wait(PATIENCE) == [0], training.tails()
+        evaluator.start()
+        assert evaluator.wait(PATIENCE) == [0], evaluator.tails()
+        evaluator.start(["--rerun-seconds", str(PATIENCE)])
+        deadline = time.monotonic() + PATIENCE
+        while "waiting for a new run to begin" not in evaluator.log(0):
+            assert time.monotonic() < deadline, evaluator.tails()
+            time.sleep(0.05)
+        training.start(["--epochs", "2"])
+        assert training.wait(PATIENCE) == [0], training.tails()
+        assert evaluator.wait(PATIENCE) == [0], evaluator.tails()
+    assert [step for step, _ in logged(directory)["evaluation_loss_vs_iterations"]] == STEPS[:2]
+    assert evaluated(directory) == STEPS[:2]  # the first epoch's model is the same one
