@@ -64,14 +64,16 @@ def test_a_deleted_backup_and_two_callbacks_end_alike(tmp_path: Path) -> None:
 class Signal(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGUSR1)
 
 
 @pytest.mark.parametrize("how", [Signal(), tiny.StopAt(1, 2), tiny.StopAt(1, 2, KeyboardInterrupt())])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_interrupted_fit_has_no_end(tmp_path: Path, how: Any) -> None:
+    options = {"preemption_signals": ["SIGUSR1"], "grace_period": 10_000.0}  # this process lives on
+    callbacks = [ModelCheckpoint(tmp_path / "c" / "{epoch}.keras"), how]
     with pytest.raises((Preempted, tiny.Stop, KeyboardInterrupt)):
-        tiny.fit(tiny.model(), tmp_path / "backup", [ModelCheckpoint(tmp_path / "c" / "{epoch}.keras"), how])
+        tiny.fit(tiny.model(), tmp_path / "backup", callbacks, options=options)
     shared_writer().wait()
     assert (tmp_path / "c" / "1.keras").exists()
     assert end_marker.read_all(Storage.open(tmp_path / "c")) == ([], [])
