@@ -21,6 +21,7 @@ _HOME = {
     "Preempted": "keras_dist_callbacks.errors",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
     "RetryPolicy": "keras_dist_callbacks.storage.retry",
+    "SidecarEvaluator": "keras_dist_callbacks.training.evaluator",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
     "aws_notice": "keras_dist_callbacks.training.notices",
     "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
     from keras_dist_callbacks.training.callback_state import register_callback_state as register_callback_state
     from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer
+    from keras_dist_callbacks.training.evaluator import SidecarEvaluator as SidecarEvaluator
     from keras_dist_callbacks.training.loading import load_backup as load_backup
     from keras_dist_callbacks.training.notices import aws_notice as aws_notice
     from keras_dist_callbacks.training.notices import gce_notice as gce_notice

@@ -23,3 +23,20 @@ class RestoredFrom:
     def initial_epoch(self) -> int:
         """What `fit()` is to be given to go on; with `BackupAndRestore` it need not be."""
         return self.epoch
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `SidecarEvaluator` found about one checkpoint.
+
+    Attributes:
+        name: The checkpoint's name, or the short name of a backup as `kdc ls` shows it.
+        step: Training steps taken.
+        epoch: Number of finished epochs.
+        metrics: What `model.evaluate` returned, by name.
+    """
+
+    name: str
+    step: int
+    epoch: int
+    metrics: dict[str, float]

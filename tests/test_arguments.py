@@ -101,6 +101,7 @@ NUMBERS: list[tuple[str, dict[str, Any]]] = [
     ("Checkpointer", {"max_bytes_per_second": np.int64(10**6), "delete_checkpoint": np.bool_(False)}),
     ("ModelCheckpoint", {"save_freq": np.int64(5), "max_to_keep": np.int64(2), "save_best_only": np.bool_(True)}),
     ("ModelCheckpoint", {"initial_value_threshold": np.float32(0.5)}),
+    ("SidecarEvaluator", {"steps": np.int64(5), "timeout": np.float32(0.5), "max_evaluations": np.uint8(3)}),
     ("TensorBoard", {"histogram_freq": np.int64(1), "update_freq": np.int64(5), "sync_seconds": np.float32(0.5)}),
     ("TensorBoard", {"profile_batch": (np.int64(2), 5)}),
     ("TensorBoard", {"profile_batch": "2,5"}),

@@ -18,6 +18,8 @@ GENERATION = r"[0-9]{6,8}"
 SEQUENCE = r"[0-9]{8,12}"
 RANDOM = r"[0-9a-f]{12}"
 HASH = r"[0-9a-f]{32}"
+END_MARKER = r"training-end-[0-9a-f]{16}\.json"
+"""Of the note that a training has ended, see `end_marker`."""
 
 _COMMIT = rf"({GENERATION})-({SEQUENCE})-({RANDOM})\.json"
 _BLOB = rf"{HASH}\.safetensors"
@@ -30,7 +32,7 @@ _FINAL = {
     OWNERS: rf"{GENERATION}({re.escape(OWNER)}|{re.escape(WITNESS)})",
     DAMAGED: rf"[0-9a-f]{{8}}-{_COMMIT}",
     BLOBS: _BLOB,
-    "": r"probe|doctor|.+\.(keras|weights\.h5)(\.json)?",
+    "": rf"probe|doctor|{END_MARKER}|.+\.(keras|weights\.h5)(\.json)?",
 }
 _finals = {place: re.compile(final, re.DOTALL) for place, final in _FINAL.items()}
 _blob = re.compile(_BLOB)

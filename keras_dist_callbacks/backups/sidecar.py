@@ -109,7 +109,7 @@ def read_sidecar(storage: Storage, name: str) -> list[Artifact]:
     if not isinstance(record, dict) or "seal" not in record:
         return []
     version = record.get("version")
-    if record.pop("seal") != (_seal(record) or "none") or record.get("format") != _FORMAT:
+    if record.pop("seal") != (seal(record) or "none") or record.get("format") != _FORMAT:
         raise DamagedBackupError(f"{where} differs from its own seal")
     if isinstance(version, int) and version > _VERSION:
         raise BackupMismatchError(
@@ -134,12 +134,12 @@ def write_sidecar(storage: Storage, versions: Sequence[Artifact]) -> None:
 def _render(versions: Sequence[Artifact]) -> bytes:
     body = [{k: v for k, v in dataclasses.asdict(a).items() if k != "name"} for a in versions]
     record: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "versions": body}
-    record["seal"] = _seal(record)
+    record["seal"] = seal(record)
     return json.dumps(record, indent=1, allow_nan=False).encode()
 
 
-def _seal(record: dict[str, Any]) -> str | None:
-    """The digest of the rest; None of what is nested so deep that it cannot be written."""
+def seal(record: dict[str, Any]) -> str | None:
+    """The digest of a record without its seal; None of what is nested so deep that it cannot be written."""
     with contextlib.suppress(RecursionError):
         return xxhash.xxh3_128_hexdigest(json.dumps(record, sort_keys=True).encode())
     return None

@@ -17,7 +17,7 @@ import numpy as np
 from keras_dist_callbacks import arguments, schemas
 from keras_dist_callbacks._compat.optimizers import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
-from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.backups.records import Generation, Sequence
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
@@ -50,7 +50,8 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
     Every argument of Keras keeps its meaning. Different from Keras: only the chief of a cluster writes; a
     file is replaced atomically, in the background, to a local path or any URL that fsspec knows; beside each
     file lies a sidecar `<name>.json` with its digest, order, epoch and step, by which `latest_checkpoint` and
-    `make_or_restore_model` find the newest whole one. All files are in place when `fit()` returns.
+    `make_or_restore_model` find the newest whole one. All files are in place when `fit()` returns, and then a small
+    file `training-end-<hash>.json` tells a `SidecarEvaluator` so; a fit that is interrupted leaves none.
 
     With `BackupAndRestore` in the same `fit()`, `best` and the counters survive a restart. After
     `make_or_restore_model` without a backup, `best` is that of the newest file saved by this callback.
@@ -158,10 +159,13 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Waits until all files are in place; raises what a write ended with."""
+        """Waits until all files are in place, and notes the end beside them; raises what a write ended with."""
         super().on_train_end(logs)
         shared_writer().wait()
         shared_writer().raise_failure()
+        if self._writes:
+            last = self._kept[-1] if self._kept else None
+            end_marker.publish(self._storage, self._template, self._generation, last)
 
     def get_state(self) -> dict[str, Any]:
         """What a backup keeps: the best value, the counters and the order of the last file."""
@@ -242,8 +246,10 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         mine = [a for a in known if a.series == self._template]
         self._kept = [a.name for a in reversed(mine)]
         best = self._newest_best(mine) if self.save_best_only else None
+        generation = 1 + max((a.generation for a in known), default=0)
+        end_marker.take_back(self._storage, self._template, generation)
         return {
-            "generation": 1 + max((a.generation for a in known), default=0),
+            "generation": generation,
             "best": None if best is None else vars(best),
         }
 

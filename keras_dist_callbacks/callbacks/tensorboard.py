@@ -33,7 +33,8 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
     `log_dir` and each other worker to a directory of its own; with `BackupAndRestore` in the same `fit()`
     the step counters go on after a restart, and what a backup covers is in the event files before it. A
     store that TensorFlow cannot write (all but local paths, `ram://` and, without `storage_options`,
-    `gs://`) gets copies of local event files, while training goes on and once more at its end.
+    `gs://`) gets copies of local event files, while training goes on and once more at its end. An evaluator
+    writes to `log_dir` too.
 
     A restarted run repeats the steps after its backup; their events are then in both event files.
 
@@ -48,8 +49,8 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
             `"10,20"`; 0 for none. Defaults to 0.
         embeddings_freq: Epochs between visualised embeddings; 0 for none. Defaults to 0.
         embeddings_metadata: Metadata of embedding layers. Defaults to None.
-        worker_log_dir: Below it each other worker writes to `worker-<n>`. Defaults to None: to a temporary
-            local directory that is removed at the end.
+        worker_log_dir: Below it each other worker writes to `worker-<n>`, and an evaluator to `evaluator`. Defaults to
+            None: workers write to a temporary local directory that is removed at the end, an evaluator to `log_dir`.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
         sync_seconds: Least time between two rounds of copying. Defaults to 30.
@@ -132,13 +133,17 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         own = redact(self._chief_dir) if "://" in self._chief_dir else str(Path(self._chief_dir).absolute())
         elsewhere = self._worker_dir is not None
         self._writes = agree_on_writers(cluster, "TensorBoard", self._write_on, own, elsewhere=elsewhere)
+        if cluster.is_evaluator:
+            self._writes = not elsewhere  # it is alone: nobody else was given this directory to write to
         target = self._target(cluster)
         storage = (
             None
             if target is None or self._is_native(target)
             else Storage.open(target, self._storage_options, retry=self._retry)
         )
-        if not cluster.is_evaluator:
+        if cluster.is_evaluator:
+            self._probe(target, storage)
+        else:
             cluster.agree(lambda: self._probe(target, storage), _TAG)
         shown = redact(self._chief_dir)
         self.log_dir = self._directory(target, storage)

@@ -65,7 +65,7 @@ def load_backup(
     store = BackupStore(Storage.open(place, storage_options, retry=retry))
     if model is None:
         return by_path(picking.look_up(store, commit, workers=0)[1].tensors)
-    _require_built(model)
+    require_built(model)
     cluster = _cluster_of(model)
     chosen = cluster.on_chief(lambda: picking.look_up(store, commit, cluster.num_workers), _TAG)
     name = cluster.broadcast(None if chosen is None else chosen[0].name, _TAG, kind=str)
@@ -121,14 +121,19 @@ def _apply(store: BackupStore, model: Any, cluster: Cluster, chosen: WorkerState
         apply(model, chosen, cluster)
 
 
-def _require_built(model: Any) -> None:
+def require_built(model: Any) -> None:
+    """Makes sure that weights have somewhere to go.
+
+    Raises:
+        ConfigError: It is no Keras model, or not built.
+    """
     import keras
 
     arguments.instance("model", model, keras.Model, also="None")
     unbuilt = building.unbuilt_layers(model)
     if unbuilt:
         raise ConfigError(
-            f"the model is not built ({unbuilt[0]}), so that the backup's weights have nowhere to go: give it an Input "
+            f"the model is not built ({unbuilt[0]}), so that saved weights have nowhere to go: give it an Input "
             "layer, or call it on a batch or model.build(...) first"
         )
 

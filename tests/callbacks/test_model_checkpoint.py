@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, PrintLR, latest_checkpoint
-from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
@@ -60,6 +60,7 @@ def test_saves_to_a_url_that_neither_keras_nor_tensorflow_can_write(tmp_path: Pa
         "ckpt-1.keras.json",
         "ckpt-2.keras",
         "ckpt-2.keras.json",
+        end_marker.name_of("ckpt-{epoch}.keras"),
     ]
     assert latest_checkpoint(url) == f"{url}/ckpt-2.keras"
 
@@ -103,7 +104,8 @@ def test_save_best_only_works_on_batches_too(tmp_path: Path) -> None:
 
 def test_max_to_keep_deletes_the_oldest_with_their_sidecars(tmp_path: Path) -> None:
     fit(tiny_model(), ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=2), epochs=4)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["3.keras", "3.keras.json", "4.keras", "4.keras.json"]
+    marker = end_marker.name_of("{epoch}.keras")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3.keras", "3.keras.json", "4.keras", "4.keras.json", marker]
 
 
 def test_max_to_keep_counts_what_earlier_runs_left_and_leaves_other_series_alone(tmp_path: Path) -> None:

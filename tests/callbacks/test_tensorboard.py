@@ -211,6 +211,24 @@ def test_an_evaluator_needs_no_cluster(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "w" / "evaluator" / "validation").is_dir()
 
 
+def test_an_evaluator_writes_to_its_log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: evaluator))
+    url = memory_url()
+    for log_dir in (str(tmp_path / "logs"), url):
+        tiny_model().evaluate(X, Y, verbose=0, callbacks=[TensorBoard(log_dir)])
+    for found in (tmp_path / "logs", mirror(url, tmp_path / "copy")):
+        assert "evaluation_loss_vs_iterations" in scalars(found / "validation")
+
+
+def test_an_evaluators_unusable_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: evaluator))
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="file is in the way"):
+        tiny_model().evaluate(X, Y, verbose=0, callbacks=[TensorBoard(tmp_path / "file" / "logs")])
+
+
 def test_it_is_a_keras_tensorboard_that_shows_the_users_directory(tmp_path: Path) -> None:
     board = TensorBoard("memory://user:secret@host/logs", 1, False, update_freq="batch")
     assert isinstance(board, keras.callbacks.TensorBoard)

@@ -36,6 +36,12 @@ class KillBehind(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KillBehindTests(KillBehind):
+    """The same of batches that an evaluator evaluates."""
+
+    on_test_batch_end = KillBehind.on_train_batch_end
+
+
 kdc.register_callback_state(KillBehind, None)
 
 RUNS = {
@@ -49,6 +55,8 @@ RUNS = {
     "mlflow's autolog": lambda at, more: _module("mlflow_tracking").train(at, True, more),
     "wandb": lambda at, more: [*_module("wandb_offline").train(at, more), *wandb_files.rows(Path(at))],
     "keras_hub": lambda at, more: _module("keras_hub_classifier").train(at, more),
+    "trained beside an evaluator": lambda at, more: list(_module("sidecar_evaluator").train(at, more).history),
+    "evaluator": lambda at, more: _module("sidecar_evaluator").evaluate(at, [KillBehindTests(k.batches) for k in more]),
     "optuna": lambda at, more: _module("optuna_pruning").search(at, more),
 }
 

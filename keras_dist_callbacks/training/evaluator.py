@@ -1,0 +1,256 @@
+"""SidecarEvaluator: a process beside the training that evaluates each of its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_dist_callbacks import arguments
+from keras_dist_callbacks.backups.artifacts import EXTENSIONS, split_filepath
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.storage.redaction import redact
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.texts import printable, warn
+from keras_dist_callbacks.training import evaluator_options as options
+from keras_dist_callbacks.training.evaluator_log import BestExport, EvaluationLog
+from keras_dist_callbacks.training.evaluator_model import EvaluatedModel, check_model
+from keras_dist_callbacks.training.evaluator_sources import Backups, Candidate, Look, ModelFiles, Source
+from keras_dist_callbacks.types import Evaluation
+
+
+class SidecarEvaluator:
+    """Evaluates every checkpoint of a training, in a process of its own that the training does not notice.
+
+    Keras 3 has no evaluator any more; this is what `tf.keras.utils.SidecarEvaluator` was. It runs as the `evaluator`
+    task of TF_CONFIG, or in any process that can read the checkpoints. Each complete checkpoint is copied to a local
+    temporary directory, compared with its digest and evaluated, the oldest first; one that is deleted before it was
+    copied is skipped, a damaged one with a warning. The same model is evaluated once, even if a training that was
+    killed and restarted saves it again; another model at the same step takes the place of the earlier result.
+
+    It ends when the training, one `fit()`, has ended and its last checkpoint is evaluated: when `ModelCheckpoint` has
+    noted the end, or without such files when the backup says so or is deleted (`delete_checkpoint=False` keeps the last
+    one for it). Killed and started again with the same arguments, it goes on: no result is lost or doubled, at most the
+    evaluation that was running is repeated. There is one result for each training step.
+
+    Args:
+        model: A built, compiled Keras model that weights are loaded into, made within the strategy that is to evaluate
+            it. None takes whole models out of `.keras` files, with `safe_mode=True`, under the current strategy or that
+            of `make_strategy()`.
+        data: What `model.evaluate` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)`. It is run through for
+            each checkpoint.
+        checkpoint_dir: Where `ModelCheckpoint` or `BackupAndRestore` writes: a path or any fsspec URL. With the
+            `filepath` of a `ModelCheckpoint`, only its files count.
+        steps: Batches of each evaluation. Defaults to None: all.
+        max_evaluations: Ends when there are that many results, those before a restart included. Defaults to None.
+        callbacks: Keras callbacks for `model.evaluate`. Defaults to None.
+        timeout: Seconds without a new checkpoint after which it ends. Defaults to None: as long as it takes.
+        poll_seconds: Seconds between two looks for checkpoints. Defaults to 10.
+        rerun_seconds: A training's end that has ended an evaluator with this `state_dir` already may be that of the run
+            before: how many seconds to wait for the new one to begin. Defaults to 300.
+        verbose: As in `model.evaluate`; unless it is 0, a line tells each result. Defaults to `"auto"`.
+        log_dir: TensorBoard's directory, that of the training or another: event files go to `evaluator/` below it, each
+            value at the training step and under the name that Keras' TensorBoard gives it. Defaults to None: no logs.
+        export_best: A path or URL that ends in `.keras` or `.weights.h5`: where the best model is put, with a sidecar
+            as `ModelCheckpoint` writes it. Defaults to None.
+        monitor: The metric that decides, with `val_` before it or not. Defaults to `"val_loss"`.
+        mode: `"min"`, `"max"` or, by the metric's name, `"auto"`. Defaults to `"auto"`.
+        state_dir: Where results are kept for a restart. Defaults to `evaluator/` below `log_dir`, without one to
+            `<checkpoint_dir>-evaluator`.
+        storage_options: Passed to the fsspec file system of `checkpoint_dir`, and of the other directories that have
+            the same protocol.
+        retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
+
+    Raises:
+        ConfigError: An argument is wrong, or a directory for results lies in `checkpoint_dir`.
+
+    Example:
+        ```python
+        evaluator = kdc.SidecarEvaluator(model, dataset, "gs://bucket/run1/checkpoints", log_dir="gs://bucket/run1/tb")
+        for result in evaluator.start():
+            print(result.step, result.metrics["loss"])
+        ```
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        checkpoint_dir: str | os.PathLike[str],
+        steps: int | None = None,
+        max_evaluations: int | None = None,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        timeout: float | None = None,
+        poll_seconds: float = 10.0,
+        rerun_seconds: float = 300.0,
+        verbose: int | str = "auto",
+        log_dir: str | os.PathLike[str] | None = None,
+        export_best: str | os.PathLike[str] | None = None,
+        monitor: str = "val_loss",
+        mode: str = "auto",
+        state_dir: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        check_model(model)
+        self._model = EvaluatedModel(model)
+        self._steps = None if steps is None else arguments.count("steps", steps, least=1, of="batches", also="None")
+        self._data = options.checked_data(data, self._steps)
+        self._most = None if max_evaluations is None else _most(max_evaluations)
+        self._callbacks = options.checked_callbacks(callbacks)
+        self._timeout = None if timeout is None else arguments.seconds("timeout", timeout, also="None")
+        self._poll_seconds = arguments.seconds("poll_seconds", poll_seconds, default=10.0)
+        self._rerun_seconds = arguments.seconds("rerun_seconds", rerun_seconds, least=0, default=300.0)
+        self._verbose = options.checked_verbose(verbose)
+        places = options.Places(checkpoint_dir, storage_options, retry)
+        self._state, events = places.of_results(log_dir, state_dir)
+        self._log = EvaluationLog(self._state, events)
+        self._best = _best(places, export_best, arguments.text("monitor", monitor, "the name of a metric"), mode)
+        self._checkpoints, self._series = places.checkpoints, places.series
+        self._sources: list[Source] = []
+        self._settled: set[str] = set()  # evaluated, or known to be damaged
+        self._told: set[str] = set()
+        self._suspected: dict[Source, set[str]] = {}
+
+    def start(self) -> list[Evaluation]:
+        """Evaluates until the training has ended, `max_evaluations` are there or `timeout` is over.
+
+        Returns:
+            All results, those of earlier processes with the same `state_dir` included, in the order of training.
+
+        Raises:
+            ConfigError: This process is a training worker by TF_CONFIG; a checkpoint needs a `model` and none was
+                given; `monitor` is no metric.
+            BackupMismatchError: A checkpoint is of another model.
+            StorageError: A directory for results cannot be used.
+        """
+        cluster = Cluster.detect()
+        if cluster.num_workers > 1 and not cluster.is_evaluator:
+            raise ConfigError(
+                f"TF_CONFIG says that this process is {cluster.name}, which trains: run SidecarEvaluator in a task of "
+                "the type 'evaluator', or in a process without TF_CONFIG"
+            )
+        self._log.open()
+        if self._best is not None:
+            self._best.storage.probe()
+        self._sources = [ModelFiles(self._checkpoints, self._series)]
+        if self._series is None:
+            self._sources.append(Backups(self._checkpoints, self._log.keys))
+        self._settled = self._log.keys
+        self._say(f"evaluating {self._checkpoints.display()}; results are kept in {self._state.display()}")
+        self._run()
+        return self._log.results
+
+    def _run(self) -> None:
+        began = news = time.monotonic()
+        while not self._is_enough():
+            looks = {source: self._look(source) for source in self._sources}
+            found = [(source, one) for source in looks for one in looks[source].candidates]
+            new = [(source, one) for source, one in found if one.key not in self._settled]
+            if sum([self._evaluate(source, one) for source, one in new]):
+                news = time.monotonic()
+                continue
+            if not new and self._has_ended(list(looks.values()), began):
+                return
+            if self._timeout is not None and time.monotonic() - news >= self._timeout:
+                self._say(f"no new checkpoint within {self._timeout:g} s; ending")
+                return
+            time.sleep(self._poll_seconds)
+
+    def _is_enough(self) -> bool:
+        return self._most is not None and len(self._log) >= self._most
+
+    def _look(self, source: Source) -> Look:
+        try:
+            look = source.look()
+        except StorageError as error:
+            if not error.unavailable:
+                raise
+            warn(f"the checkpoints cannot be looked at, which is tried again: {error}")
+            return Look(failed=True)
+        new = set(look.problems) - self._told
+        sure = new & self._suspected.get(source, set())  # there at the look before too: nobody is just replacing it
+        self._suspected[source] = new - sure
+        for problem in sorted(sure):
+            self._told.add(problem)
+            warn(f"a damaged file is passed over: {problem}", UserWarning)
+        return dataclasses.replace(look, end=None) if new - sure else look
+
+    def _has_ended(self, looks: Sequence[Look], began: float) -> bool:
+        """Whether nothing more will come, as far as the first source that has anything says."""
+        deciding = next((look for look in looks if look.candidates or look.end), Look())
+        if deciding.end is None or any(look.failed for look in looks):
+            return False
+        if deciding.end == self._log.ended_by and time.monotonic() - began < self._rerun_seconds:
+            text = "the training has ended, and was evaluated to its end already; waiting for a new run to begin"
+            self._say_once(f"{text}, at most {self._rerun_seconds:g} s")
+            return False
+        self._log.end(deciding.end)
+        self._say("the training has ended, and its checkpoints are evaluated")
+        return True
+
+    def _evaluate(self, source: Source, candidate: Candidate) -> bool:
+        """Evaluates a checkpoint; whether there is a new result."""
+        if self._is_enough():
+            return False
+        with tempfile.TemporaryDirectory(prefix="kdc-evaluator-") as directory:
+            taken = self._take(source, candidate, Path(directory))
+            if taken is None or taken.key in self._settled:
+                return False
+            weights = self._model.fingerprint()
+            if self._log.knows(taken, weights):
+                self._settled.add(taken.key)
+                return False
+            metrics = self._model.evaluate(self._data, self._steps, self._callbacks, self._verbose)
+            if self._best is not None:
+                self._best.offer(
+                    taken, metrics, self._model
+                )  # first: once there is a record, it is not looked at again
+            result = self._log.add(taken, weights, metrics)
+        self._settled.add(taken.key)
+        values = ", ".join(f"{name} {value:.6g}" for name, value in result.metrics.items())
+        self._say(f"evaluated {result.name} (epoch {result.epoch}, step {result.step}): {values}")
+        return True
+
+    def _take(self, source: Source, candidate: Candidate, directory: Path) -> Candidate | None:
+        try:
+            return source.take(candidate, self._model, directory)
+        except DamagedBackupError as error:
+            warn(f"a damaged checkpoint is not evaluated: {error}", UserWarning)
+            self._settled.add(candidate.key)
+        except StorageError as error:
+            if not error.unavailable:
+                raise
+            warn(f"a checkpoint cannot be read, which is tried again: {error}")
+        return None
+
+    def _say(self, what: str) -> None:
+        if self._verbose:
+            print(printable(f"keras_dist_callbacks: {what}"), flush=True)
+
+    def _say_once(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._say(what)
+
+
+def _most(given: Any) -> int:
+    return arguments.count("max_evaluations", given, least=1, of="results", also="None for all")
+
+
+def _best(places: options.Places, export_best: Any, monitor: str, mode: Any) -> BestExport | None:
+    monitor = monitor.removeprefix("val_")
+    mode = options.direction(mode, monitor)
+    if export_best is None:
+        return None
+    path = arguments.path("export_best", export_best)
+    directory, name = split_filepath(path)
+    if not name.endswith(EXTENSIONS) or name in EXTENSIONS:
+        raise ConfigError(f"export_best must name a file that ends in .keras or .weights.h5, got {redact(path)!r}")
+    return BestExport(places.open("export_best", directory), name, monitor, mode)

@@ -1,0 +1,278 @@
+"""What a `SidecarEvaluator` has found: a record for each result, and an event file made of each record.
+
+The record is the result: one small file under a name that follows from the training step, put in place as a whole. The
+event file is made of nothing else, under a name that follows from the step too. So a process that is killed between the
+two has lost nothing, and a restarted one adds what is missing; none of both can be there twice.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import tensorflow as tf
+import xxhash
+
+from keras_dist_callbacks.backups import artifacts, records
+from keras_dist_callbacks.backups.records import Count, Digest, Time
+from keras_dist_callbacks.backups.sidecar import Artifact, versions_or_none
+from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.training.evaluator_model import EvaluatedModel
+from keras_dist_callbacks.training.evaluator_sources import Candidate
+from keras_dist_callbacks.types import Evaluation
+
+RECORDS = "evaluations"
+_ENDED = "ended.json"
+_FORMAT = "keras_dist_callbacks evaluation 1"
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One result.
+
+    Attributes:
+        format: What this is.
+        name: Of the checkpoint.
+        step: Training steps taken.
+        epoch: Epochs finished.
+        place: Where it is on a plot.
+        metrics: The values as text, which holds every number.
+        weights: A digest of the weights.
+        keys: Every checkpoint that is known to be this one.
+        time: When it was evaluated.
+    """
+
+    format: str
+    name: str
+    step: Count
+    epoch: Count
+    place: Count
+    metrics: dict[str, str]
+    weights: Digest
+    keys: list[str]
+    time: Time
+
+    @property
+    def result(self) -> Evaluation:
+        """What users see of it."""
+        return Evaluation(self.name, self.step, self.epoch, {n: float(value) for n, value in self.metrics.items()})
+
+
+class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
+    record: Record
+    digest: Digest
+
+
+class _End(msgspec.Struct, forbid_unknown_fields=True):
+    end: str
+
+
+class EvaluationLog:
+    """The results so far.
+
+    Args:
+        state: The directory of the records.
+        events: The directory of the event files; None for none.
+    """
+
+    def __init__(self, state: Storage, events: Storage | None) -> None:
+        self._state, self._events = state, events
+        self._records: dict[int, Record] = {}
+        self.ended_by: str | None = None
+
+    def open(self) -> None:
+        """Reads what earlier processes found, and adds the event files that they did not get to.
+
+        Raises:
+            StorageError: A directory cannot be used.
+        """
+        self._state.probe()
+        for info in self._state.files(RECORDS):
+            if info.name.endswith(".json"):
+                self._read(f"{RECORDS}/{info.name}")
+        if self._state.exists(_ENDED):
+            self._read_end()
+        if self._events is not None:
+            self._events.probe()
+            present = {info.name for info in self._events.files()}
+            for record in self._records.values():
+                if _events_name(record.place) not in present:
+                    self._put_events(record)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def results(self) -> list[Evaluation]:
+        """All of them, in the order of training."""
+        return [self._records[place].result for place in sorted(self._records)]
+
+    @property
+    def keys(self) -> set[str]:
+        """Every checkpoint that needs no evaluation any more."""
+        return {key for record in self._records.values() for key in record.keys}
+
+    def knows(self, candidate: Candidate, weights: str) -> bool:
+        """Whether this model was evaluated at this step already, under another name or by another run; noted if so."""
+        earlier = self._records.get(candidate.place)
+        if earlier is None or earlier.weights != weights:
+            return False
+        self._put_record(msgspec.structs.replace(earlier, keys=[*earlier.keys, candidate.key]))
+        return True
+
+    def add(self, candidate: Candidate, weights: str, metrics: Mapping[str, float]) -> Evaluation:
+        """Puts a result in place; instead of that of another model at the same step, if there is one."""
+        place, earlier = candidate.place, self._records.get(candidate.place)
+        record = Record(
+            _FORMAT,
+            candidate.name,
+            candidate.step,
+            candidate.epoch,
+            place,
+            {name: repr(value) for name, value in metrics.items()},
+            weights,
+            [*(earlier.keys if earlier else ()), candidate.key],
+            time.time(),
+        )
+        if self._events is not None:
+            self._events.delete(_events_name(place))  # else one of the model before would seem to be this one's
+        self._put_record(record)
+        self._put_events(record)
+        return record.result
+
+    def end(self, by: str) -> None:
+        """Notes that the training whose end is called so was evaluated to its end."""
+        _put(self._state, _ENDED, msgspec.json.encode(_End(by)))
+
+    def _read_end(self) -> None:
+        where = self._state.display(_ENDED)
+        try:
+            self.ended_by = records.checked(records.parse(records.read(self._state, _ENDED), where), _End, where).end
+        except DamagedBackupError as error:
+            warn(f"whether a training was evaluated to its end is not known: {error}")
+
+    def _read(self, name: str) -> None:
+        where = self._state.display(name)
+        try:
+            sealed = records.checked(records.parse(records.read(self._state, name), where), _Sealed, where)
+            if sealed.digest != _digest(sealed.record) or _record_name(sealed.record.place) != name:
+                raise DamagedBackupError(f"{where} is not as it was written")
+        except DamagedBackupError as error:
+            warn(f"the result is evaluated again if its checkpoint is still there: {error}")
+            return
+        self._records[sealed.record.place] = sealed.record
+
+    def _put_record(self, record: Record) -> None:
+        content = msgspec.json.encode(_Sealed(record, _digest(record)))
+        _put(self._state, _record_name(record.place), content)
+        self._records[record.place] = record
+
+    def _put_events(self, record: Record) -> None:
+        if self._events is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="kdc-evaluator-") as directory:
+            file = Path(directory) / "events"
+            with tf.io.TFRecordWriter(str(file)) as writer:
+                writer.write(
+                    tf.compat.v1.Event(wall_time=record.time, file_version="brain.Event:2").SerializeToString()
+                )
+                for name, value in record.metrics.items():
+                    writer.write(_event(record, name, float(value)))
+            self._events.replace(_events_name(record.place), file)
+
+
+@dataclass(frozen=True)
+class BestExport:
+    """The best model so far, under a fixed name, with a sidecar that says how good it is.
+
+    Attributes:
+        storage: Its directory.
+        name: Its name there.
+        monitor: The metric.
+        mode: `"min"` or `"max"`.
+    """
+
+    storage: Storage
+    name: str
+    monitor: str
+    mode: str
+
+    def offer(self, candidate: Candidate, metrics: Mapping[str, float], model: EvaluatedModel) -> None:
+        """Exports the model if it is better than what is there.
+
+        Raises:
+            ConfigError: There is no such metric.
+        """
+        if self.monitor not in metrics:
+            raise ConfigError(f"monitor={self.monitor!r} is no metric of the model; there are {', '.join(metrics)}")
+        value = metrics[self.monitor]
+        there = next(iter(versions_or_none(self.storage, self.name) or ()), None)
+        best = there.value if there is not None and there.monitor == self.monitor else None
+        if not math.isfinite(value) or (
+            best is not None and not (value < best if self.mode == "min" else value > best)
+        ):
+            return
+        with tempfile.TemporaryDirectory(prefix="kdc-evaluator-") as directory:
+            file = candidate.file
+            if file is None or not file.name.endswith(_kind_of(self.name)):
+                file = Path(directory) / self.name
+                model.save(file)
+            generation, sequence = (1, 0) if there is None else there.order
+            artifacts.publish(self.storage, file, self._described(candidate, value, generation, sequence + 1))
+
+    def _described(self, candidate: Candidate, value: float, generation: int, sequence: int) -> Artifact:
+        return Artifact(
+            name=self.name,
+            kind="weights" if self.name.endswith(".weights.h5") else "model",
+            series=self.name,
+            generation=generation,
+            sequence=sequence,
+            epoch=candidate.epoch,
+            step=candidate.step,
+            monitor=self.monitor,
+            value=value,
+            best_only=True,
+        )
+
+
+def _kind_of(name: str) -> str:
+    return ".weights.h5" if name.endswith(".weights.h5") else ".keras"
+
+
+def _record_name(place: int) -> str:
+    return f"{RECORDS}/{place:012d}.json"
+
+
+def _events_name(place: int) -> str:
+    """TensorBoard reads the event files of a directory in the order of their names."""
+    return f"events.out.tfevents.{place:012d}.evaluator"
+
+
+def _digest(record: Record) -> str:
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(record))
+
+
+def _event(record: Record, name: str, value: float) -> bytes:
+    """As Keras' TensorBoard logs what `evaluate()` finds, under the same name."""
+    v1 = tf.compat.v1
+    plugin = v1.SummaryMetadata.PluginData(plugin_name="scalars")
+    summary = v1.Summary.Value(
+        tag=f"evaluation_{name}_vs_iterations",
+        tensor=tf.make_tensor_proto(value, tf.float32),
+        metadata=v1.SummaryMetadata(plugin_data=plugin),
+    )
+    event = v1.Event(wall_time=record.time, step=record.place, summary=v1.Summary(value=[summary]))
+    return bytes(event.SerializeToString())
+
+
+def _put(storage: Storage, name: str, content: bytes) -> None:
+    with tempfile.NamedTemporaryFile("wb", prefix="kdc-evaluator-") as file:
+        file.write(content)
+        file.flush()
+        storage.replace(name, Path(file.name))

@@ -1,0 +1,137 @@
+"""The model that a `SidecarEvaluator` evaluates: a user's, or that of the first whole file."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+import xxhash
+
+from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.strategy import make_strategy
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.training import loading
+
+
+class EvaluatedModel:
+    """Takes one checkpoint after the other.
+
+    Args:
+        model: A compiled one that is built, or None to take whole models as they are in their files.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._given = model is not None
+        self._model = model
+        self._config = ""
+
+    def take_file(self, path: Path, shown: str, step: int) -> None:
+        """Sets the weights that a file of `ModelCheckpoint` holds.
+
+        Args:
+            path: A local copy.
+            shown: What it is, for messages.
+            step: Optimizer steps taken, which callbacks look for in the optimizer.
+
+        Raises:
+            ConfigError: It holds weights alone or an uncompiled model, and no model was given.
+            BackupMismatchError: It is of another model.
+        """
+        if self._given:
+            self._load_weights(path, shown)
+        else:
+            self._take_whole(path, shown)
+        optimizer = getattr(self._model, "optimizer", None)
+        if optimizer is not None and step:
+            optimizer.iterations.assign(step)
+
+    def take_backup(self, saved: WorkerState, shown: str) -> None:
+        """Sets what a backup holds of the model.
+
+        Raises:
+            ConfigError: No model was given.
+            BackupMismatchError: It is of another model.
+        """
+        if not self._given:
+            raise ConfigError(f"{shown} is a backup, which holds no architecture: give SidecarEvaluator a model")
+        with self._model.distribute_strategy.scope():
+            loading.apply(self._model, saved, Cluster())
+
+    def fingerprint(self) -> str:
+        """A digest of the weights, by which the same model under another name is known."""
+        hasher = xxhash.xxh3_128()
+        for weight in self._model.weights:
+            hasher.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
+        return hasher.hexdigest()
+
+    def evaluate(self, data: Any, steps: int | None, callbacks: Sequence[Any], verbose: int | str) -> dict[str, float]:
+        """What `model.evaluate` finds, as far as it is single numbers."""
+        names = ("x", "y", "sample_weight")
+        given = dict(zip(names, data, strict=False)) if isinstance(data, tuple) else {"x": data}
+        found: Mapping[str, Any] = self._model.evaluate(
+            **given, steps=steps, callbacks=list(callbacks), verbose=verbose, return_dict=True
+        )
+        return {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
+
+    def save(self, path: Path) -> None:
+        """Writes the model as it is, whole or its weights, by the end of the name."""
+        if path.name.endswith(".weights.h5"):
+            self._model.save_weights(path)
+        else:
+            self._model.save(path)
+
+    def _take_whole(self, path: Path, shown: str) -> None:
+        if not path.name.endswith(".keras"):
+            raise ConfigError(f"{shown} holds weights alone: give SidecarEvaluator a compiled model to load them into")
+        config = _config_of(path)
+        if self._model is not None and config == self._config:
+            self._load_weights(path, shown)  # evaluate() need not be traced again
+            return
+        current = tf.distribute.get_strategy()
+        strategy = current if tf.distribute.has_strategy() else make_strategy()
+        with strategy.scope():
+            model = keras.models.load_model(path, safe_mode=True)
+        if not getattr(model, "compiled", False):
+            raise ConfigError(f"the model in {shown} is not compiled: give SidecarEvaluator a compiled model")
+        self._model, self._config = model, config
+
+    def _load_weights(self, path: Path, shown: str) -> None:
+        with warnings.catch_warnings():
+            # Only its step counter matters here, so an optimizer need not be that of the training, nor be built.
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer", UserWarning)
+            try:
+                self._model.load_weights(path)
+            except ValueError as error:
+                raise BackupMismatchError(
+                    f"the weights of {shown} do not fit the model of SidecarEvaluator: {error}"
+                ) from error
+
+
+def check_model(model: Any) -> None:
+    """Makes sure that weights can be loaded into a model, and that it can be evaluated.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if model is None:
+        return
+    if not isinstance(model, keras.Model):
+        raise ConfigError(f"model must be a keras.Model, or None, got a value of the type {type(model).__name__}")
+    loading.require_built(model)
+    if not model.compiled:
+        raise ConfigError("the model is not compiled, so it has no loss and no metrics: call model.compile(...) first")
+
+
+def _config_of(path: Path) -> str:
+    """The architecture in a file, without what training says of itself."""
+    with zipfile.ZipFile(path) as archive:
+        config = json.loads(archive.read("config.json"))
+    return json.dumps({name: value for name, value in config.items() if name != "compile_config"}, sort_keys=True)

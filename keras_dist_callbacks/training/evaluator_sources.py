@@ -1,0 +1,190 @@
+"""Where a `SidecarEvaluator` finds checkpoints: files of `ModelCheckpoint`, and backups; read, and never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.backups.names import COMMITS
+from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.backups.snapshot import CommitId
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine import picking
+from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.training.evaluator_model import EvaluatedModel
+
+WORKERS = 1  # that hold the evaluated model; a backup of several is read as a whole
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint that may be evaluated.
+
+    Attributes:
+        name: How results call it.
+        content: Tells its content, in its place, from every other.
+        step: Training steps taken.
+        epoch: Epochs finished.
+        file: Its local copy, once it is taken; None for a backup.
+    """
+
+    name: str
+    content: str
+    step: int
+    epoch: int
+    file: Path | None = None
+
+    @property
+    def place(self) -> int:
+        """Its place on a plot: the step, or where nobody counts steps the epoch."""
+        return self.step or self.epoch
+
+    @property
+    def key(self) -> str:
+        """What tells it from every other checkpoint."""
+        return f"{self.place} {self.content}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there was at one moment.
+
+    Attributes:
+        candidates: The oldest first.
+        problems: One sentence for each that is damaged, or seems so while it is being replaced.
+        end: What tells the end of this training from every other; None while it may go on.
+        failed: Whether the store could not be asked.
+    """
+
+    candidates: Sequence[Candidate] = ()
+    problems: Sequence[str] = ()
+    end: str | None = None
+    failed: bool = False
+
+
+class Source(Protocol):
+    """One kind of checkpoints."""
+
+    def look(self) -> Look:
+        """What there is now."""
+        ...
+
+    def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
+        """Reads a checkpoint into a model.
+
+        Args:
+            candidate: One of this source's.
+            model: What gets it.
+            directory: A local one for a copy.
+
+        Returns:
+            What was read, which may have replaced the candidate meanwhile; None if it was deleted or replaced.
+
+        Raises:
+            DamagedBackupError: It is there and damaged.
+        """
+        ...
+
+
+class ModelFiles:
+    """What `ModelCheckpoint` publishes.
+
+    Args:
+        storage: The directory.
+        series: Only files made from this template, or of this name; None for all.
+    """
+
+    def __init__(self, storage: Storage, series: str | None) -> None:
+        self._storage, self._series = storage, series
+        self._known: dict[str, Artifact] = {}
+
+    def look(self) -> Look:
+        """The files, and whether the note of the training's end is there."""
+        markers, problems = end_marker.read_all(self._storage)  # before the files: those of the end are listed then
+        listing = artifacts.find(self._storage, self._series)
+        series = {self._series, *(artifact.series for artifact in listing.artifacts)} if self._series else None
+        markers = [one for one in markers if series is None or one.series in series or one.last == self._series]
+        end = end_marker.end_of(markers, listing.artifacts)
+        self._known = {_candidate(artifact).key: artifact for artifact in listing.artifacts}
+        return Look(
+            [_candidate(artifact) for artifact in reversed(listing.artifacts)],
+            [*problems, *listing.problems],
+            None if end is None else end.token,
+        )
+
+    def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
+        """Copies the file, compares it with its digest and loads it."""
+        wanted = self._known[candidate.key]
+        try:
+            found = artifacts.fetch(self._storage, wanted, directory)
+        except DamagedBackupError:
+            now = artifacts.find(self._storage, wanted.name).artifacts
+            if any(artifact.order == wanted.order for artifact in now if artifact.name == wanted.name):
+                raise
+            return None
+        file = directory / found.name
+        model.take_file(file, self._storage.display(found.name), found.step)
+        return _candidate(found, file)
+
+
+class Backups:
+    """What `BackupAndRestore` and `Checkpointer` commit; the directory stays that of its owner.
+
+    Args:
+        storage: The directory.
+        evaluated: Keys of what earlier processes evaluated: that there were backups is known from these.
+    """
+
+    def __init__(self, storage: Storage, evaluated: Iterable[str] = ()) -> None:
+        self._storage = storage
+        self._seen = any(key.partition(" ")[2].startswith(f"{COMMITS}/") for key in evaluated)
+        self._known: dict[CommitId, tuple[Candidate, bool]] = {}
+        self._newest = ""
+
+    def look(self) -> Look:
+        """The backups, and whether the newest is that of the end, or all are gone."""
+        store = BackupStore(self._storage)
+        ruling = store.newest_generation()  # before the backups: a run that begins meanwhile is not missed
+        problems, known = [], {}
+        for commit in store.commits():
+            try:
+                known[commit] = self._known.get(commit) or _described(store, commit)
+            except DamagedBackupError as error:
+                problems += [str(error)] if self._storage.exists(commit.name) else []
+        self._known = known
+        newest = max(known, default=None)
+        end = None
+        if newest is not None:
+            self._seen, self._newest = True, newest.name
+            end = newest.name if known[newest][1] and ruling == newest.generation else None
+        elif self._seen and not problems and ruling == 0:
+            end = f"gone {self._newest}"  # deleted by the run at its end
+        return Look([known[commit][0] for commit in sorted(known)], problems, end)
+
+    def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
+        """Reads the backup, each tensor compared with its hash."""
+        (commit,) = (one for one, (known, _) in self._known.items() if known == candidate)
+        store = BackupStore(self._storage)
+        try:
+            saved = picking.load(store, store.manifest(commit), WORKERS, 0)
+        except DamagedBackupError:
+            if self._storage.exists(commit.name):
+                raise
+            return None
+        model.take_backup(saved, self._storage.display(commit.name))
+        return candidate
+
+
+def _candidate(artifact: Artifact, file: Path | None = None) -> Candidate:
+    return Candidate(artifact.name, f"{artifact.name} {artifact.digest}", artifact.step, artifact.epoch, file)
+
+
+def _described(store: BackupStore, commit: CommitId) -> tuple[Candidate, bool]:
+    """A backup, and whether training had ended."""
+    manifest = store.manifest(commit)
+    position = manifest.position
+    return Candidate(commit.label, commit.name, position.step, position.epoch), manifest.done

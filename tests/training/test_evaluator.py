@@ -1,0 +1,228 @@
+"""SidecarEvaluator in this process: which checkpoints it evaluates, what it writes, and when it ends."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support import tiny
+from tests.support.callback_helpers import ignore_keras_warnings, scalars
+from tests.support.evaluator_runs import DATA, Count, evaluator, everything, logged, shared
+
+pytestmark = [pytest.mark.slow, ignore_keras_warnings]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_a_finished_training_left_is_evaluated_and_logged_at_its_steps(run: Path, given: bool) -> None:
+    before = everything(run / "ckpt")
+    results = evaluator(run, tiny.model(clear=False) if given else None).start()
+    assert [(one.name, one.step, one.epoch) for one in results] == [
+        (f"{epoch}.keras", epoch * tiny.STEPS, epoch) for epoch in (1, 2, 3)
+    ]
+    for one in results:
+        expected = keras.models.load_model(run / "ckpt" / one.name).evaluate(*DATA, verbose=0, return_dict=True)
+        assert one.metrics == pytest.approx(expected)
+    logs = scalars(run / "tb" / "evaluator")
+    assert logs["evaluation_loss_vs_iterations"] == [(o.step, pytest.approx(o.metrics["loss"])) for o in results]
+    assert logs["evaluation_accuracy_vs_iterations"] == [
+        (o.step, pytest.approx(o.metrics["accuracy"])) for o in results
+    ]
+    assert everything(run / "ckpt") == before
+
+
+def test_it_is_told_in_tensorboards_own_words(run: Path) -> None:
+    """The same tag at the same step as Keras' own callback in `evaluate`."""
+    evaluator(run, callbacks=[keras.callbacks.TensorBoard(run / "keras")]).start()
+    theirs, ours = scalars(run / "keras" / "validation"), scalars(run / "tb" / "evaluator")
+    assert sorted(theirs["evaluation_loss_vs_iterations"]) == sorted(ours["evaluation_loss_vs_iterations"])
+
+
+def test_tensorboard_itself_reads_the_log(run: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    results = evaluator(run).start()
+    found = accumulator.EventAccumulator(str(run / "tb" / "evaluator"))
+    found.Reload()
+    values = found.Tensors("evaluation_accuracy_vs_iterations")
+    assert [(one.step, float(tf.make_ndarray(one.tensor_proto))) for one in values] == [
+        (one.step, pytest.approx(one.metrics["accuracy"])) for one in results
+    ]
+
+
+@pytest.mark.parametrize("name", ["find", "fetch"])
+def test_a_store_that_does_not_answer_is_asked_again(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    failure, original, calls = StorageError("the store is away"), getattr(artifacts, name), iter(range(99))
+    failure.unavailable = True
+
+    def sometimes(*given: Any) -> Any:
+        if next(calls) == 0:
+            raise failure
+        return original(*given)
+
+    monkeypatch.setattr(artifacts, name, sometimes)
+    with pytest.warns(RuntimeWarning, match="which is tried again: the store is away"):
+        assert len(evaluator(run).start()) == 3
+    failure.unavailable, calls = False, iter(range(99))
+    shutil.rmtree(run / "tb")
+    with pytest.raises(StorageError, match="the store is away"):
+        evaluator(run).start()
+
+
+def test_a_second_evaluator_repeats_nothing(run: Path) -> None:
+    results = evaluator(run).start()
+    before = everything(run / "tb")
+    count = Count()
+    assert evaluator(run, callbacks=[count]).start() == results
+    assert count.steps == []
+    assert {n: c for n, c in everything(run / "tb").items() if n != "evaluator/ended.json"} == {
+        n: c for n, c in before.items() if n != "evaluator/ended.json"
+    }
+
+
+def test_event_files_that_are_missing_are_made_of_the_records(run: Path) -> None:
+    evaluator(run).start()
+    before = everything(run / "tb")
+    for path in (run / "tb" / "evaluator").glob("events*"):
+        path.unlink()
+    shutil.rmtree(run / "ckpt")
+    evaluator(run, max_evaluations=3).start()
+    assert everything(run / "tb") == before
+
+
+def test_a_damaged_record_costs_a_repeated_evaluation(run: Path) -> None:
+    evaluator(run).start()
+    record = sorted((run / "tb/evaluator/evaluations").iterdir())[1]
+    record.write_bytes(record.read_bytes().replace(b"loss", b"lost"))
+    count = Count()
+    again = evaluator(run, callbacks=[count])
+    with pytest.warns(RuntimeWarning, match="evaluated again"):
+        assert len(again.start()) == 3
+    assert count.steps == [2 * tiny.STEPS]
+    assert logged(run) == [5, 10, 15]
+
+
+def test_a_damaged_file_is_skipped_with_a_warning(run: Path) -> None:
+    (run / "ckpt" / "2.keras").write_bytes(b"junk")
+    with pytest.warns(UserWarning, match=r"damaged checkpoint is not evaluated: .*2\.keras has 4 bytes"):
+        results = evaluator(run).start()
+    assert [one.epoch for one in results] == [1, 3]
+
+
+def test_a_damaged_sidecar_is_told_of_once(run: Path) -> None:
+    (run / "ckpt" / "2.keras.json").write_bytes(b'{"seal": "junk"}')
+    with pytest.warns(UserWarning, match=r"passed over: .*2\.keras\.json differs from its own seal") as told:
+        results = evaluator(run).start()
+    assert [one.epoch for one in results] == [1, 3]
+    assert sum("2.keras.json" in str(one.message) for one in told) == 1
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_skipped(run: Path) -> None:
+    storage = Storage.open(run / "ckpt")
+
+    class Delete(keras.callbacks.Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            artifacts.delete(storage, "2.keras", 1)
+
+    results = evaluator(run, None, callbacks=[Delete()]).start()
+    assert [one.epoch for one in results] == [1, 3]
+
+
+def test_a_file_that_is_replaced_while_it_is_evaluated_is_evaluated_again(run: Path) -> None:
+    trained, data = tiny.model(), tiny.shuffled()
+    saved: list[int] = []
+
+    class Train(keras.callbacks.Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            if len(saved) < 3:
+                saved.append(1)
+                trained.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[one_name])
+
+    one_name = kdc.ModelCheckpoint(run / "one" / "latest.weights.h5", save_weights_only=True)
+    trained.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[one_name])
+    results = evaluator(run, checkpoint_dir=run / "one", callbacks=[Train()]).start()
+    assert [one.step for one in results] == [5, 10, 15, 20]
+    assert {one.name for one in results} == {"latest.weights.h5"}
+    for ours, theirs in zip(shared().weights, trained.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_same_model_saved_again_by_a_restarted_run_is_not_evaluated_again(run: Path) -> None:
+    first = evaluator(run).start()
+    tiny.fit(tiny.model(), None, [kdc.ModelCheckpoint(run / "ckpt" / "{epoch}.keras")])  # from the same seed
+    count = Count()
+    assert evaluator(run, callbacks=[count]).start() == first
+    assert count.steps == []
+    assert logged(run) == [5, 10, 15]
+
+
+def test_another_model_at_the_same_step_takes_the_place_of_the_earlier_result(run: Path) -> None:
+    first = evaluator(run).start()
+    other = kdc.ModelCheckpoint(run / "ckpt" / "{epoch}.keras")
+    tiny.fit(tiny.model(optimizer=keras.optimizers.SGD(0.5)), None, [other], epochs=2)
+    results = evaluator(run).start()
+    assert [one.step for one in results] == [5, 10, 15]
+    assert [one == before for one, before in zip(results, first, strict=True)] == [False, False, True]
+    assert logged(run) == [5, 10, 15]
+
+
+def test_a_template_chooses_among_the_files_of_a_directory(run: Path) -> None:
+    callbacks = [
+        kdc.ModelCheckpoint(run / "two" / "a-{epoch}.keras"),
+        kdc.ModelCheckpoint(run / "two" / "b-{batch}.weights.h5", save_weights_only=True, save_freq=3),
+    ]
+    tiny.fit(tiny.model(), None, callbacks, epochs=2)
+    chosen = evaluator(run, checkpoint_dir=run / "two" / "b-{batch}.weights.h5", log_dir=run / "b").start()
+    assert {one.name[0] for one in chosen} == {"b"}
+    every = evaluator(run, checkpoint_dir=run / "two").start()
+    assert [one.step for one in every] == sorted({5, 10, *(one.step for one in chosen)})
+
+
+def test_it_ends_at_max_evaluations_and_goes_on_behind_them(run: Path) -> None:
+    assert [one.epoch for one in evaluator(run, max_evaluations=2).start()] == [1, 2]
+    assert [one.epoch for one in evaluator(run).start()] == [1, 2, 3]
+
+
+def test_it_ends_when_no_checkpoint_comes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "ckpt" / end_marker.name_of("{epoch}.keras")).unlink()
+    results = evaluator(run, timeout=0.05, verbose=1).start()
+    assert len(results) == 3
+    assert "no new checkpoint within 0.05 s; ending" in capsys.readouterr().out
+
+
+def test_it_waits_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert evaluator(tmp_path, timeout=0.05).start() == []
+
+
+def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(run: Path) -> None:
+    end_marker.take_back(Storage.open(run / "ckpt"), "{epoch}.keras", 2)
+    evaluated = evaluator(run, timeout=0.2, verbose=1)
+    evaluated.start()
+    assert evaluated._log.ended_by is None
+    assert not (run / "tb/evaluator/ended.json").exists()
+
+
+def test_an_end_that_was_evaluated_already_is_waited_on_for_a_new_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluator(run).start()
+    storage = Storage.open(run / "ckpt")
+
+    class Later(kdc.SidecarEvaluator):
+        def _say_once(self, what: str) -> None:
+            said.append(what)
+            end_marker.take_back(storage, "{epoch}.keras", 2)  # the new run begins
+
+    said: list[str] = []
+    Later(None, DATA, run / "ckpt", log_dir=run / "tb", poll_seconds=0.01, timeout=0.2, verbose=1).start()
+    assert len(said) == 1
+    assert "waiting for a new run to begin" in said[0]
+    assert "no new checkpoint within" in capsys.readouterr().out

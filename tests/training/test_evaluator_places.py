@@ -1,0 +1,131 @@
+"""SidecarEvaluator in this process: the best model, other models and data, and where results may be put."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support import tiny
+from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.evaluator_runs import DATA, evaluator
+
+pytestmark = [pytest.mark.slow, ignore_keras_warnings]
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")  # it may be another one
+@pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
+def test_the_best_is_exported_with_a_sidecar_that_says_how_good_it_is(run: Path, name: str) -> None:
+    options = {"export_best": run / "export" / name, "monitor": "val_loss"}
+    results = evaluator(run, **options).start()
+    best = min(results, key=lambda one: one.metrics["loss"])
+    (found,) = artifacts.find(Storage.open(run / "export")).artifacts
+    assert (found.name, found.step, found.monitor) == (name, best.step, "loss")
+    assert found.value == best.metrics["loss"]
+    model = tiny.model()
+    model.load_weights(run / "export" / name)
+    assert model.evaluate(*DATA, verbose=0, return_dict=True) == pytest.approx(best.metrics)
+
+
+def test_a_worse_one_does_not_replace_the_best(run: Path) -> None:
+    options = {"export_best": run / "export" / "best.keras", "monitor": "accuracy", "mode": "min"}
+    evaluator(run, **options).start()
+    (found,) = artifacts.find(Storage.open(run / "export")).artifacts
+    results = evaluator(run, **options).start()
+    assert found.value == min(one.metrics["accuracy"] for one in results)
+    shutil.rmtree(run / "tb")  # all are evaluated again
+    evaluator(run, **options).start()
+    assert artifacts.find(Storage.open(run / "export")).artifacts == (found,)
+
+
+def test_an_unknown_metric_is_named(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"monitor='f1' is no metric of the model; there are .*accuracy"):
+        evaluator(run, export_best=run / "best.keras", monitor="val_f1").start()
+
+
+def test_a_strategy_of_its_own_evaluates_to_the_same(run: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope():
+        own, given = evaluator(run, None), evaluator(run, tiny.model(clear=False), log_dir=run / "given")
+        results = own.start()
+    expected = [pytest.approx(one.metrics) for one in evaluator(run, log_dir=run / "other").start()]
+    assert [one.metrics for one in results] == expected
+    assert [one.metrics for one in given.start()] == expected
+
+
+def test_weights_of_another_model_are_an_error_that_names_the_file(run: Path) -> None:
+    with pytest.raises(BackupMismatchError, match=r"weights of .*1\.keras do not fit the model of SidecarEvaluator"):
+        evaluator(run, tiny.model(units=3)).start()
+
+
+def test_weights_alone_need_a_model(tmp_path: Path) -> None:
+    name = tmp_path / "ckpt" / "w.weights.h5"
+    tiny.fit(tiny.model(), None, [kdc.ModelCheckpoint(name, save_weights_only=True)], epochs=1)
+    with pytest.raises(ConfigError, match="holds weights alone: give SidecarEvaluator a compiled model"):
+        evaluator(tmp_path, None).start()
+    other = tiny.model(optimizer="sgd")  # another optimizer, which is not built
+    assert [one.step for one in evaluator(tmp_path, other).start()] == [5]
+
+
+def test_data_may_be_a_dataset_and_steps_a_part_of_it(run: Path) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(4)
+    whole = evaluator(run, data=dataset).start()
+    part = evaluator(run, data=dataset, steps=1, log_dir=run / "part").start()
+    assert [one.metrics["loss"] for one in whole] != [one.metrics["loss"] for one in part]
+
+
+def test_an_evaluator_task_evaluates_and_a_worker_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
+    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: role))
+    assert len(evaluator(run).start()) == 3
+    role = Cluster("worker", 1, 1, ("localhost:1", "localhost:2"))
+    with pytest.raises(ConfigError, match=r"this process is worker 1, which trains: run SidecarEvaluator in a task"):
+        evaluator(run).start()
+
+
+def test_a_generator_is_data_with_steps_alone(run: Path) -> None:
+    def batches() -> Any:
+        while True:
+            yield DATA
+
+    with pytest.raises(ConfigError, match=r"data can be run through once only, but is needed for every checkpoint"):
+        evaluator(run, data=batches())
+    evaluator(run, data=batches(), steps=1)
+
+
+def test_damaged_notes_are_told_of(run: Path) -> None:
+    evaluator(run).start()
+    (run / "tb/evaluator/ended.json").write_bytes(b"junk")
+    with pytest.warns(RuntimeWarning, match="whether a training was evaluated to its end is not known"):
+        evaluator(run).start()
+    (run / "ckpt" / end_marker.name_of("{epoch}.keras")).write_bytes(b"junk")
+    with pytest.warns(UserWarning, match="passed over: .*training-end"):
+        evaluator(run, timeout=0.2).start()
+
+
+@pytest.mark.parametrize("name", ["log_dir", "state_dir", "export_best"])
+def test_a_place_within_the_checkpoints_is_refused(run: Path, name: str) -> None:
+    (run / "link").symlink_to(run / "ckpt")
+    for place in (run / "ckpt", run / "ckpt" / "sub", run / "link"):
+        given = place / "best.keras" if name == "export_best" else place
+        with pytest.raises(ConfigError, match=rf"^{name}=.*where the training alone writes"):
+            evaluator(run, **{name: given})
+
+
+def test_without_logs_results_are_kept_beside_the_checkpoints(run: Path) -> None:
+    evaluator(run, log_dir=None).start()
+    assert len(list((run / "ckpt-evaluator" / "evaluations").iterdir())) == 3
+    assert list(run.rglob("events*")) == []
+
+
+def test_a_bucket_has_nothing_beside_it() -> None:
+    with pytest.raises(ConfigError, match="has nothing beside it: give log_dir or state_dir"):
+        kdc.SidecarEvaluator(None, DATA, "s3://bucket/")
