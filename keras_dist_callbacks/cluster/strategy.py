@@ -89,8 +89,10 @@ def _check_parts(devices: Any, communication_options: Any) -> None:
         if not named:
             raise arguments.refused("devices", devices, _DEVICES)
     if communication_options is not None:
-        kind = tf.distribute.experimental.CommunicationOptions
-        arguments.instance("communication_options", communication_options, kind, also="None")
+        public = tf.distribute.experimental.CommunicationOptions
+        if not isinstance(communication_options, type(public())):  # its constructor makes objects of another class
+            what = "a tf.distribute.experimental.CommunicationOptions, or None"
+            raise arguments.refused("communication_options", communication_options, what)
 
 
 def enable_for_cluster() -> None:

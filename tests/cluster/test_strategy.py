@@ -37,6 +37,16 @@ def test_one_process_gets_the_default_strategy() -> None:
     assert make_strategy() is tf.distribute.get_strategy()
 
 
+def test_options_of_communication_are_those_of_tensorflow() -> None:
+    import tensorflow as tf
+
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
+    assert make_strategy(communication_options=options) is tf.distribute.get_strategy()
+    with pytest.raises(ConfigError, match=r"must be a tf\.distribute\.experimental\.CommunicationOptions, or None"):
+        make_strategy(communication_options=ring)
+
+
 def test_an_evaluator_gets_the_default_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     import tensorflow as tf
 
