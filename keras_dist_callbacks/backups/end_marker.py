@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import xxhash
@@ -147,7 +145,4 @@ def _read(storage: Storage, name: str) -> EndMarker:
 def _write(storage: Storage, marker: EndMarker) -> None:
     record = {"format": _FORMAT, "version": _VERSION, "marker": vars(marker)}
     record["seal"] = seal(record) or ""
-    with tempfile.NamedTemporaryFile("wb", prefix="kdc-end-", suffix=".json") as file:
-        file.write(json.dumps(record, indent=1).encode())
-        file.flush()
-        storage.replace(name_of(marker.series), Path(file.name))
+    records.write(storage, name_of(marker.series), json.dumps(record, indent=1).encode())

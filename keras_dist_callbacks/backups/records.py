@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -74,6 +76,14 @@ def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
     if len(content) > limit:
         raise DamagedBackupError(f"{storage.display(name)} has more than {limit} bytes, too many for what it should be")
     return content
+
+
+def write(storage: Storage, name: str, content: bytes) -> None:
+    """Puts a record in the place of the one that is there, if any."""
+    with tempfile.NamedTemporaryFile("wb", prefix="kdc-record-") as file:
+        file.write(content)
+        file.flush()
+        storage.replace(name, Path(file.name))
 
 
 def checked(value: Any, kind: Any, where: str) -> Any:

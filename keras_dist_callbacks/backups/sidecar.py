@@ -6,10 +6,8 @@ import contextlib
 import dataclasses
 import json
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -125,10 +123,7 @@ def read_sidecar(storage: Storage, name: str) -> list[Artifact]:
 
 def write_sidecar(storage: Storage, versions: Sequence[Artifact]) -> None:
     """Replaces a file's sidecar by one that lists `versions`, the newest first."""
-    with tempfile.NamedTemporaryFile("wb", prefix="kdc-sidecar-", suffix=SIDECAR) as file:
-        file.write(_render(versions))
-        file.flush()
-        storage.replace(versions[0].name + SIDECAR, Path(file.name))
+    records.write(storage, versions[0].name + SIDECAR, _render(versions))
 
 
 def _render(versions: Sequence[Artifact]) -> bytes:

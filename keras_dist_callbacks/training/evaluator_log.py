@@ -148,7 +148,7 @@ class EvaluationLog:
 
     def end(self, by: str) -> None:
         """Notes that the training whose end is called so was evaluated to its end."""
-        _put(self._state, _ENDED, msgspec.json.encode(_End(by)))
+        records.write(self._state, _ENDED, msgspec.json.encode(_End(by)))
 
     def _read_end(self) -> None:
         where = self._state.display(_ENDED)
@@ -170,7 +170,7 @@ class EvaluationLog:
 
     def _put_record(self, record: Record) -> None:
         content = msgspec.json.encode(_Sealed(record, _digest(record)))
-        _put(self._state, _record_name(record.place), content)
+        records.write(self._state, _record_name(record.place), content)
         self._records[record.place] = record
 
     def _put_events(self, record: Record) -> None:
@@ -269,10 +269,3 @@ def _event(record: Record, name: str, value: float) -> bytes:
     )
     event = v1.Event(wall_time=record.time, step=record.place, summary=v1.Summary(value=[summary]))
     return bytes(event.SerializeToString())
-
-
-def _put(storage: Storage, name: str, content: bytes) -> None:
-    with tempfile.NamedTemporaryFile("wb", prefix="kdc-evaluator-") as file:
-        file.write(content)
-        file.flush()
-        storage.replace(name, Path(file.name))
