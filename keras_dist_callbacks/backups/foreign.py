@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from keras_dist_callbacks.backups import records
+from keras_dist_callbacks.backups.records import Count
 from keras_dist_callbacks.backups.sidecar import SIDECAR
+from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 
 _WHOLE_MODELS = (".keras", ".h5", ".hdf5")
@@ -15,6 +20,10 @@ _WEIGHTS = ".weights.h5"
 _INDEX = ".index"
 _SHARD = re.compile(r"\.data-\d{5}-of-\d{5}", re.ASCII)
 _KERAS_BACKUP = ("latest.weights.h5", "training_metadata.json")  # keras.callbacks.BackupAndRestore's
+
+
+class _KerasMetadata(msgspec.Struct):
+    epoch: Count
 
 
 @dataclass(frozen=True)
@@ -42,24 +51,23 @@ def find(storage: Storage, template: str | None = None) -> list[Foreign]:
         template: Only what is named as files made from this `filepath` of `ModelCheckpoint` are.
     """
     names = [info.name for info in storage.files()]
-    found = [foreign for name in names if (foreign := _foreign(storage, name, names)) is not None]
+    found = [foreign for name in names if (foreign := _foreign(name, names)) is not None]
     fits = re.compile(".+" if template is None else re.sub(r"\\\{.*?\\\}", ".+", re.escape(template)), re.DOTALL)
-    mine = [foreign for foreign in found if fits.fullmatch(foreign.name)]
+    mine = [_with_epoch(storage, foreign, names) for foreign in found if fits.fullmatch(foreign.name)]
     return sorted(mine, key=lambda foreign: max(map(storage.modified, foreign.files)), reverse=True)
 
 
 def names(storage: Storage) -> list[str]:
     """Names of what other tools, or an interrupted save, left without a sidecar; sorted."""
     present = [info.name for info in storage.files()]
-    return sorted(foreign.name for name in present if (foreign := _foreign(storage, name, present)) is not None)
+    return sorted(foreign.name for name in present if (foreign := _foreign(name, present)) is not None)
 
 
-def _foreign(storage: Storage, name: str, names: Sequence[str]) -> Foreign | None:
+def _foreign(name: str, names: Sequence[str]) -> Foreign | None:
     if name + SIDECAR in names:
         return None
     if name.endswith(_WEIGHTS):
-        epoch = _epoch_of_keras_backup(storage) if name == _KERAS_BACKUP[0] and _KERAS_BACKUP[1] in names else 0
-        return Foreign(name, "weights", (name,), epoch)
+        return Foreign(name, "weights", (name,))
     if name.endswith(_WHOLE_MODELS):
         return Foreign(name, "model", (name,))
     if name.endswith(_INDEX):
@@ -69,10 +77,12 @@ def _foreign(storage: Storage, name: str, names: Sequence[str]) -> Foreign | Non
     return None
 
 
-def _epoch_of_keras_backup(storage: Storage) -> int:
-    """Keras counts the epoch that was running; at an epoch's end it has gone on to the next one."""
+def _with_epoch(storage: Storage, found: Foreign, names: Sequence[str]) -> Foreign:
+    """What Keras' own backup tells: the epoch that was running, which at an epoch's end is the next one already."""
+    if found.name != _KERAS_BACKUP[0] or _KERAS_BACKUP[1] not in names:
+        return found
     try:
-        epoch = json.loads(storage.read(_KERAS_BACKUP[1], 0, 4096))["epoch"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return 0
-    return epoch if isinstance(epoch, int) and not isinstance(epoch, bool) and epoch >= 0 else 0
+        metadata = records.parse(records.read(storage, _KERAS_BACKUP[1]), storage.display(_KERAS_BACKUP[1]))
+        return dataclasses.replace(found, epoch=records.checked(metadata, _KerasMetadata, _KERAS_BACKUP[1]).epoch)
+    except (FileNotFoundError, DamagedBackupError):
+        return found
