@@ -79,6 +79,8 @@ def look_up(store: BackupStore, name: str | None, workers: int, worker: int = _C
             return commit, state
         if len(damaged) == len(commits):
             break  # else a run that goes on has pruned what was listed: look again
+    if damaged and name is not None:
+        raise damaged[0]  # of the others nothing is known
     if damaged:
         raise DamagedBackupError(_nothing_whole(store.storage.display(), damaged))
     raise ConfigError(_no_such(store, name))
