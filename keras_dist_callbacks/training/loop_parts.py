@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 import keras
 
 from keras_dist_callbacks import arguments
+from keras_dist_callbacks._compat import strategies
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.backups.topics import OF_LOOP
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
@@ -49,6 +50,9 @@ class Trained:
             arguments.instance("optimizer", optimizer, keras.optimizers.Optimizer, also="None")
         metrics = _all("metrics", metrics, lambda m: isinstance(m, keras.metrics.Metric), "Keras metrics")
         variables = _all("variables", variables, _is_variable, "variables of Keras or TensorFlow")
+        reason = strategies.why_not(model.distribute_strategy)
+        if reason is not None:
+            raise ConfigError(reason)  # before it is asked for variables, which such a strategy has on other machines
         if not model.built or (optimizer is not None and not optimizer.built):
             raise ConfigError(
                 "Checkpointer needs all variables: call the model on a batch and "

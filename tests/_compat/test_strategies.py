@@ -20,6 +20,7 @@ pytestmark = ignore_keras_warnings
 
 COORDINATOR = """
 import socket, sys
+import keras
 import tensorflow as tf
 import keras_dist_callbacks as kdc
 
@@ -33,10 +34,15 @@ servers = [tf.distribute.Server(spec, job_name=job, task_index=0, protocol="grpc
 resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
 strategy = tf.distribute.ParameterServerStrategy(resolver)
 with strategy.scope():
-    try:
-        kdc.make_or_restore_model(lambda: sys.exit("a model was built"), sys.argv[1])
-    except kdc.errors.ConfigError as error:
-        print("REFUSED", error, flush=True)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    for what in (
+        lambda: kdc.make_or_restore_model(lambda: sys.exit("a model was built"), sys.argv[1]),
+        lambda: kdc.Checkpointer(sys.argv[1], model=model, optimizer=keras.optimizers.SGD()),
+    ):
+        try:
+            what()
+        except kdc.errors.ConfigError as error:
+            print("REFUSED", error, flush=True)
 import os
 os._exit(0)  # the servers never end
 """
@@ -48,7 +54,8 @@ def test_a_parameter_server_is_refused_with_what_to_use_instead(tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "-c", COORDINATOR, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
-    assert "REFUSED Keras 3 does not train under ParameterServerStrategy: use kdc.make_strategy()" in done.stdout
+    refused = "REFUSED Keras 3 does not train under ParameterServerStrategy: use kdc.make_strategy()"
+    assert done.stdout.count(refused) == 2, done.stdout + done.stderr
 
 
 def test_a_tpu_is_refused_with_what_to_use_instead() -> None:
@@ -63,15 +70,19 @@ def test_other_strategies_are_taken() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["dropout", "batch normalization", "averages of weights", "nothing"])
+@pytest.mark.parametrize("part", ["dropout", "batch normalization", "averages of weights", "frozen", "nothing"])
 def test_under_central_storage_what_keras_cannot_train_is_named_before_it_begins(tmp_path: Path, part: str) -> None:
     strategy = tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"])
-    layers = {"dropout": [keras.layers.Dropout(0.1)], "batch normalization": [keras.layers.BatchNormalization()]}
+    layers = {
+        "dropout": [keras.layers.Dropout(0.1)],
+        "batch normalization": [keras.layers.BatchNormalization()],
+        "frozen": [keras.layers.BatchNormalization(trainable=False)],
+    }
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), *layers.get(part, []), keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(use_ema=part == "averages of weights"), "mse")
     backup = kdc.BackupAndRestore(tmp_path / "backup")
-    if part == "nothing":
+    if part in ("frozen", "nothing"):
         fit(model, backup)
         return
     named = {"averages of weights": "the optimizer's use_ema"}.get(part, f"layer '{part.replace(' ', '_')}")
