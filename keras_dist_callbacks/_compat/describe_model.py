@@ -56,6 +56,11 @@ def compile_facts(model: Any) -> dict[str, str]:
     return facts
 
 
+def compilation(model: Any) -> Any:
+    """What Keras keeps of compile()'s arguments: another object after each call, None before the first."""
+    return getattr(model, "_compile_config", None)
+
+
 def as_json(model: Any) -> str | None:
     """What Keras' `to_json` says; None where it cannot, or would put code into it (a Lambda layer's)."""
     try:

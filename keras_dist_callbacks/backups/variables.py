@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,12 @@ ARCHITECTURE = "architecture"
 def tensor_name(name: str, replica: int) -> str:
     """The tensor that holds a replica's value of a variable."""
     return f"{VARIABLE}/{name}@{replica}"
+
+
+def names_in(tensors: Iterable[str]) -> set[str]:
+    """The variables of which tensors with these names are values."""
+    parts = (tensor.partition("/") for tensor in tensors)
+    return {rest.rpartition("@")[0] for kind, _, rest in parts if kind == VARIABLE}
 
 
 def stored_components(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, list[np.ndarray[Any, Any]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Annotated
@@ -28,6 +27,7 @@ from keras_dist_callbacks.cli.output import (
     console,
     fail,
     opened,
+    parse_options,
     print_json,
     progress,
     readable,
@@ -154,7 +154,7 @@ def export(
     """
     with opened(url, storage_options) as target:
         entry = _chosen(target, read_entries(target.store), commit)
-        wish = exporting.Wish(out, json.loads(storage_options) if storage_options else None, model, modules or ())
+        wish = exporting.Wish(out, parse_options(storage_options), model, modules or ())
         written = target.shown(exporting.export(target, url, _readable(entry), wish))
         if as_json:
             print_json(written)

@@ -17,10 +17,11 @@ from typing import Any
 from rich.console import Console
 from safetensors.numpy import save
 
+from keras_dist_callbacks import errors
 from keras_dist_callbacks.backups.snapshot import Manifest
-from keras_dist_callbacks.backups.variables import by_path
+from keras_dist_callbacks.backups.variables import by_path, names_in
 from keras_dist_callbacks.cli.output import Target
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.storage import Storage
 
 TENSORS = ".safetensors"
@@ -80,14 +81,13 @@ def export(target: Target, url: str, manifest: Manifest, wish: Wish) -> Export:
     storage = Storage.open(directory or ("/" if wish.out.startswith("/") else "."))
     if storage.exists(name):
         raise _taken(storage, name)
-    arrays = by_path(target.store.load(manifest, 0).tensors)
-    with _made(url, manifest, wish, name) if name.endswith(KERAS) else _tensors(arrays, manifest) as content:
+    with _content(target, url, manifest, wish, name) as (content, variables):
         size = len(content)
         try:
             storage.create(name, [content])
         except FileExistsError as error:
             raise _taken(storage, name) from error
-    return Export(target.url, storage.display(name), manifest.id.label, str(manifest.position), len(arrays), size)
+    return Export(target.url, storage.display(name), manifest.id.label, str(manifest.position), variables, size)
 
 
 def _taken(storage: Storage, name: str) -> ConfigError:
@@ -95,19 +95,25 @@ def _taken(storage: Storage, name: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _tensors(arrays: dict[str, Any], manifest: Manifest) -> Iterator[memoryview]:
+def _content(target: Target, url: str, manifest: Manifest, wish: Wish, name: str) -> Iterator[tuple[memoryview, int]]:
+    """The file's bytes, and how many variables are in it."""
+    if name.endswith(KERAS):
+        with _made(url, manifest, wish, name) as made:
+            yield made, len(names_in(manifest.workers[0].tensors))
+        return
+    arrays = by_path(target.store.load(manifest, 0).tensors)
     about = {"format": "np", "position": str(manifest.position), "commit": manifest.id.label}
-    yield memoryview(save({name: array.copy() for name, array in arrays.items()}, about))
+    yield memoryview(save({path: array.copy() for path, array in arrays.items()}, about)), len(arrays)
 
 
 @contextlib.contextmanager
 def _made(url: str, manifest: Manifest, wish: Wish, name: str) -> Iterator[memoryview]:
     """A file that a process with Keras makes; what it needs goes there by a pipe, for there may be secrets in it."""
     with tempfile.TemporaryDirectory(prefix="kdc-export-") as directory:
-        out = Path(directory) / name
+        out, report = Path(directory) / name, Path(directory) / "report.json"
         request = {
             "directory": url, "storage_options": wish.options, "commit": manifest.id.label, "out": str(out),
-            "model": wish.model, "import": list(wish.modules),
+            "model": wish.model, "import": list(wish.modules), "report": str(report),
         }  # fmt: skip
         env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
         with Console(stderr=True).status("Keras makes the file"):
@@ -115,10 +121,11 @@ def _made(url: str, manifest: Manifest, wish: Wish, name: str) -> Iterator[memor
                 [sys.executable, "-m", _EXPORTER],
                 input=json.dumps(request), capture_output=True, text=True, env=env, check=False,
             )  # fmt: skip
+        if report.exists():
+            told = json.loads(report.read_text(encoding="utf-8"))
+            raise vars(errors)[told["kind"]](told["message"])
         if done.returncode:
-            kind, _, words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].partition(": ")
-            known = {error.__name__: error for error in (ConfigError, BackupMismatchError)}
-            raise known[kind](words) if kind in known else RuntimeError(done.stderr)
+            raise RuntimeError(done.stderr)
         with (
             out.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,

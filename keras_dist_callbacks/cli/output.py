@@ -61,7 +61,7 @@ def opened(url: str, options: str | None) -> Iterator[Target]:
     """
     redactor = Redactor.of(url, {})
     try:
-        parsed = _parse_options(options)
+        parsed = parse_options(options)
         redactor = Redactor.of(url, parsed)
         with _clean_logs(redactor):
             storage = _open(url, parsed, redactor)
@@ -172,7 +172,12 @@ def _open(url: str, options: Mapping[str, Any], redactor: Redactor) -> Storage:
     raise failure
 
 
-def _parse_options(options: str | None) -> dict[str, Any]:
+def parse_options(options: str | None) -> dict[str, Any]:
+    """What `--storage-options` holds.
+
+    Raises:
+        ConfigError: It is no JSON object.
+    """
     try:
         parsed = json.loads(options) if options else {}
     except ValueError:

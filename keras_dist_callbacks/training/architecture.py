@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat.describe_model import as_json
+from keras_dist_callbacks._compat.describe_model import as_json, compilation
 from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
 from keras_dist_callbacks.backups.variables import ARCHITECTURE
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.errors import ConfigError
 
-_known: weakref.WeakKeyDictionary[Any, dict[str, HeldTensor]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, HeldTensor]]] = weakref.WeakKeyDictionary()
 
 
 def held(model: Any) -> dict[str, HeldTensor]:
-    """The model's JSON as bytes, on the chief; nothing where Keras has none. Asked for once for each model."""
-    if model not in _known:
+    """The model's JSON as bytes, on the chief; nothing where Keras has none. Asked for once for each `compile()`."""
+    compiled, found = _known.get(model, (None, None))
+    if found is None or compiled is not compilation(model):
         text = as_json(model) if Cluster.detect().is_chief else None
-        found: dict[str, HeldTensor] = {}
-        if text is not None:
-            found[ARCHITECTURE] = HeldArray(np.frombuffer(text.encode(), np.uint8))
-        _known[model] = found
-    return _known[model]
+        found = {} if text is None else {ARCHITECTURE: HeldArray(np.frombuffer(text.encode(), np.uint8))}
+        _known[model] = compilation(model), found
+    return found
+
+
+def text_in(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, advice: str) -> str:
+    """The JSON that a backup holds.
+
+    Args:
+        tensors: The chief's.
+        shown: What the backup is called.
+        advice: Where else a model may come from.
+
+    Raises:
+        ConfigError: It holds none.
+    """
+    if ARCHITECTURE not in tensors:
+        raise ConfigError(
+            f"{shown} holds no architecture: its model has none (get_config), has code in it (a Lambda layer), or it "
+            f"was made by a Checkpointer or by an older version. {advice}"
+        )
+    return bytes(tensors[ARCHITECTURE]).decode()
+
+
+def model_of(text: str, shown: str, advice: str) -> Any:
+    """The model that a JSON text describes, compiled as it tells.
+
+    Raises:
+        ConfigError: Keras makes none of it, such as where it needs classes of the user's.
+    """
+    import keras
+
+    try:
+        return keras.models.model_from_json(text)
+    except Exception as error:
+        raise not_made(shown, error, advice) from error
+
+
+def not_made(shown: str, error: Exception, advice: str) -> ConfigError:
+    """That Keras makes no model, and why."""
+    return ConfigError(f"Keras makes no model of {shown}: {' '.join(str(error).split())[:500]}. {advice}")

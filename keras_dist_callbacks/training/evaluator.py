@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tempfile
 import time
@@ -40,8 +41,8 @@ class SidecarEvaluator:
 
     Args:
         model: A built, compiled Keras model that weights are loaded into, made within the strategy that is to evaluate
-            it. None takes whole models out of `.keras` files, with `safe_mode=True`, under the current strategy or that
-            of `make_strategy()`.
+            it. None takes whole models out of `.keras` files, with `safe_mode=True`, or of backups of `fit()`, which
+            hold the architecture where Keras has one, under the current strategy or that of `make_strategy()`.
         data: What `model.evaluate` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)`. It is run through for
             each checkpoint.
         checkpoint_dir: Where `ModelCheckpoint` or `BackupAndRestore` writes: a path or any fsspec URL. With the
@@ -125,8 +126,8 @@ class SidecarEvaluator:
             All results, those of earlier processes with the same `state_dir` included, in the order of training.
 
         Raises:
-            ConfigError: This process is a training worker by TF_CONFIG; a checkpoint needs a `model` and none was
-                given; `monitor` is no metric.
+            ConfigError: This process is a training worker by TF_CONFIG; a checkpoint holds weights alone, and
+                no `model` was given; `monitor` is no metric.
             BackupMismatchError: A checkpoint is of another model.
             StorageError: A directory for results cannot be used.
         """
@@ -158,10 +159,11 @@ class SidecarEvaluator:
                 continue
             if not new and self._has_ended(list(looks.values()), began):
                 return
-            if self._timeout is not None and time.monotonic() - news >= self._timeout:
+            left = math.inf if self._timeout is None else news + self._timeout - time.monotonic()
+            if left <= 0:
                 self._say(f"no new checkpoint within {self._timeout:g} s; ending")
                 return
-            time.sleep(self._poll_seconds)
+            time.sleep(min(self._poll_seconds, left))
 
     def _is_enough(self) -> bool:
         return self._most is not None and len(self._log) >= self._most

@@ -1,4 +1,4 @@
-"""The model that a `SidecarEvaluator` evaluates: a user's, or that of the first whole file."""
+"""The model that a `SidecarEvaluator` evaluates: a user's, or that of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import make_strategy
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.training import loading
+from keras_dist_callbacks.training import architecture, loading
+
+_GIVE = "Give SidecarEvaluator a compiled model"
 
 
 class EvaluatedModel:
     """Takes one checkpoint after the other.
 
     Args:
-        model: A compiled one that is built, or None to take whole models as they are in their files.
+        model: A compiled one that is built, or None to take whole models as they are in files or backups.
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,11 +59,11 @@ class EvaluatedModel:
         """Sets what a backup holds of the model.
 
         Raises:
-            ConfigError: No model was given.
+            ConfigError: No model was given, and Keras makes none of the backup.
             BackupMismatchError: It is of another model.
         """
         if not self._given:
-            raise ConfigError(f"{shown} is a backup, which holds no architecture: give SidecarEvaluator a model")
+            self._make(architecture.text_in(saved.tensors, shown, _GIVE), shown)
         with self._model.distribute_strategy.scope():
             loading.apply(self._model, saved, Cluster())
 
@@ -95,10 +97,18 @@ class EvaluatedModel:
         if self._model is not None and config == self._config:
             self._load_weights(path, shown)  # evaluate() need not be traced again
             return
-        current = tf.distribute.get_strategy()
-        strategy = current if tf.distribute.has_strategy() else make_strategy()
-        with strategy.scope():
+        with _strategy().scope():
             model = keras.models.load_model(path, safe_mode=True)
+        self._keep(model, config, shown)
+
+    def _make(self, config: str, shown: str) -> None:
+        if self._model is None or config != self._config:
+            with _strategy().scope():
+                model = architecture.model_of(config, shown, _GIVE)
+            loading.require_built(model)
+            self._keep(model, config, shown)
+
+    def _keep(self, model: Any, config: str, shown: str) -> None:
         if not getattr(model, "compiled", False):
             raise ConfigError(f"the model in {shown} is not compiled: give SidecarEvaluator a compiled model")
         self._model, self._config = model, config
@@ -113,6 +123,10 @@ class EvaluatedModel:
                 raise BackupMismatchError(
                     f"the weights of {shown} do not fit the model of SidecarEvaluator: {error}"
                 ) from error
+
+
+def _strategy() -> Any:
+    return tf.distribute.get_strategy() if tf.distribute.has_strategy() else make_strategy()
 
 
 def check_model(model: Any) -> None:

@@ -11,10 +11,20 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.backups.variables import ARCHITECTURE
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks import errors
+from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine import picking
+from keras_dist_callbacks.errors import ConfigError, KdcError
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.training import architecture, loading
+
+_OWN_LAYERS = "Name the modules of your own layers with --import, or give a model file with --model"
+_MODEL_FILE = "Give a model file with --model"
 
 
 def export(request: Mapping[str, Any]) -> None:
@@ -25,65 +35,61 @@ def export(request: Mapping[str, Any]) -> None:
             `.keras` or JSON file with the `model` or None, and names of modules to `import` for classes of the user's.
 
     Raises:
-        ConfigError: There is no architecture, or Keras cannot make a model of it.
+        ConfigError: A module cannot be imported, there is no architecture, or Keras makes no model of it.
         BackupMismatchError: The backup is of another model.
+        DamagedBackupError: The backup is damaged.
+        StorageError: The store cannot be read.
     """
-    from keras_dist_callbacks.training.loading import load_backup
-
     for name in request["import"]:
-        importlib.import_module(name)
-    where, options = request["directory"], request["storage_options"]
-    model = _model_of(request)
-    load_backup(where, model, request["commit"], storage_options=options)
+        _import(name)
+    store = BackupStore(Storage.open(request["directory"], request["storage_options"]))
+    _, saved = picking.look_up(store, request["commit"], Cluster().num_workers)
+    model = _model_of(request["model"], saved)
+    loading.require_built(model)
+    loading.apply(model, saved, Cluster())
     if request["out"].endswith(".weights.h5"):
         model.save_weights(request["out"])
     else:
         model.save(request["out"])
 
 
-def _model_of(request: Mapping[str, Any]) -> Any:
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise ConfigError(f"--import {name}: {type(error).__name__}: {error}") from error
+
+
+def _model_of(path: str | None, saved: WorkerState) -> Any:
+    if path is None:
+        text = architecture.text_in(saved.tensors, "the backup", _MODEL_FILE)
+        return architecture.model_of(text, "the architecture in the backup", _OWN_LAYERS)
+    if not path.endswith(".keras"):
+        return architecture.model_of(_text_of(path), path, _OWN_LAYERS)
     import keras
 
-    path = request["model"]
     try:
-        if path is not None and path.endswith(".keras"):
-            return keras.models.load_model(path, safe_mode=True)
-        return keras.models.model_from_json(_architecture(request))
-    except (TypeError, ValueError, OSError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        what, why = path or "the architecture in the backup", " ".join(str(error).split())[:500]
-        raise ConfigError(
-            f"Keras makes no model of {what}: {why}. Name the modules of your own layers with --import, or give a "
-            "model file with --model"
-        ) from error
+        return keras.models.load_model(path, safe_mode=True)
+    except Exception as error:
+        raise architecture.not_made(path, error, _OWN_LAYERS) from error
 
 
-def _architecture(request: Mapping[str, Any]) -> str:
-    if request["model"] is not None:
-        with open(request["model"], encoding="utf-8") as file:
-            return file.read()
-    from keras_dist_callbacks.backups.store import BackupStore
-    from keras_dist_callbacks.engine import picking
-    from keras_dist_callbacks.storage.storage import Storage
-
-    store = BackupStore(Storage.open(request["directory"], request["storage_options"]))
-    tensors = picking.look_up(store, request["commit"], workers=0)[1].tensors
-    if ARCHITECTURE not in tensors:
-        raise ConfigError(
-            "the backup holds no architecture: its model has none (get_config), has code in it (a Lambda layer), or it "
-            "was made by a Checkpointer or by an older version. Give a model file with --model"
-        )
-    return bytes(tensors[ARCHITECTURE]).decode()
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--model {path} cannot be read: {error}") from error
 
 
 def main() -> int:
-    """Does what the standard input asks for; errors of ours go to the standard error as a line."""
+    """Does what the standard input asks for; errors of ours go into the file that it names for a `report`."""
+    request = json.load(sys.stdin)
     try:
-        export(json.load(sys.stdin))
-    except (ConfigError, BackupMismatchError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        export(request)
+    except KdcError as error:
+        kind = next(known.__name__ for known in type(error).__mro__ if known.__module__ == errors.__name__)
+        Path(request["report"]).write_text(json.dumps({"kind": kind, "message": str(error)}), encoding="utf-8")
+        return 1
     return 0
 
 

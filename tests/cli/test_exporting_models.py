@@ -119,3 +119,37 @@ def test_the_architecture_is_written_once(tmp_path: Path) -> None:
     model = trained(tmp_path / "d", save_freq=1, when_busy="wait")
     blobs = [path.read_bytes() for path in (tmp_path / "d" / "blobs").rglob("*.*")]
     assert sum(blob.count(model.to_json().encode()) for blob in blobs) == 1
+
+
+def test_a_model_that_is_compiled_anew_is_written_anew(tmp_path: Path) -> None:
+    model = trained(tmp_path / "d")
+    model.compile(keras.optimizers.SGD(0.01), "mae")
+    fit(model, kdc.BackupAndRestore(tmp_path / "second", delete_checkpoint=False), epochs=1)
+    export(tmp_path / "second", tmp_path / "out.keras")
+    exported = keras.models.load_model(tmp_path / "out.keras")
+    assert isinstance(exported.optimizer, keras.optimizers.SGD)
+    assert exported.loss == "mae"
+
+
+@pytest.mark.process
+def test_damage_that_only_the_other_process_meets_is_told_as_damage(tmp_path: Path) -> None:
+    trained(tmp_path / "d")
+    for blob in (tmp_path / "d" / "blobs").rglob("*.*"):
+        content = bytearray(blob.read_bytes())
+        content[-1] ^= 1
+        blob.write_bytes(content)
+    result = cli_backups.kdc("export", tmp_path / "d", tmp_path / "out.keras")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "differs from its hash" in result.stderr
+    assert "none of" not in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.process
+def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    trained(tmp_path / "d")
+    result = cli_backups.kdc("export", tmp_path / "d", tmp_path / "out.keras", "--import", "no_such_module")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "kdc: --import no_such_module: ModuleNotFoundError: No module named 'no_such_module'"
+    ]

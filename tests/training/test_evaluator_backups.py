@@ -14,6 +14,7 @@ from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
+from tests.support.cli_backups import begin, commit
 from tests.support.stores.fixtures import Place
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
@@ -71,9 +72,17 @@ def test_a_damaged_backup_is_skipped_with_a_warning(kept: Path) -> None:
     assert len(results) <= 1
 
 
-def test_a_backup_needs_a_model(kept: Path) -> None:
-    with pytest.raises(ConfigError, match="is a backup, which holds no architecture: give SidecarEvaluator a model"):
-        kdc.SidecarEvaluator(None, tiny.data(), kept, **QUICK).start()
+def test_without_a_model_the_architecture_of_the_backup_is_taken(kept: Path, tmp_path: Path) -> None:
+    wanted = kdc.SidecarEvaluator(tiny.model(), tiny.data(), kept, state_dir=tmp_path / "with", **QUICK).start()
+    found = kdc.SidecarEvaluator(None, tiny.data(), kept, state_dir=tmp_path / "without", **QUICK).start()
+    assert [(one.step, one.metrics) for one in found] == [(one.step, one.metrics) for one in wanted]
+    assert len(found) == 2
+
+
+def test_a_backup_without_an_architecture_needs_a_model(tmp_path: Path) -> None:
+    commit(begin(tmp_path / "backup"), 1)
+    with pytest.raises(ConfigError, match=r"holds no architecture: .*\. Give SidecarEvaluator a compiled model"):
+        kdc.SidecarEvaluator(None, tiny.data(), tmp_path / "backup", **QUICK).start()
 
 
 def test_checkpoints_in_any_store_are_evaluated_and_logged_there(place: Place, tmp_path: Path) -> None:
