@@ -1,4 +1,7 @@
-"""Runs one of the examples, killed by SIGKILL behind as many batches as it is told, and writes down what it prints."""
+"""Runs one of the examples, killed by SIGKILL behind as many batches as it is told, and writes down what it prints.
+
+`40` kills each process that is told so, `1:40` worker 1 alone.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,18 @@ class KillBehindTests(KillBehind):
 
 kdc.register_callback_state(KillBehind, None)
 
+me = kdc.Cluster.detect().worker_index
+
+
+def _multi_worker(at: str, more: list[Any]) -> Any:
+    with kdc.restartable():
+        return _module("multi_worker").train(f"{at}/backup", f"{at}/checkpoints", f"{at}/logs", more)
+
+
 RUNS = {
+    "mirrored": lambda at, more: _module("mirrored_keras").train(at, more),
+    "make or restore": lambda at, more: _module("make_or_restore").run_training(at, extra_callbacks=more),
+    "multi-worker": _multi_worker,
     "random search": lambda at, more: _module("keras_tuner_search").search(at, "random", more),
     "hyperband": lambda at, more: _module("keras_tuner_search").search(at, "hyperband", more),
     "cross-validation": lambda at, more: _module("cross_validation").scores(at, more),
@@ -67,6 +81,7 @@ def _module(name: str) -> Any:
 
 if __name__ == "__main__":
     name, directory, result = sys.argv[1:4]
-    killed = [KillBehind(int(batches)) for batches in sys.argv[4:]]
+    kills = [told.rpartition(":") for told in sys.argv[4:]]
+    killed = [KillBehind(int(batches)) for worker, _, batches in kills if worker in ("", str(me))]
     lines = RUNS[name](directory, killed)
-    Path(result).write_text("\n".join(lines))
+    Path(result if me == 0 else f"{result}.{me}").write_text("\n".join(lines))
