@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import keras
 import pytest
 
-import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from tests.support import files, tiny
+from tests.support.refused_models import CHANGES, CURES, Unfreeze, compiled
 
 pytestmark = [
     pytest.mark.slow,  # whole fits
@@ -18,33 +16,14 @@ pytestmark = [
 ]
 
 
-def compiled(*, trainable: bool = True, scheduled: bool = False) -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(7, name="first"), keras.layers.Dense(1)])
-    model.layers[0].trainable = trainable
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    model.compile(keras.optimizers.Adam(schedule if scheduled else 0.1), "mse")
-    return model
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "what"),
-    [
-        ({}, {"trainable": False}, "layer 'first' was trainable in the interrupted run and is frozen now"),
-        ({"trainable": False}, {}, "layer 'first' was frozen in the interrupted run and is trainable now"),
-        ({}, {"scheduled": True}, "the learning rate was a number .* and is a schedule .ExponentialDecay. now"),
-        ({"scheduled": True}, {}, "the learning rate was a schedule .ExponentialDecay. .* and is a number now"),
-    ],
-)
+@pytest.mark.parametrize(("before", "now", "what"), CHANGES)
 def test_what_made_it_another_model_is_named_with_both_cures(
     tmp_path: Path, before: dict[str, bool], now: dict[str, bool], what: str
 ) -> None:
     with pytest.raises(tiny.Stop):
         tiny.fit(compiled(**before), tmp_path, [tiny.StopAt(1, 2)])
     saved, steps = files(tmp_path), tiny.CountSteps()
-    match = f"{what}. Nothing was changed: give this run another directory, or build and compile the model as before"
-    with pytest.raises(BackupMismatchError, match=match):
+    with pytest.raises(BackupMismatchError, match=f"{what}. {CURES}"):
         tiny.fit(compiled(**now), tmp_path, [steps])
     assert steps.trained == []
     assert saved.items() <= files(tmp_path).items()
@@ -56,24 +35,6 @@ def test_an_input_that_ends_early_with_another_batch_size_names_it(tmp_path: Pat
         tiny.fit(compiled(), tmp_path, [tiny.StopAt(1, 4)], x=x, y=y, batch_size=8)
     with pytest.raises(BackupError, match=r"the input ended before the 4 batches.*batch_size changed from 8 to 20"):
         tiny.fit(compiled(), tmp_path, x=x, y=y, batch_size=20)
-
-
-class Unfreeze(keras.callbacks.Callback):
-    """Fine-tuning in one fit: from an epoch on, all layers are trained, with another rate."""
-
-    def __init__(self, epoch: int) -> None:
-        super().__init__()
-        self.epoch, self.done = epoch, False
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch >= self.epoch and not self.done:
-            self.done = True
-            self.model.layers[0].trainable = True
-            self.model.compile(keras.optimizers.Adam(0.01), "mse")
-            self.model.make_train_function()
-
-
-kdc.register_callback_state(Unfreeze, None)
 
 
 @pytest.mark.parametrize("stop", [(0, 3), (1, 2), (2, 0), (2, 2)])

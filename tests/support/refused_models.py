@@ -1,0 +1,47 @@
+"""Models that an interrupted run does not go on with, and one that changes while it is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+import keras_dist_callbacks as kdc
+
+CHANGES: list[tuple[dict[str, bool], dict[str, bool], str]] = [
+    ({}, {"trainable": False}, "layer 'first' was trainable in the interrupted run and is frozen now"),
+    ({"trainable": False}, {}, "layer 'first' was frozen in the interrupted run and is trainable now"),
+    ({}, {"scheduled": True}, "the learning rate was a number .* and is a schedule .ExponentialDecay. now"),
+    ({"scheduled": True}, {}, "the learning rate was a schedule .ExponentialDecay. .* and is a number now"),
+]
+"""What the first run's model was made with, what the second's, and what the refusal says."""
+
+CURES = "Nothing was changed: give this run another directory, or build and compile the model as before"
+
+
+def compiled(*, trainable: bool = True, scheduled: bool = False) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(7, name="first"), keras.layers.Dense(1)])
+    model.layers[0].trainable = trainable
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    model.compile(keras.optimizers.Adam(schedule if scheduled else 0.1), "mse", jit_compile=False)
+    return model
+
+
+class Unfreeze(keras.callbacks.Callback):
+    """Fine-tuning in one fit: from an epoch on, all layers are trained, with another rate."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self.epoch, self.done = epoch, False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch >= self.epoch and not self.done:
+            self.done = True
+            self.model.layers[0].trainable = True
+            with self.model.distribute_strategy.scope():
+                self.model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+            self.model.make_train_function()
+
+
+kdc.register_callback_state(Unfreeze, None)
