@@ -81,7 +81,8 @@ def test_weights_in_a_backup_load_with_plain_safetensors(tmp_path: Path) -> None
     keep = {"delete_checkpoint": False}
     model = tiny.model()
     tiny.fit(model, tmp_path, options=keep)
-    found = {k: v for path in tmp_path.glob("blobs/*/*.safetensors") for k, v in load_file(path).items()}
+    blobs = sorted(tmp_path.glob("blobs/*/*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    found = {k: v for path in blobs for k, v in load_file(path).items()}
     kernel = model.layers[0].kernel
     np.testing.assert_array_equal(found[f"variable/{kernel.path}@0"], kernel.numpy())
 
