@@ -46,7 +46,6 @@ def get_compiled_model() -> keras.Model:
         optimizer=keras.optimizers.Adam(0.005),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=False,
     )
     return model
 

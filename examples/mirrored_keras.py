@@ -13,8 +13,9 @@ Every epoch saves its weights; those of the last one are loaded and evaluated:
     accuracy of ckpt-0005.weights.h5: 0.84
 
 Killed at any instant and started again with the same directory, it goes on, and ends with the same weights. What
-differs from the tutorial's code: `jit_compile=False` (XLA cannot compile a step of several replicas), three callbacks
-of this package in the place of Keras' own, and `BackupAndRestore`.
+differs from the tutorial's code: a `.weights.h5` in the checkpoints' name, which Keras 3 demands, three callbacks of
+this package in the place of Keras' own, `BackupAndRestore`, seeds, and `kdc.latest_checkpoint`, where the tutorial asks
+`tf.train`, which does not know Keras 3's files.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ def build_model() -> keras.Model:
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         optimizer=keras.optimizers.Adam(),
         metrics=["accuracy"],
-        jit_compile=False,
     )
     return model
 

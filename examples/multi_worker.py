@@ -56,7 +56,6 @@ def build_and_compile_cnn_model() -> keras.Model:
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         optimizer=keras.optimizers.SGD(learning_rate=0.05),
         metrics=["accuracy"],
-        jit_compile=False,  # XLA cannot compile a step of several workers
     )
     return model
 

@@ -46,7 +46,7 @@ def build_model() -> keras.Model:
     layers = [keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10)]
     model = keras.Sequential(layers)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
     return model
 
 

@@ -50,8 +50,7 @@ def build_model() -> keras.Model:
             keras.layers.Dense(10, activation="softmax"),
         ]
     )
-    # XLA cannot compile a step of several replicas
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 

@@ -57,3 +57,12 @@ def test_every_public_name_is_in_the_readme_and_can_be_imported() -> None:
     for name in kdc.__all__:
         assert getattr(kdc, name) is not None
         assert name in README or name.startswith("__")
+
+
+def test_the_table_of_examples_names_each_of_them_once() -> None:
+    table = (ROOT / "examples/README.md").read_text(encoding="utf-8").partition("## What changes")[0]
+    named = re.findall(r"`(\w+\.(?:py|ipynb))`", table)
+    assert sorted(named) == sorted(
+        path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")
+    )
+    assert all(hasattr(kdc, name) for name in re.findall(r"\bkdc\.(\w+)", (ROOT / "examples/README.md").read_text()))
