@@ -28,7 +28,7 @@ def why_not_this(strategy: Any, model: Any) -> str | None:
     """Why a model cannot be trained under a strategy; None if it can.
 
     Under CentralStorageStrategy no replica may assign to a variable (measured with Keras 3.15): layers that draw random
-    numbers, BatchNormalization and moving averages of weights do. Of frozen layers it is not known: Keras will tell.
+    numbers, frozen ones too, BatchNormalization that is not frozen, and moving averages of weights do.
     """
     import keras
     import tensorflow as tf
@@ -38,8 +38,8 @@ def why_not_this(strategy: Any, model: Any) -> str | None:
     reasons = [
         f"layer {layer.name!r} ({type(layer).__name__})"
         for layer in layers.flat(model)
-        if layer.trainable
-        and (getattr(layer, "_seed_generators", ()) or isinstance(layer, keras.layers.BatchNormalization))
+        if getattr(layer, "_seed_generators", ())
+        or (isinstance(layer, keras.layers.BatchNormalization) and layer.trainable)
     ]
     if getattr(getattr(model, "optimizer", None), "use_ema", False):
         reasons.append("the optimizer's use_ema")

@@ -126,8 +126,8 @@ class SidecarEvaluator:
             All results, those of earlier processes with the same `state_dir` included, in the order of training.
 
         Raises:
-            ConfigError: This process is a training worker by TF_CONFIG; a checkpoint holds weights alone, and
-                no `model` was given; `monitor` is no metric.
+            ConfigError: This process is a training worker by TF_CONFIG; Keras makes no compiled model of a checkpoint,
+                such as one of weights alone, and no `model` was given; `monitor` is no metric.
             BackupMismatchError: A checkpoint is of another model.
             StorageError: A directory for results cannot be used.
         """

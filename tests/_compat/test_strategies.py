@@ -70,19 +70,30 @@ def test_other_strategies_are_taken() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["dropout", "batch normalization", "averages of weights", "frozen", "nothing"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "dropout",
+        "batch normalization",
+        "averages of weights",
+        "frozen dropout",
+        "frozen batch normalization",
+        "nothing",
+    ],
+)
 def test_under_central_storage_what_keras_cannot_train_is_named_before_it_begins(tmp_path: Path, part: str) -> None:
     strategy = tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"])
     layers = {
         "dropout": [keras.layers.Dropout(0.1)],
         "batch normalization": [keras.layers.BatchNormalization()],
-        "frozen": [keras.layers.BatchNormalization(trainable=False)],
+        "frozen dropout": [keras.layers.Dropout(0.1, trainable=False, name="frozen_dropout")],
+        "frozen batch normalization": [keras.layers.BatchNormalization(trainable=False)],
     }
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), *layers.get(part, []), keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(use_ema=part == "averages of weights"), "mse")
     backup = kdc.BackupAndRestore(tmp_path / "backup")
-    if part in ("frozen", "nothing"):
+    if part in ("frozen batch normalization", "nothing"):
         fit(model, backup)
         return
     named = {"averages of weights": "the optimizer's use_ema"}.get(part, f"layer '{part.replace(' ', '_')}")

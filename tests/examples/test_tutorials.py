@@ -41,8 +41,9 @@ def docstring(name: str) -> str:
 
 def assert_said(name: str, printed: str) -> None:
     """Each line is in the docstring, but for what another processor computes in another way."""
-    said = docstring(name).splitlines()
-    for line in printed.splitlines():
+    said, lines = docstring(name).splitlines(), printed.splitlines()
+    assert lines
+    for line in lines:
         (same,) = [known for known in said if re.sub(NUMBER, "", known) == re.sub(NUMBER, "", line)]
         found, expected = ([float(x) for x in re.findall(NUMBER, text)] for text in (line, same))
         assert found == pytest.approx(expected, abs=0.05)
