@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.backups import artifacts, foreign
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.foreign import Foreign
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
@@ -20,13 +21,13 @@ Load = Callable[[Path], Any]
 
 
 def newest_that_loads(
-    cluster: Cluster, storage: Storage, template: str | None, into: Path, loaders: Mapping[str, Load]
+    cluster: Cluster, directory: CheckpointDirectory, template: str | None, into: Path, loaders: Mapping[str, Load]
 ) -> tuple[Any, Foreign] | None:
     """Loads the newest foreign checkpoint on every worker; one that does not load anywhere is passed over.
 
     Args:
         cluster: The workers; all call this.
-        storage: The directory.
+        directory: Where they are.
         template: As in `foreign.find`.
         into: A local directory for copies.
         loaders: For each kind what makes a model of a local copy, whose path it gets (of `"tf"` without `.index`).
@@ -38,7 +39,8 @@ def newest_that_loads(
         BackupMismatchError: There are foreign checkpoints, but none loads; the message has the reason of each.
         StorageError: The store cannot be read.
     """
-    told = cluster.on_chief(lambda: foreign.find(storage, template), _TAG, _TIMEOUT) or []
+    told = cluster.on_chief(lambda: foreign.find(directory, template), _TAG, _TIMEOUT) or []
+    storage = directory.files
     reasons: list[str] = []
     for fields in cluster.broadcast([vars(checkpoint) for checkpoint in told], _TAG, kind=list[dict[str, Any]]):
         checkpoint = Foreign(**{**fields, "files": tuple(fields["files"])})

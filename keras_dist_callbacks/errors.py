@@ -54,9 +54,11 @@ class StorageError(KdcError, OSError):
 
     Attributes:
         unavailable: Trying again later may help: the store did not answer, or refused for the time being.
+        forbidden: The right to do this is missing.
     """
 
     unavailable = False
+    forbidden = False
 
 
 def is_temporary(error: BaseException) -> bool:

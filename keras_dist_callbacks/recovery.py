@@ -12,6 +12,7 @@ from typing import Any
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.adopting import Load, newest_that_loads
 from keras_dist_callbacks.backups import artifacts, foreign
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.foreign import Foreign
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -51,10 +52,10 @@ def latest_checkpoint(
         StorageError: The store cannot be read.
     """
     directory, series = _split(checkpoint_dir)
-    storage = Storage.open(directory, storage_options, retry=retry)
-    artifact = artifacts.newest_verified(storage, series)
+    checkpoints = CheckpointDirectory.at(Storage.open(directory, storage_options, retry=retry))
+    artifact = artifacts.newest_verified(checkpoints, series)
     if artifact is None:
-        _report_foreign(storage)
+        _report_foreign(checkpoints)
         return None
     return artifact.name if directory == "." else f"{directory.rstrip('/')}/{artifact.name}"
 
@@ -107,11 +108,12 @@ def make_or_restore_model(
     cluster = _training_cluster()
     directory, series = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
+    checkpoints = CheckpointDirectory.at(storage)
     with tempfile.TemporaryDirectory(prefix="kdc-restore-") as temporary:
-        artifact = _same_on_all(cluster, storage, series, Path(temporary), told=not adopt)
+        artifact = _same_on_all(cluster, checkpoints, series, Path(temporary), told=not adopt)
         if artifact is None:
             loaders = _loaders(build_fn, objects, compile)
-            adopted = newest_that_loads(cluster, storage, series, Path(temporary), loaders) if adopt else None
+            adopted = newest_that_loads(cluster, checkpoints, series, Path(temporary), loaders) if adopt else None
             if adopted is not None:
                 return _say_adopted(cluster, storage, *adopted)
             model = build_fn()
@@ -175,22 +177,24 @@ def _say_adopted(cluster: Cluster, storage: Storage, model: Any, adopted: Foreig
     return model
 
 
-def _same_on_all(cluster: Cluster, storage: Storage, series: str | None, into: Path, *, told: bool) -> Artifact | None:
-    chosen = cluster.on_chief(lambda: artifacts.newest_verified(storage, series, into=into), _TAG, _TIMEOUT)
+def _same_on_all(
+    cluster: Cluster, checkpoints: CheckpointDirectory, series: str | None, into: Path, *, told: bool
+) -> Artifact | None:
+    chosen = cluster.on_chief(lambda: artifacts.newest_verified(checkpoints, series, into=into), _TAG, _TIMEOUT)
     if chosen is None and cluster.is_chief and told:
-        _report_foreign(storage)
+        _report_foreign(checkpoints)
     fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG, kind=Artifact | None)
     if fields is None:
         return None
     agreed = Artifact(**fields)
-    cluster.agree(lambda: None if cluster.is_chief else _fetch_exactly(storage, agreed, into), _TAG, _TIMEOUT)
+    cluster.agree(lambda: None if cluster.is_chief else _fetch_exactly(checkpoints, agreed, into), _TAG, _TIMEOUT)
     return agreed
 
 
-def _fetch_exactly(storage: Storage, agreed: Artifact, into: Path) -> None:
-    found = artifacts.fetch(storage, agreed, into)
+def _fetch_exactly(checkpoints: CheckpointDirectory, agreed: Artifact, into: Path) -> None:
+    found = artifacts.fetch(checkpoints, agreed, into)
     if found.digest != agreed.digest:
-        raise BackupMismatchError(f"{storage.display(agreed.name)} was replaced while the workers were loading it")
+        raise BackupMismatchError(f"{checkpoints.display(agreed.name)} was replaced while the workers were loading it")
 
 
 def _load_model(path: Path, custom_objects: Mapping[str, Any], compile: bool) -> Any:
@@ -237,13 +241,14 @@ def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
     return directory.replace("{{", "{").replace("}}", "}"), name
 
 
-def _report_foreign(storage: Storage) -> None:
-    names = foreign.names(storage)
+def _report_foreign(checkpoints: CheckpointDirectory) -> None:
+    names = foreign.names(checkpoints)
     if names:
         first = printable(names[0])
+        beside = f", or copied here without {checkpoints.aside.display()}" if checkpoints.aside else ""
         warn(
-            f"{storage.display()} holds {len(names)} checkpoint(s) without a sidecar ({first}, ...): left by another "
-            "tool or by an interrupted save, so they are not known to be whole and are not used; "
+            f"{checkpoints.display()} holds {len(names)} checkpoint(s) without a sidecar ({first}, ...): left by "
+            f"another tool or by an interrupted save{beside}. So they are not known to be whole and are not used; "
             "make_or_restore_model(..., adopt=True) starts from the newest that loads",
             UserWarning,
         )

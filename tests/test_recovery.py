@@ -10,9 +10,9 @@ from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_res
 from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
-from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
+from tests.support.checkpoints import checkpoints
 
 pytestmark = ignore_keras_warnings
 
@@ -74,7 +74,7 @@ def test_a_restored_model_goes_on_training(tmp_path: Path) -> None:
     trained(tmp_path)
     model = make_or_restore_model(never_built, tmp_path)
     fit(model, ModelCheckpoint(f"{tmp_path}/ckpt-{{epoch}}.keras"), initial_epoch=2, epochs=3)
-    newest = artifacts.find(Storage.open(tmp_path)).artifacts[0]
+    newest = artifacts.find(checkpoints(tmp_path)).artifacts[0]
     assert (newest.name, newest.generation, newest.epoch, newest.step) == ("ckpt-3.keras", 2, 3, 9)
 
 
@@ -197,7 +197,7 @@ def test_the_evaluator_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_every_worker_gets_and_verifies_what_the_chief_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path)
-    older = artifacts.find(Storage.open(tmp_path)).artifacts[1]
+    older = artifacts.find(checkpoints(tmp_path)).artifacts[1]
 
     class Worker(Cluster):
         def broadcast(self, value: Any, tag: str, timeout: float = 0.0, kind: Any = None) -> Any:

@@ -1,7 +1,7 @@
 """`.keras` and `.weights.h5` files in a store, and the sidecar that makes each of them a complete one.
 
-A sidecar `<name>.json` holds digest, size, order and progress of the file beside it and is written last: a
-file without one is unfinished or foreign and never taken. Newest means the largest (generation, sequence),
+A sidecar `<name>.json` holds digest, size, order and progress of a file and is written last: a file without
+one is unfinished or foreign and never taken. Newest means the largest (generation, sequence),
 never a time or a name.
 
 A name may be published again (a fixed file path). Between replacing the file and replacing its sidecar a
@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
+from keras_dist_callbacks.backups.names import is_note
 from keras_dist_callbacks.backups.sidecar import (
     SIDECAR,
     Artifact,
+    delete_sidecar,
     read_sidecar,
     versions_or_none,
     write_sidecar,
@@ -33,6 +36,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
 
 EXTENSIONS = (".keras", ".weights.h5")
+_SIDECARS = tuple(extension + SIDECAR for extension in EXTENSIONS)
 _CHUNK = 16 * 2**20
 _READERS = 8
 
@@ -51,10 +55,12 @@ class Listing:
     Attributes:
         artifacts: The published ones, newest first; their content is not verified.
         problems: One sentence for each damaged sidecar or file that was found on the way.
+        generation: The largest that any sidecar names, 0 if there is none.
     """
 
     artifacts: tuple[Artifact, ...] = ()
     problems: tuple[str, ...] = ()
+    generation: int = 0
 
 
 def split_filepath(path: str) -> tuple[str, str]:
@@ -67,11 +73,11 @@ def split_filepath(path: str) -> tuple[str, str]:
     return directory or "/", name
 
 
-def publish(storage: Storage, source: Path, artifact: Artifact) -> Artifact:
+def publish(directory: CheckpointDirectory, source: Path, artifact: Artifact) -> Artifact:
     """Publishes a local file under `artifact.name`, replacing what was there.
 
     Args:
-        storage: The directory.
+        directory: Where it is.
         source: The file; it is left alone.
         artifact: What it is; digest and size are filled in here.
 
@@ -83,61 +89,76 @@ def publish(storage: Storage, source: Path, artifact: Artifact) -> Artifact:
         StorageError: The store failed, after all retries.
     """
     artifact = dataclasses.replace(artifact, digest=digest_file(source), size=source.stat().st_size)
-    earlier = versions_or_none(storage, artifact.name)
+    earlier = versions_or_none(directory, artifact.name)
     if earlier and earlier[0].generation > artifact.generation:
         raise FencedError(
-            f"{storage.display(artifact.name)} was published by a newer run (generation {earlier[0].generation}, this "
-            f"one is {artifact.generation}); two runs write into one directory: end one of them"
+            f"{directory.display(artifact.name)} was published by a newer run (generation {earlier[0].generation}, "
+            f"this one is {artifact.generation}); two runs write into one directory: end one of them"
         )
     if earlier:
-        write_sidecar(storage, [artifact, *earlier])
-    storage.replace(artifact.name, source)
-    arrived = storage.size(artifact.name)
+        write_sidecar(directory, [artifact, *earlier])
+    directory.files.replace(artifact.name, source, directory.way)
+    arrived = directory.files.size(artifact.name)
     if arrived != artifact.size:
         raise StorageError(
-            f"{storage.display(artifact.name)}: {artifact.size} bytes were written, but the store holds {arrived}"
+            f"{directory.display(artifact.name)}: {artifact.size} bytes were written, but the store holds {arrived}"
         )
-    write_sidecar(storage, [artifact])
+    write_sidecar(directory, [artifact])
     return artifact
 
 
-def find(storage: Storage, series: str | None = None) -> Listing:
+def find(directory: CheckpointDirectory, series: str | None = None) -> Listing:
     """Lists what was published completely.
 
+    Sidecars beside a directory without any of their files are passed over: whoever deleted all means to begin anew.
+
     Args:
-        storage: The directory; it need not exist.
+        directory: Where it is; it need not exist.
         series: Only artefacts made from this template, or of this name.
 
     Raises:
         BackupMismatchError: A sidecar has a format version that this package does not know.
     """
-    present = {info.name for info in storage.files()}
-    names = [n[: -len(SIDECAR)] for n in present if n.endswith(tuple(e + SIDECAR for e in EXTENSIONS))]
+    places, present = _listed(directory)
+    begun_anew = present.isdisjoint(places)
     found: list[Artifact] = []
     problems: list[str] = []
-    for name, outcome in _read_all(storage, sorted(names)):
+    generation = 0
+    for name, outcome in _read_all(directory, places):
+        forgotten = begun_anew and directory.files not in places[name]
         if isinstance(outcome, str):
-            problems.append(outcome)
+            problems += [] if forgotten else [outcome]
             continue
+        generation = max([generation, *(version.generation for version in outcome)])
         versions = [a for a in outcome if series is None or series in (a.series, a.name)]
-        if not versions:
+        if not versions or forgotten:
             continue
         if name not in present:
-            problems.append(f"{storage.display(name)} is missing, although its sidecar is there")
+            problems.append(f"{directory.display(name)} is missing, although its sidecar is there")
             continue
-        current = versions[0] if len(versions) == 1 else _current_of(storage, name, versions)
+        current = versions[0] if len(versions) == 1 else _current_of(directory, name, versions)
         if current is None:
-            problems.append(f"{storage.display(name)} holds none of the versions that its sidecar lists")
+            problems.append(f"{directory.display(name)} holds none of the versions that its sidecar lists")
         else:
             found.append(current)
-    return Listing(tuple(sorted(found, key=lambda a: a.order, reverse=True)), tuple(problems))
+    return Listing(tuple(sorted(found, key=lambda a: a.order, reverse=True)), tuple(problems), generation)
 
 
-def newest_verified(storage: Storage, series: str | None = None, *, into: Path | None = None) -> Artifact | None:
+def forget_deleted(directory: CheckpointDirectory) -> None:
+    """Deletes the notes beside a directory of which somebody has deleted every checkpoint, to begin anew."""
+    places, present = _listed(directory)
+    if directory.aside is not None and present.isdisjoint(places):
+        for name in filter(is_note, directory.names_aside()):
+            directory.aside.delete(name)
+
+
+def newest_verified(
+    directory: CheckpointDirectory, series: str | None = None, *, into: Path | None = None
+) -> Artifact | None:
     """The newest artefact whose content is what its sidecar says; damaged ones are reported and passed over.
 
     Args:
-        storage: The directory; it need not exist.
+        directory: Where it is; it need not exist.
         series: Only artefacts made from this template, or of this name.
         into: A local directory that gets a copy of the file. Defaults to no copy.
 
@@ -148,27 +169,27 @@ def newest_verified(storage: Storage, series: str | None = None, *, into: Path |
         DamagedBackupError: Artefacts were published, but none of them is whole.
         BackupMismatchError: A sidecar has a format version that this package does not know.
     """
-    listing = find(storage, series)
+    listing = find(directory, series)
     problems = list(listing.problems)
     for candidate in listing.artifacts:
         try:
-            artifact = verify(storage, candidate) if into is None else fetch(storage, candidate, into)
+            artifact = verify(directory, candidate) if into is None else fetch(directory, candidate, into)
         except DamagedBackupError as error:
             problems.append(str(error))
             continue
         if problems:
-            taken = storage.display(artifact.name)
+            taken = directory.display(artifact.name)
             warn(f"damaged checkpoints were passed over, {taken} is taken: {'; '.join(problems)}", UserWarning)
         return artifact
     if problems:
         raise DamagedBackupError(
-            f"no checkpoint in {storage.display()} is whole: {'; '.join(problems)}. Restore the files, or delete them "
-            f"with their {SIDECAR} sidecars to begin anew"
+            f"no checkpoint in {directory.display()} is whole: {'; '.join(problems)}. Restore the files, or delete "
+            f"them, and their sidecars in {directory.written.display()}, to begin anew"
         )
     return None
 
 
-def verify(storage: Storage, artifact: Artifact) -> Artifact:
+def verify(directory: CheckpointDirectory, artifact: Artifact) -> Artifact:
     """Reads the stored file and compares it with its sidecar.
 
     Returns:
@@ -178,13 +199,13 @@ def verify(storage: Storage, artifact: Artifact) -> Artifact:
         DamagedBackupError: The file is missing, or differs from what its sidecar says.
     """
     try:
-        size, digest = _digest_object(storage, artifact.name)
+        size, digest = _digest_object(directory, artifact.name)
     except FileNotFoundError as error:
-        raise DamagedBackupError(f"{storage.display(artifact.name)} is missing") from error
-    return _match(storage, artifact, size, digest)
+        raise DamagedBackupError(f"{directory.display(artifact.name)} is missing") from error
+    return _match(directory, artifact, size, digest)
 
 
-def fetch(storage: Storage, artifact: Artifact, directory: Path) -> Artifact:
+def fetch(directory: CheckpointDirectory, artifact: Artifact, into: Path) -> Artifact:
     """Copies the stored file to a local directory and compares the copy with the sidecar.
 
     Returns:
@@ -193,68 +214,79 @@ def fetch(storage: Storage, artifact: Artifact, directory: Path) -> Artifact:
     Raises:
         DamagedBackupError: The file is missing, or differs from what its sidecar says.
     """
-    target = directory / artifact.name
+    target = into / artifact.name
     try:
-        storage.download(artifact.name, target)
+        directory.files.download(artifact.name, target)
     except FileNotFoundError as error:
-        raise DamagedBackupError(f"{storage.display(artifact.name)} is missing") from error
-    return _match(storage, artifact, target.stat().st_size, digest_file(target))
+        raise DamagedBackupError(f"{directory.display(artifact.name)} is missing") from error
+    return _match(directory, artifact, target.stat().st_size, digest_file(target))
 
 
-def delete(storage: Storage, name: str, generation: int) -> None:
+def delete(directory: CheckpointDirectory, name: str, generation: int) -> None:
     """Deletes the file and its sidecar, unless a run newer than `generation` has published the name."""
-    versions = versions_or_none(storage, name)
+    versions = versions_or_none(directory, name)
     if versions and versions[0].generation > generation:
         return
-    storage.delete(name + SIDECAR)  # first: a file without a sidecar is never taken
-    storage.delete(name)
+    delete_sidecar(directory, name)  # first: a file without a sidecar is never taken
+    directory.files.delete(name)
 
 
-def keep_newest(storage: Storage, names: Sequence[str], keep: int, generation: int) -> list[str]:
+def keep_newest(directory: CheckpointDirectory, names: Sequence[str], keep: int, generation: int) -> list[str]:
     """Deletes all but the last `keep` of `names`, which are ordered from old to new; returns what is left."""
     cut = max(0, len(names) - keep)
     for name in names[:cut]:
-        delete(storage, name, generation)
+        delete(directory, name, generation)
     return list(names[cut:])
 
 
-def without_sidecar(storage: Storage) -> list[str]:
-    """Names of model files that another tool, or an interrupted save, left without a sidecar."""
-    present = {info.name for info in storage.files()}
-    return sorted(n for n in present if n.endswith(EXTENSIONS) and n + SIDECAR not in present)
-
-
-def _match(storage: Storage, artifact: Artifact, size: int, digest: str) -> Artifact:
+def _match(directory: CheckpointDirectory, artifact: Artifact, size: int, digest: str) -> Artifact:
     if (size, digest) == (artifact.size, artifact.digest):
         return artifact
-    for version in versions_or_none(storage, artifact.name) or []:
+    for version in versions_or_none(directory, artifact.name) or []:
         if (size, digest) == (version.size, version.digest):
             return version
-    name = storage.display(artifact.name)
+    name = directory.display(artifact.name)
     if size != artifact.size:
         raise DamagedBackupError(f"{name} has {size} bytes, its sidecar says {artifact.size}")
     raise DamagedBackupError(f"{name}: its content differs from the digest in its sidecar")
 
 
-def _current_of(storage: Storage, name: str, versions: Iterable[Artifact]) -> Artifact | None:
+def _current_of(directory: CheckpointDirectory, name: str, versions: Iterable[Artifact]) -> Artifact | None:
     try:
-        content = _digest_object(storage, name)
+        content = _digest_object(directory, name)
     except FileNotFoundError:
         return None
     return next((v for v in versions if (v.size, v.digest) == content), None)
 
 
-def _read_all(storage: Storage, names: Sequence[str]) -> Iterator[tuple[str, list[Artifact] | str]]:
+def _listed(directory: CheckpointDirectory) -> tuple[dict[str, list[Storage]], set[str]]:
+    """The names that have a sidecar, with the places where it is, and the names of all files in the directory.
+
+    The files are listed last: of one that is deleted meanwhile the sidecar is gone before.
+    """
+    aside = directory.names_aside()
+    inside = directory.names()
+    places: dict[str, list[Storage]] = {}
+    for place in directory.places:
+        for name in sorted(inside if place is directory.files else aside):
+            if name.endswith(_SIDECARS):
+                places.setdefault(name.removesuffix(SIDECAR), []).append(place)
+    return places, inside
+
+
+def _read_all(
+    directory: CheckpointDirectory, places: Mapping[str, Sequence[Storage]]
+) -> Iterator[tuple[str, list[Artifact] | str]]:
     def read(name: str) -> list[Artifact] | str:
         try:
-            return read_sidecar(storage, name)
+            return read_sidecar(directory, name, places[name])
         except FileNotFoundError:
             return []  # deleted since the listing
         except DamagedBackupError as error:
             return str(error)
 
     with ThreadPoolExecutor(_READERS) as pool:
-        yield from zip(names, pool.map(read, names), strict=True)
+        yield from zip(places, pool.map(read, places), strict=True)
 
 
 def digest_file(path: Path) -> str:
@@ -266,11 +298,11 @@ def digest_file(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def _digest_object(storage: Storage, name: str) -> tuple[int, str]:
-    size = storage.size(name)
+def _digest_object(directory: CheckpointDirectory, name: str) -> tuple[int, str]:
+    size = directory.files.size(name)
     if size is None:
         raise FileNotFoundError(name)
     hasher = xxhash.xxh3_128()
     for start in range(0, size, _CHUNK):
-        hasher.update(storage.read(name, start, min(size, start + _CHUNK)))
+        hasher.update(directory.files.read(name, start, min(size, start + _CHUNK)))
     return size, hasher.hexdigest()

@@ -1,4 +1,4 @@
-"""The note that a training has ended, beside the sidecars of what it saved: one for each template of file names.
+"""The note that a training has ended, among the sidecars of what it saved: one for each template of file names.
 
 A new run takes an old note back before its first step, by a note of its own generation that says the opposite, so
 that whoever waits for checkpoints waits for those of the new run. Replacing works in stores that do not let delete.
@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from keras_dist_callbacks.backups import records
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory, discard
 from keras_dist_callbacks.backups.names import END_MARKER
 from keras_dist_callbacks.backups.records import Generation, Token
 from keras_dist_callbacks.backups.sidecar import Artifact, seal
@@ -57,11 +58,11 @@ def name_of(series: str) -> str:
     return f"training-end-{xxhash.xxh3_64_hexdigest(series.encode())}.json"
 
 
-def publish(storage: Storage, series: str, generation: int, last: str | None) -> None:
+def publish(directory: CheckpointDirectory, series: str, generation: int, last: str | None) -> None:
     """Says that a training has ended; all its files must be in place.
 
     Args:
-        storage: The directory.
+        directory: Where the files are.
         series: The template of the file names.
         generation: Of the run that ends.
         last: The name of its newest file.
@@ -70,31 +71,31 @@ def publish(storage: Storage, series: str, generation: int, last: str | None) ->
         FencedError: A newer run has ended, or begun where one had ended.
         StorageError: The store failed, after all retries.
     """
-    known = _read_or_none(storage, name_of(series))
+    known = _newest(directory, name_of(series))
     if known is not None and known.generation > generation:
         raise FencedError(
-            f"{storage.display(series)} is written by a newer run (generation {known.generation}, this one is "
+            f"{directory.display(series)} is written by a newer run (generation {known.generation}, this one is "
             f"{generation}), so the end of this one is not noted; two runs write into one directory: end one of them"
         )
-    _write(storage, EndMarker(series, generation, True, last, uuid.uuid4().hex[:12]))
+    _write(directory, EndMarker(series, generation, True, last, uuid.uuid4().hex[:12]))
 
 
-def take_back(storage: Storage, series: str, generation: int) -> None:
+def take_back(directory: CheckpointDirectory, series: str, generation: int) -> None:
     """Says that a new run has begun, if the one before it has ended."""
-    if storage.exists(name_of(series)):
-        _write(storage, EndMarker(series, generation, False, None, uuid.uuid4().hex[:12]))
+    if any(directory.has_note(place, name_of(series)) for place in directory.places):
+        _write(directory, EndMarker(series, generation, False, None, uuid.uuid4().hex[:12]))
 
 
-def read_all(storage: Storage) -> tuple[list[EndMarker], list[str]]:
+def read_all(directory: CheckpointDirectory) -> tuple[list[EndMarker], list[str]]:
     """The markers in a directory, and a sentence for each that is damaged.
 
     Raises:
         BackupMismatchError: A newer version of this package wrote one.
     """
     found, problems = [], []
-    for name in sorted(info.name for info in storage.files() if _name.fullmatch(info.name)):
+    for name in sorted(filter(_name.fullmatch, directory.names_aside() | directory.names())):
         try:
-            found.append(_read(storage, name))
+            found.append(_read(directory, name))
         except FileNotFoundError:
             continue  # deleted since the listing
         except DamagedBackupError as error:
@@ -118,16 +119,32 @@ def end_of(markers: Iterable[EndMarker], artifacts: Iterable[Artifact]) -> EndMa
     return next(iter(closed.values())) if closed and needed <= closed.keys() else None
 
 
-def _read_or_none(storage: Storage, name: str) -> EndMarker | None:
+def _newest(directory: CheckpointDirectory, name: str) -> EndMarker | None:
     try:
-        return _read(storage, name)
+        return _read(directory, name)
     except (FileNotFoundError, DamagedBackupError):
         return None
 
 
-def _read(storage: Storage, name: str) -> EndMarker:
-    where = storage.display(name)
-    record = records.parse(records.read(storage, name), where)
+def _read(directory: CheckpointDirectory, name: str) -> EndMarker:
+    """The newest note of that name; an older version of this package may have left another one elsewhere."""
+    found: list[EndMarker] = []
+    damage: list[DamagedBackupError] = []
+    for place in directory.places:
+        try:
+            found.append(_read_in(directory, place, name))
+        except FileNotFoundError:
+            continue
+        except DamagedBackupError as error:
+            damage.append(error)
+    if found:
+        return max(found, key=lambda marker: marker.generation)
+    raise damage[0] if damage else FileNotFoundError(directory.display(name))
+
+
+def _read_in(directory: CheckpointDirectory, place: Storage, name: str) -> EndMarker:
+    where = place.display(name)
+    record = records.parse(directory.read_note(place, name), where)
     if not isinstance(record, dict) or record.pop("seal", None) != (seal(record) or "none"):
         raise DamagedBackupError(f"{where} differs from its own seal")
     version = record.get("version")
@@ -142,7 +159,11 @@ def _read(storage: Storage, name: str) -> EndMarker:
     return found.marker
 
 
-def _write(storage: Storage, marker: EndMarker) -> None:
+def _write(directory: CheckpointDirectory, marker: EndMarker) -> None:
     record = {"format": _FORMAT, "version": _VERSION, "marker": vars(marker)}
     record["seal"] = seal(record) or ""
-    records.write(storage, name_of(marker.series), json.dumps(record, indent=1).encode())
+    name = name_of(marker.series)
+    directory.write_note(name, json.dumps(record, indent=1).encode())
+    for place in directory.places:
+        if place is not directory.written and directory.has_note(place, name):
+            discard(place, name)

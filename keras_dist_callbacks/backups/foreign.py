@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from keras_dist_callbacks.backups import records
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.records import Count
 from keras_dist_callbacks.backups.sidecar import SIDECAR
 from keras_dist_callbacks.errors import DamagedBackupError
@@ -43,28 +44,35 @@ class Foreign:
     epoch: int = 0
 
 
-def find(storage: Storage, template: str | None = None) -> list[Foreign]:
+def find(directory: CheckpointDirectory, template: str | None = None) -> list[Foreign]:
     """What other tools left directly in a directory, the one that was written last first.
 
     Args:
-        storage: The directory; it need not exist.
+        directory: The directory; it need not exist.
         template: Only what is named as files made from this `filepath` of `ModelCheckpoint` are.
     """
-    names = [info.name for info in storage.files()]
-    found = [foreign for name in names if (foreign := _foreign(name, names)) is not None]
+    storage = directory.files
+    names, noted = _names(directory)
+    found = [foreign for name in names if (foreign := _foreign(name, names, noted)) is not None]
     fits = re.compile(".+" if template is None else re.sub(r"\\\{.*?\\\}", ".+", re.escape(template)), re.DOTALL)
     mine = [_with_epoch(storage, foreign, names) for foreign in found if fits.fullmatch(foreign.name)]
     return sorted(mine, key=lambda foreign: max(map(storage.modified, foreign.files)), reverse=True)
 
 
-def names(storage: Storage) -> list[str]:
+def names(directory: CheckpointDirectory) -> list[str]:
     """Names of what other tools, or an interrupted save, left without a sidecar; sorted."""
-    present = [info.name for info in storage.files()]
-    return sorted(foreign.name for name in present if (foreign := _foreign(name, present)) is not None)
+    present, noted = _names(directory)
+    return sorted(foreign.name for name in present if (foreign := _foreign(name, present, noted)) is not None)
 
 
-def _foreign(name: str, names: Sequence[str]) -> Foreign | None:
-    if name + SIDECAR in names:
+def _names(directory: CheckpointDirectory) -> tuple[list[str], set[str]]:
+    """Of the files, and of these with the notes on them; the files first: what comes meanwhile has its note then."""
+    present = sorted(directory.names())
+    return present, directory.names_aside().union(present)
+
+
+def _foreign(name: str, names: Sequence[str], noted: Collection[str]) -> Foreign | None:
+    if name + SIDECAR in noted:
         return None
     if name.endswith(_WEIGHTS):
         return Foreign(name, "weights", (name,))

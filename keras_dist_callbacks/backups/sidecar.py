@@ -1,4 +1,4 @@
-"""The small JSON file beside an artefact: what it is, in which order it came, and how to know that it is whole."""
+"""The small JSON file that belongs to an artefact: what it is, in which order it came, how to know that it is whole."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from keras_dist_callbacks.backups import records
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory, discard
 from keras_dist_callbacks.backups.records import Count, Digest
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
@@ -85,24 +86,75 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
     versions: Annotated[list[_Version], msgspec.Meta(min_length=1)]
 
 
-def versions_or_none(storage: Storage, name: str) -> list[Artifact] | None:
+def versions_or_none(directory: CheckpointDirectory, name: str) -> list[Artifact] | None:
     """What `read_sidecar` returns; None if the sidecar is missing or damaged."""
     try:
-        return read_sidecar(storage, name)
+        return read_sidecar(directory, name)
     except (FileNotFoundError, DamagedBackupError):
         return None
 
 
-def read_sidecar(storage: Storage, name: str) -> list[Artifact]:
+def read_sidecar(directory: CheckpointDirectory, name: str, places: Sequence[Storage] | None = None) -> list[Artifact]:
     """The versions of a file that its sidecar lists, newest first; empty if the sidecar is not one of ours.
+
+    Where there is one in both places, because an older version of this package wrote here too or a write was
+    interrupted, these are the versions of both.
+
+    Args:
+        directory: The directory of the file.
+        name: The file's.
+        places: Where there may be a sidecar. Defaults to all.
 
     Raises:
         FileNotFoundError: There is no sidecar.
         DamagedBackupError: It is not as it was written.
         BackupMismatchError: It has a format version that this package does not know.
     """
-    where = storage.display(name + SIDECAR)
-    content = records.read(storage, name + SIDECAR)
+    found: dict[Artifact, None] = {}
+    damage, missing = None, True
+    for place in directory.places if places is None else places:
+        try:
+            found.update(dict.fromkeys(_read(directory, place, name)))
+        except FileNotFoundError:
+            continue
+        except DamagedBackupError as error:
+            damage = damage or error
+        missing = False
+    if missing:
+        raise FileNotFoundError(directory.display(name + SIDECAR))
+    if damage is not None and not found:
+        raise damage
+    return sorted(found, key=lambda artifact: artifact.order, reverse=True)
+
+
+def write_sidecar(directory: CheckpointDirectory, versions: Sequence[Artifact]) -> None:
+    """Replaces a file's sidecar by one that lists `versions`, the newest first."""
+    name = versions[0].name
+    directory.write_note(name + SIDECAR, _render(versions))
+    for place in directory.places:
+        if place is not directory.written and _is_ours(directory, place, name):
+            discard(place, name + SIDECAR)
+
+
+def delete_sidecar(directory: CheckpointDirectory, name: str) -> None:
+    """Deletes a file's sidecar, unless it is something else of that name."""
+    for place in directory.places:
+        if _is_ours(directory, place, name):
+            place.delete(name + SIDECAR)
+
+
+def _is_ours(directory: CheckpointDirectory, place: Storage, name: str) -> bool:
+    try:
+        return bool(_read(directory, place, name))
+    except FileNotFoundError:
+        return False
+    except DamagedBackupError:
+        return True
+
+
+def _read(directory: CheckpointDirectory, place: Storage, name: str) -> list[Artifact]:
+    where = place.display(name + SIDECAR)
+    content = directory.read_note(place, name + SIDECAR)
     record = records.parse(content, where)
     if not isinstance(record, dict) or "seal" not in record:
         return []
@@ -119,11 +171,6 @@ def read_sidecar(storage: Storage, name: str) -> list[Artifact]:
     if _render(versions) != content:
         raise DamagedBackupError(f"{where} is not written as a sidecar is: keys are double, unknown or out of order")
     return versions
-
-
-def write_sidecar(storage: Storage, versions: Sequence[Artifact]) -> None:
-    """Replaces a file's sidecar by one that lists `versions`, the newest first."""
-    records.write(storage, versions[0].name + SIDECAR, _render(versions))
 
 
 def _render(versions: Sequence[Artifact]) -> bytes:

@@ -18,6 +18,7 @@ from keras_dist_callbacks import arguments, schemas
 from keras_dist_callbacks._compat.optimizers import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
 from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.records import Generation, Sequence
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
@@ -48,10 +49,14 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
     """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
 
     Every argument of Keras keeps its meaning. Different from Keras: only the chief of a cluster writes; a
-    file is replaced atomically, in the background, to a local path or any URL that fsspec knows; beside each
-    file lies a sidecar `<name>.json` with its digest, order, epoch and step, by which `latest_checkpoint` and
+    file is replaced atomically, in the background, to a local path or any URL that fsspec knows; each file has a
+    sidecar `<name>.json` with its digest, order, epoch and step, by which `latest_checkpoint` and
     `make_or_restore_model` find the newest whole one. All files are in place when `fit()` returns, and then a small
     file `training-end-<hash>.json` tells a `SidecarEvaluator` so; a fit that is interrupted leaves none.
+
+    The directory itself holds checkpoints only. What belongs to them lies in `.<directory's name>.kdc` next to it:
+    copy or move both together. Where that place cannot be written, and for a directory that is a bucket, a mount
+    point, a link or the working directory, it lies among the checkpoints.
 
     With `BackupAndRestore` in the same `fit()`, `best` and the counters survive a restart. After
     `make_or_restore_model` without a backup, `best` is that of the newest file saved by this callback.
@@ -112,6 +117,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         self._storage = Storage.open(
             directory.format(), storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
+        self._directory = CheckpointDirectory.at(self._storage)
         self._template = template
         self._write_on = write_on
         self._writes = True
@@ -165,7 +171,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         shared_writer().raise_failure()
         if self._writes:
             last = self._kept[-1] if self._kept else None
-            end_marker.publish(self._storage, self._template, self._generation, last)
+            end_marker.publish(self._directory, self._template, self._generation, last)
 
     def get_state(self) -> dict[str, Any]:
         """What a backup keeps: the best value, the counters and the order of the last file."""
@@ -229,10 +235,10 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
             source = directory / artifact.name
             what = f"saving {self._storage.display(artifact.name)}"
             with uploads(what, source.stat().st_size) as bar, self._storage.reporting(bar.advance):
-                artifacts.publish(self._storage, source, artifact)
+                artifacts.publish(self._directory, source, artifact)
             self._kept = [n for n in self._kept if n != artifact.name] + [artifact.name]
             if self.max_to_keep is not None:
-                self._kept = artifacts.keep_newest(self._storage, self._kept, self.max_to_keep, self._generation)
+                self._kept = artifacts.keep_newest(self._directory, self._kept, self.max_to_keep, self._generation)
             if self.verbose > 0:
                 print(f"\nEpoch {artifact.epoch}: saved {self._storage.display(artifact.name)}", flush=True)
         finally:
@@ -241,13 +247,14 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
 
     def _prepare(self) -> dict[str, Any]:
         shared_writer().wait()  # a fit() that was interrupted may still be writing
-        self._storage.probe()
-        known = artifacts.find(self._storage).artifacts
-        mine = [a for a in known if a.series == self._template]
+        self._directory = CheckpointDirectory.to_write(self._storage)
+        known = artifacts.find(self._directory)
+        artifacts.forget_deleted(self._directory)
+        mine = [a for a in known.artifacts if a.series == self._template]
         self._kept = [a.name for a in reversed(mine)]
         best = self._newest_best(mine) if self.save_best_only else None
-        generation = 1 + max((a.generation for a in known), default=0)
-        end_marker.take_back(self._storage, self._template, generation)
+        generation = 1 + known.generation
+        end_marker.take_back(self._directory, self._template, generation)
         return {
             "generation": generation,
             "best": None if best is None else vars(best),
@@ -257,7 +264,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         for artifact in mine:
             if artifact.best_only and artifact.monitor == self.monitor and artifact.value is not None:
                 try:
-                    return artifacts.verify(self._storage, artifact)
+                    return artifacts.verify(self._directory, artifact)
                 except DamagedBackupError:
                     continue  # it cannot be anybody's best; latest_checkpoint reports it
         return None

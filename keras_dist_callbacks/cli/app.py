@@ -10,11 +10,12 @@ import typer
 
 from keras_dist_callbacks import __version__
 from keras_dist_callbacks.backups import artifacts, foreign
+from keras_dist_callbacks.backups.artifacts import EXTENSIONS, split_filepath
 from keras_dist_callbacks.backups.names import DAMAGED, set_aside_name
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import Manifest
+from keras_dist_callbacks.cli import checkpoint_details, exporting, human, leftovers, pruning, render, verifying
 from keras_dist_callbacks.cli import doctor as diagnosing
-from keras_dist_callbacks.cli import exporting, human, leftovers, pruning, render, verifying
 from keras_dist_callbacks.cli.details import describe_commit
 from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
 from keras_dist_callbacks.cli.listing import list_directory
@@ -59,7 +60,8 @@ Options = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to the standard output.")]
-Commit = Annotated[str, typer.Option(help="As `kdc ls` shows it, such as 2-14; or a manifest's name, or `latest`.")]
+_COMMIT = "As `kdc ls` shows it, such as 2-14; or a manifest's name, or `latest`"
+Commit = Annotated[str, typer.Option(help=f"{_COMMIT}.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -92,8 +94,8 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
             target.url,
             entries,
             blob_sizes(target.storage, entries),
-            artifacts.find(target.storage),
-            foreign.names(target.storage),
+            artifacts.find(target.checkpoints),
+            foreign.names(target.checkpoints),
             earlier_runs=target.store.has_leftovers(),
             now=time.time(),
         )
@@ -110,15 +112,23 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
 
 @app.command(epilog=_EXIT_CODES)
 def show(
-    url: Url,
-    commit: Commit = "latest",
+    url: Annotated[str, typer.Argument(help="A backup or checkpoint directory, or a checkpoint: a path or URL.")],
+    commit: Annotated[str, typer.Option(help=f"{_COMMIT}; or a checkpoint's name.")] = "latest",
     every_tensor: Annotated[bool, typer.Option("--all", help="Show every tensor, however many.")] = False,
     storage_options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """Shows what one backup holds: progress, versions, random states, callbacks, files and tensors."""
-    with opened(url, storage_options) as target:
-        entries = read_entries(target.store)
+    """Shows what one backup holds: progress, versions, random states, callbacks, files and tensors.
+
+    Of a checkpoint what its sidecar tells, and after its content was compared with that, its tensors. Without a name
+    the newest backup is shown, or where there is none the newest checkpoint.
+    """
+    place, name = split_filepath(url) if url.endswith(EXTENSIONS) else (url, "")
+    name = name or (commit if commit.endswith(EXTENSIONS) else "")
+    with opened(place, storage_options) as target:
+        entries = [] if name else read_entries(target.store)
+        if not entries and _show_checkpoint(target, name, every_tensor=every_tensor, as_json=as_json):
+            return
         entry = _chosen(target, entries, commit)
         manifest = _readable(entry)
         before = [e.manifest for e in entries if e.id < entry.id and e.manifest is not None]
@@ -173,7 +183,7 @@ def verify(
     """Reads every backup and checkpoint completely and compares it with its hashes; changes nothing."""
     with opened(url, storage_options) as target:
         entries = read_entries(target.store)
-        listing = artifacts.Listing() if commit else artifacts.find(target.storage)
+        listing = artifacts.Listing() if commit else artifacts.find(target.checkpoints)
         if commit:
             entries = [_chosen(target, entries, commit)]
         if not (entries or listing.artifacts or listing.problems):
@@ -252,6 +262,22 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
             raise typer.Exit(PROBLEM)
 
 
+def _show_checkpoint(target: Target, name: str, *, every_tensor: bool, as_json: bool) -> bool:
+    """Whether there was one to show."""
+    directory = target.checkpoints
+    artifact = checkpoint_details.choose(directory, artifacts.find(directory), name or None)
+    if artifact is None:
+        return False
+    details = target.shown(checkpoint_details.describe_checkpoint(directory, artifact, time.time()))
+    if as_json:
+        print_json(details)
+    else:
+        render.show_checkpoint(console(), readable(details), every_tensor=every_tensor)
+    if details.problem:
+        raise typer.Exit(PROBLEM)
+    return True
+
+
 def _nothing(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
     return fail(f"{target.url}: no {what} is in this directory itself; `kdc ls` lists what is", CANNOT)
 
@@ -279,8 +305,8 @@ def _verify(target: Target, entries: list[Entry], listing: artifacts.Listing) ->
     with progress("verifying", verifying.work(entries, published)) as advance:
         verifier = verifying.BackupVerifier(target.store, advance)
         verdicts = [verifier.verdict(entry) for entry in reversed(entries)]
-        verdicts += [verifying.verify_artifact(target.storage, artifact, advance) for artifact in published]
-    verdicts += verifying.problem_verdicts(target.storage, listing.problems)
+        verdicts += [verifying.verify_artifact(target.checkpoints, artifact, advance) for artifact in published]
+    verdicts += verifying.problem_verdicts(target.checkpoints, listing.problems)
     set_aside = sum(set_aside_name(file.name) is not None for file in target.storage.files(DAMAGED))
     return verifying.Verification(target.url, tuple(v for v in verdicts if v is not None), set_aside)
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.cli.checkpoint_details import CheckpointDetails
 from keras_dist_callbacks.cli.details import CommitDetails, TensorRow
 from keras_dist_callbacks.cli.doctor import Diagnosis
 from keras_dist_callbacks.cli.listing import ArtifactRow, CommitRow, DirectoryListing
@@ -39,7 +40,14 @@ def show_listing(console: Console, listing: DirectoryListing) -> None:
     if listing.checkpoints:
         console.print(_checkpoint_table(listing.checkpoints))
     _notes(console, (("damaged", problem) for problem in listing.checkpoint_problems), "red")
-    _notes(console, ((name, "no sidecar: unfinished, or of another tool") for name in listing.without_sidecar), "")
+    _notes(
+        console,
+        (
+            (name, "no sidecar: unfinished, of another tool, or copied without what lies beside the directory")
+            for name in listing.without_sidecar
+        ),
+        "",
+    )
 
 
 def show_details(console: Console, details: CommitDetails, *, every_tensor: bool) -> None:
@@ -65,12 +73,40 @@ def show_details(console: Console, details: CommitDetails, *, every_tensor: bool
     console.print()
     _heading(console, f"{human.count(len(details.blobs), 'blob')}, {human.size(row.bytes)}")
     console.print(_blob_table(details))
+    _show_tensors(console, details.tensors, details.tensor_bytes, every_tensor=every_tensor)
+
+
+def show_checkpoint(console: Console, details: CheckpointDetails, *, every_tensor: bool) -> None:
+    """`kdc show` of a checkpoint."""
+    row = details.checkpoint
+    _heading(console, f"{details.url}/{row.name}")
+    facts = _grid()
+    facts.add_row("position", f"{human.count(row.epoch, 'epoch')} finished (step {row.step})")
+    facts.add_row("state", _styled(details.state))
+    written = (
+        "-" if details.written is None else f"{human.moment(details.written)}, {human.age(details.age_seconds)} ago"
+    )
+    facts.add_row("written", written)
+    facts.add_row("holds", "the whole model" if row.kind == "model" else "weights and optimizer")
+    facts.add_row("monitored", _monitored(row))
+    facts.add_row("template", details.series)
+    facts.add_row("generation", f"{row.generation}, file {details.sequence} of its run")
+    facts.add_row("digest", details.digest)
+    for name, value in details.saved_by.items():
+        facts.add_row(name.replace("_", " "), value)
+    console.print(facts)
+    _notes(console, [(row.name, details.problem)], "red")
+    if details.tensors:
+        _show_tensors(console, details.tensors, details.tensor_bytes, every_tensor=every_tensor)
+
+
+def _show_tensors(console: Console, tensors: Sequence[TensorRow], total: int, *, every_tensor: bool) -> None:
     console.print()
-    _heading(console, f"{human.count(len(details.tensors), 'tensor')}, {human.size(details.tensor_bytes)}")
-    shown = details.tensors if every_tensor else details.tensors[:_SHOWN_TENSORS]
+    _heading(console, f"{human.count(len(tensors), 'tensor')}, {human.size(total)}")
+    shown = tensors if every_tensor else tensors[:_SHOWN_TENSORS]
     console.print(_tensor_table(shown))
-    if len(shown) < len(details.tensors):
-        _line(console, f"  and {len(details.tensors) - len(shown):,} more: add --all", "dim")
+    if len(shown) < len(tensors):
+        _line(console, f"  and {len(tensors) - len(shown):,} more: add --all", "dim")
 
 
 def show_verification(console: Console, found: Verification) -> None:
@@ -151,10 +187,13 @@ def _commit_table(rows: Sequence[CommitRow]) -> Table:
 def _checkpoint_table(rows: Sequence[ArtifactRow]) -> Table:
     table = _table("checkpoint", "kind", ">epoch", ">step", "monitored", ">size")
     for row in rows:
-        value = "-" if row.value is None else f"{row.monitor} {row.value:.6g}"
-        best = " (best)" if row.best_only else ""
-        table.add_row(row.name, row.kind, str(row.epoch), f"{row.step:,}", value + best, human.size(row.bytes))
+        table.add_row(row.name, row.kind, str(row.epoch), f"{row.step:,}", _monitored(row), human.size(row.bytes))
     return table
+
+
+def _monitored(row: ArtifactRow) -> str:
+    value = "-" if row.value is None else f"{row.monitor} {row.value:.6g}"
+    return value + (" (best)" if row.best_only else "")
 
 
 def _blob_table(details: CommitDetails) -> Table:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.sidecar import SIDECAR, Artifact
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, TensorInfo, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.inventory import Entry
 from keras_dist_callbacks.errors import DamagedBackupError
-from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]
 """Is told how many bytes were read."""
@@ -106,13 +106,13 @@ def work(entries: Sequence[Entry], published: Sequence[Artifact]) -> int:
     return blobs + sum(artifact.size for artifact in published)
 
 
-def verify_artifact(storage: Storage, artifact: Artifact, advance: Advance) -> Verdict | None:
+def verify_artifact(directory: CheckpointDirectory, artifact: Artifact, advance: Advance) -> Verdict | None:
     """Verifies an artefact; None if a running fit has deleted it meanwhile."""
     verdict = Verdict(artifact.name, "checkpoint", "whole", f"epoch {artifact.epoch}", artifact.size)
     try:
-        artifacts.verify(storage, artifact)
+        artifacts.verify(directory, artifact)
     except DamagedBackupError as error:
-        if not storage.exists(artifact.name + SIDECAR):
+        if not any(place.exists(artifact.name + SIDECAR) for place in directory.places):
             return None
         return dataclasses.replace(verdict, state="damaged", problem=str(error))
     finally:
@@ -120,12 +120,13 @@ def verify_artifact(storage: Storage, artifact: Artifact, advance: Advance) -> V
     return verdict
 
 
-def problem_verdicts(storage: Storage, problems: Sequence[str]) -> list[Verdict]:
-    """Artefacts that a listing has found to be damaged already; each problem begins with the file's full path."""
-    names = [file.name.removesuffix(SIDECAR) for file in storage.files()] if problems else []
+def problem_verdicts(directory: CheckpointDirectory, problems: Sequence[str]) -> list[Verdict]:
+    """Artefacts that a listing has found to be damaged already; each problem begins with a file's full path."""
+    names = directory.names_aside() | directory.names() if problems else set[str]()
+    paths = [(name.removesuffix(SIDECAR), place) for name in names for place in directory.places]
 
     def name_in(problem: str) -> str:
-        return max((name for name in names if problem.startswith(storage.display(name))), key=len, default="")
+        return max((n for n, place in paths if problem.startswith(place.display(n))), key=len, default="")
 
     return [Verdict(name_in(problem), "checkpoint", "damaged", problem=problem) for problem in problems]
 

@@ -32,6 +32,8 @@ _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _ON_THE_WAY = _DIRECTORY | getattr(os, "O_PATH", 0)  # going through a directory takes no right to list it
 # Not waiting: a pipe that somebody has planted would hold up whoever opens it until another writes into it.
 _ANY_FILE = _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_UNNAMED = getattr(os, "O_TMPFILE", None)
+_NO_UNNAMED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
 _AT_A_LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
 
 
@@ -78,6 +80,18 @@ class Directory:
             FileExistsError: The name is taken.
         """
         return open(self.at(name), "xb", buffering=0, opener=lambda _, flags: self.open_file(name, flags))
+
+    def takes_unnamed(self) -> bool:
+        """Makes a file without a name in it, for a moment; False where there is no such thing."""
+        if _UNNAMED is None or self.descriptor is None:
+            return False
+        try:
+            os.close(os.open(".", _UNNAMED | os.O_RDWR, 0o600, dir_fd=self.descriptor))
+        except OSError as error:
+            if error.errno in _NO_UNNAMED:
+                return False
+            raise
+        return True
 
     def size(self, name: str) -> int:
         """Bytes of a file in it.

@@ -127,19 +127,35 @@ class LocalFiles:
                     self._write_directly(directory, final, parts)
             self._flush_directory(directory)
 
-    def replace(self, path: str, source: Path) -> None:
-        """Publishes a copy of `source`; readers see the old file or the new one."""
+    def replace(self, path: str, source: Path, by: tuple[LocalFiles, str] | None = None) -> None:
+        """Publishes a copy of `source`; readers see the old file or the new one.
+
+        Args:
+            path: Its path.
+            source: A local file.
+            by: Another directory of the same file system, where the copy lies until it is whole.
+        """
         with self._directory_of(path, make=True) as (directory, final):
-            with _temporary(directory, final) as temporary:
-                with (
-                    open(source, "rb") as reader,
-                    directory.new_file(temporary) as file,
-                ):
-                    while chunk := reader.read(_COPY_CHUNK):
-                        self._write_all(file.fileno(), memoryview(chunk))
-                    self._flush(file.fileno())
-                directory.rename(temporary, directory, final)
+            try:
+                with self._way(by, directory) as place:
+                    self._replace(directory, final, source, place)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._replace(directory, final, source, directory)  # mounted apart, which no look had told
             self._flush_directory(directory)
+
+    def took_unnamed(self, path: str) -> bool:
+        """Makes the directory, and tries a file without a name in it; False where there is no such thing."""
+        with opened(self.root, self._below(path), make=True) as directory:
+            return directory.takes_unnamed()
+
+    def is_apart(self, path: str) -> bool:
+        """Whether it is a link, a mount point, the working directory, or one above that."""
+        with contextlib.suppress(FileNotFoundError):  # of a working directory that was removed
+            if Path.cwd().is_relative_to(Path(path).resolve()):
+                return True
+        return Path(path).is_symlink() or Path(path).is_mount()
 
     def delete(self, path: str) -> None:
         """Removes a file or a link, if it is there."""
@@ -166,6 +182,23 @@ class LocalFiles:
         *below, name = self._below(path)
         with opened(self.root, below, make=make) as directory:
             yield directory, name
+
+    @contextlib.contextmanager
+    def _way(self, by: tuple[LocalFiles, str] | None, default: Directory) -> Iterator[Directory]:
+        if by is None:
+            yield default
+            return
+        files, path = by
+        with opened(files.root, files._below(path), make=True) as place:
+            yield place
+
+    def _replace(self, directory: Directory, final: str, source: Path, place: Directory) -> None:
+        with _temporary(place, final) as temporary:
+            with open(source, "rb") as reader, place.new_file(temporary) as file:
+                while chunk := reader.read(_COPY_CHUNK):
+                    self._write_all(file.fileno(), memoryview(chunk))
+                self._flush(file.fileno())
+            place.rename(temporary, directory, final)
 
     def _take_over(self, spare: str, directory: Directory, temporary: str) -> int | None:
         """Renames a spare file and opens it, if it has no other name: what a hard link shows must not change."""

@@ -19,6 +19,7 @@ from keras_dist_callbacks.storage.traffic import Traffic
 JOINED_LIMIT = 64 * 2**20  # what is put together in memory for one request
 _PIECE = 16 * 2**20
 _FIRST_PIECE = 2**20
+_PLAIN_NAMES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 
 
 class Connection:
@@ -54,6 +55,12 @@ class RemoteFiles:
     def fs(self) -> Any:
         """The file system behind it."""
         return self.connection.fs
+
+    @property
+    def has_plain_names(self) -> bool:
+        """Whether an object's name is a text of our choice, and what is in front of its last part means nothing."""
+        protocol = self.fs.protocol
+        return not _PLAIN_NAMES.isdisjoint({protocol} if isinstance(protocol, str) else protocol)
 
     def listing(self, path: str) -> list[tuple[str, int]]:
         """Full names and sizes of the objects directly below a path; empty if there are none."""

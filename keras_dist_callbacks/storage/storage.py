@@ -19,16 +19,15 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-import fsspec
-
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.local_files import Buffer, LocalFiles
+from keras_dist_callbacks.storage.opening import open_filesystem
 from keras_dist_callbacks.storage.probing import probe
-from keras_dist_callbacks.storage.redaction import Redactor, check_place, redact
+from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.store_errors import advice, is_trouble, may_pass, refusal
+from keras_dist_callbacks.storage.store_errors import advice, is_forbidden, is_trouble, may_pass
 from keras_dist_callbacks.storage.traffic import Traffic
 from keras_dist_callbacks.texts import printable
 
@@ -57,24 +56,6 @@ class UnfinishedUpload:
 
     name: str
     age: float
-
-
-def _protocol_of(url: str) -> str:
-    return url.split("://", 1)[0].split("::")[-1] if "://" in url else "file"
-
-
-def _open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) -> tuple[Any, str]:
-    check_place(url)
-    protocol = _protocol_of(url)
-    try:
-        cache = {} if protocol == "file" else {"use_listings_cache": False}
-        fs, root = fsspec.core.url_to_fs(url, **cache, **options)
-    except Exception as error:  # noqa: BLE001 - clients look at their options here, each with errors of its own
-        why = refusal(protocol, error, redactor.reason(error))
-        failure = redactor.caused(ConfigError(f"{redact(url)!r} {why}"), error)
-    else:
-        return fs, str(root)
-    raise failure
 
 
 @dataclass(frozen=True)
@@ -129,10 +110,10 @@ class Storage:
         options = arguments.mapping("storage_options", storage_options)
         redactor, traffic = Redactor.of(text, options), Traffic(max_bytes_per_second)
         policy = DEFAULT_RETRY if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
-        fs, root = _open_filesystem(text, options, redactor)
+        fs, root = open_filesystem(text, options, redactor)
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
         is_local = "file" in protocols
-        connection = Connection(fs, lambda: _open_filesystem(text, options, redactor)[0])
+        connection = Connection(fs, lambda: open_filesystem(text, options, redactor)[0])
         root = str(Path(root).absolute()) if is_local else root.rstrip("/")
         return cls(
             url=redact(text),
@@ -149,6 +130,21 @@ class Storage:
     def child(self, name: str) -> Storage:
         """The directory `name` below this one; the cap on the rate is for both together."""
         return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._full(name))
+
+    def beside(self, name: str) -> Storage | None:
+        """The directory `name` next to this one; None where there is no such place, or nobody knows.
+
+        Of remote stores these are the ones whose names are plain text: what else a protocol's paths mean, such as a
+        repository, only its client knows. A bucket has none. A link of that name is refused, as below a directory.
+        """
+        above, slash, own = self.root.rpartition("/")
+        above = above or slash
+        if not (above and own) or not (self.is_local or self._remote.has_plain_names):
+            return None
+        url = self.url.rstrip("/")
+        shown = f"{url.removesuffix(own)}{name}" if url.endswith(own) else f"{url}/../{name}"
+        local = dataclasses.replace(self._local, root=above)
+        return dataclasses.replace(self, url=shown, root=f"{above.rstrip('/')}/{name}", _local=local)
 
     def display(self, name: str = "") -> str:
         """`name` as a full path or URL for messages."""
@@ -228,10 +224,20 @@ class Storage:
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
 
-    def replace(self, name: str, source: Path) -> None:
-        """Publishes a local file under `name`; readers see the old object or the new one, never a part."""
+    def replace(self, name: str, source: Path, by: Storage | None = None) -> None:
+        """Publishes a local file under `name`; readers see the old object or the new one, never a part.
+
+        Args:
+            name: Its name here.
+            source: The file; it is left alone.
+            by: A directory `beside` this one, where a local file lies until it is whole. Defaults to this one.
+        """
         path = self._full(name)
-        self._run("write", name, lambda: self._files.replace(path, source))
+        if self.is_local:
+            way = None if by is None else (by._local, by.root)
+            self._run("write", name, lambda: self._local.replace(path, source, way))
+        else:
+            self._run("write", name, lambda: self._remote.replace(path, source))
 
     def download(self, name: str, target: Path) -> None:
         """Copies an object to a local file.
@@ -294,6 +300,18 @@ class Storage:
         probe(self)
         return made
 
+    def probe_without_a_name(self) -> None:
+        """As `probe`, but where the operating system can, a local directory shows nothing of it at any moment."""
+        if not (self.is_local and self._run("write", "", lambda: self._local.took_unnamed(self.root))):
+            self.probe()
+
+    def is_apart(self) -> bool:
+        """Whether what lies next to a local directory may be lost with something else, or belong to somebody else.
+
+        So it is for a link, a mount point, and the process' working directory or one above it.
+        """
+        return self.is_local and self._local.is_apart(self.root)
+
     @property
     def _files(self) -> LocalFiles | RemoteFiles:
         return self._local if self.is_local else self._remote
@@ -327,5 +345,5 @@ class Storage:
         tried = f" (tried for {seconds:.0f} s)" if seconds >= 1 and may_pass(error) and not self.is_local else ""
         hint = advice(error, missing=missing and not self.is_local)
         failure = StorageError(f"cannot {verb} {self.display(name)}: {self._redactor.reason(error)}{tried}{hint}")
-        failure.unavailable = may_pass(error)
+        failure.unavailable, failure.forbidden = may_pass(error), is_forbidden(error)
         return self._redactor.caused(failure, error)

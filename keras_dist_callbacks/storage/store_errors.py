@@ -84,6 +84,11 @@ def may_pass(error: BaseException) -> bool:
     return _is_of_a_client(error)
 
 
+def is_forbidden(error: BaseException) -> bool:
+    """Whether it is the right to do this that is missing."""
+    return isinstance(error, PermissionError) or status_of(error) == 403
+
+
 def is_trouble(error: Exception) -> bool:
     """Whether an error comes from a store or its client, and not from a mistake in this package."""
     return isinstance(error, OSError) or _is_of_a_client(error) or isinstance(error, ValueError | RuntimeError)
@@ -99,7 +104,7 @@ def advice(error: Exception, *, missing: bool = False) -> str:
     status = status_of(error)
     if _lacks_credentials(error) or status == 401:
         return "; no valid credentials: give them in storage_options, or in the environment as the store's client asks"
-    if isinstance(error, PermissionError) or status == 403:
+    if is_forbidden(error):
         return "; check the permissions or credentials for this path"
     if missing:
         return "; the bucket or container does not exist, or this account cannot see it: create it, or correct the name"

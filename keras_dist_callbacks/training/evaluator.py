@@ -13,6 +13,7 @@ from typing import Any
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.backups.artifacts import EXTENSIONS, split_filepath
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.redaction import redact
@@ -139,7 +140,7 @@ class SidecarEvaluator:
             )
         self._log.open()
         if self._best is not None:
-            self._best.storage.probe()
+            self._best = self._best.ready()
         self._sources = [ModelFiles(self._checkpoints, self._series)]
         if self._series is None:
             self._sources.append(Backups(self._checkpoints, self._log.keys))
@@ -255,4 +256,4 @@ def _best(places: options.Places, export_best: Any, monitor: str, mode: Any) -> 
     directory, name = split_filepath(path)
     if not name.endswith(EXTENSIONS) or name in EXTENSIONS:
         raise ConfigError(f"export_best must name a file that ends in .keras or .weights.h5, got {redact(path)!r}")
-    return BestExport(places.open("export_best", directory), name, monitor, mode)
+    return BestExport(CheckpointDirectory.at(places.open("export_best", directory)), name, monitor, mode)

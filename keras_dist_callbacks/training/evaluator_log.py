@@ -7,6 +7,7 @@ two has lost nothing, and a restarted one adds what is missing; none of both can
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tempfile
 import time
@@ -19,6 +20,7 @@ import tensorflow as tf
 import xxhash
 
 from keras_dist_callbacks.backups import artifacts, records
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.records import Count, Digest, Time
 from keras_dist_callbacks.backups.sidecar import Artifact, versions_or_none
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
@@ -192,16 +194,24 @@ class BestExport:
     """The best model so far, under a fixed name, with a sidecar that says how good it is.
 
     Attributes:
-        storage: Its directory.
+        directory: Where it is.
         name: Its name there.
         monitor: The metric.
         mode: `"min"` or `"max"`.
     """
 
-    storage: Storage
+    directory: CheckpointDirectory
     name: str
     monitor: str
     mode: str
+
+    def ready(self) -> BestExport:
+        """The same, in a directory that was tried out.
+
+        Raises:
+            StorageError: It cannot be used.
+        """
+        return dataclasses.replace(self, directory=CheckpointDirectory.to_write(self.directory.files))
 
     def offer(self, candidate: Candidate, metrics: Mapping[str, float], model: EvaluatedModel) -> None:
         """Exports the model if it is better than what is there.
@@ -212,8 +222,9 @@ class BestExport:
         if self.monitor not in metrics:
             raise ConfigError(f"monitor={self.monitor!r} is no metric of the model; there are {', '.join(metrics)}")
         value = metrics[self.monitor]
-        there = next(iter(versions_or_none(self.storage, self.name) or ()), None)
-        best = there.value if there is not None and there.monitor == self.monitor else None
+        there = next(iter(versions_or_none(self.directory, self.name) or ()), None)
+        is_there = there is not None and self.directory.files.exists(self.name)
+        best = there.value if there is not None and is_there and there.monitor == self.monitor else None
         if not math.isfinite(value) or (
             best is not None and not (value < best if self.mode == "min" else value > best)
         ):
@@ -224,7 +235,7 @@ class BestExport:
                 file = Path(directory) / self.name
                 model.save(file)
             generation, sequence = (1, 0) if there is None else there.order
-            artifacts.publish(self.storage, file, self._described(candidate, value, generation, sequence + 1))
+            artifacts.publish(self.directory, file, self._described(candidate, value, generation, sequence + 1))
 
     def _described(self, candidate: Candidate, value: float, generation: int, sequence: int) -> Artifact:
         return Artifact(

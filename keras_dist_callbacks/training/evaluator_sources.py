@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.names import COMMITS
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import CommitId
@@ -99,13 +100,13 @@ class ModelFiles:
     """
 
     def __init__(self, storage: Storage, series: str | None) -> None:
-        self._storage, self._series = storage, series
+        self._directory, self._series = CheckpointDirectory.at(storage), series
         self._known: dict[str, Artifact] = {}
 
     def look(self) -> Look:
         """The files, and whether the note of the training's end is there."""
-        markers, problems = end_marker.read_all(self._storage)  # before the files: those of the end are listed then
-        listing = artifacts.find(self._storage, self._series)
+        markers, problems = end_marker.read_all(self._directory)  # before the files: those of the end are listed then
+        listing = artifacts.find(self._directory, self._series)
         series = {self._series, *(artifact.series for artifact in listing.artifacts)} if self._series else None
         markers = [one for one in markers if series is None or one.series in series or one.last == self._series]
         end = end_marker.end_of(markers, listing.artifacts)
@@ -120,14 +121,14 @@ class ModelFiles:
         """Copies the file, compares it with its digest and loads it."""
         wanted = self._known[candidate.key]
         try:
-            found = artifacts.fetch(self._storage, wanted, directory)
+            found = artifacts.fetch(self._directory, wanted, directory)
         except DamagedBackupError:
-            now = artifacts.find(self._storage, wanted.name).artifacts
+            now = artifacts.find(self._directory, wanted.name).artifacts
             if any(artifact.order == wanted.order for artifact in now if artifact.name == wanted.name):
                 raise
             return None
         file = directory / found.name
-        model.take_file(file, self._storage.display(found.name), found.step)
+        model.take_file(file, self._directory.display(found.name), found.step)
         return _candidate(found, file)
 
 

@@ -7,26 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.backups import artifacts, end_marker, names
+from keras_dist_callbacks.backups import artifacts, end_marker, foreign, names
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.end_marker import EndMarker
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.errors import BackupMismatchError, FencedError
 from keras_dist_callbacks.storage.local_files import temporary_name
-from keras_dist_callbacks.storage.storage import Storage
+from tests.support.checkpoints import checkpoints
 from tests.support.cli_backups import kdc
 
 SERIES = "ckpt-{epoch}.keras"
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    return Storage.open(tmp_path / "d")
+def directory(tmp_path: Path) -> CheckpointDirectory:
+    return checkpoints(tmp_path / "d")
 
 
-def publish(storage: Storage, tmp_path: Path, generation: int = 1, series: str = SERIES) -> Artifact:
+def publish(directory: CheckpointDirectory, tmp_path: Path, generation: int = 1, series: str = SERIES) -> Artifact:
     (tmp_path / "source").write_bytes(b"model")
     artifact = Artifact(series.format(epoch=1), "model", series, generation, 1, epoch=1, step=5)
-    return artifacts.publish(storage, tmp_path / "source", artifact)
+    return artifacts.publish(directory, tmp_path / "source", artifact)
 
 
 def marker(generation: int, series: str = SERIES, *, ended: bool = True) -> EndMarker:
@@ -59,65 +60,65 @@ def test_the_newest_run_has_ended_when_all_its_callbacks_have(
     assert (end_marker.end_of(markers, files) is not None) == ended
 
 
-def test_a_note_is_read_back_and_a_new_run_takes_it_back(storage: Storage) -> None:
-    end_marker.take_back(storage, SERIES, 1)
-    assert end_marker.read_all(storage) == ([], [])  # there was nothing
-    end_marker.publish(storage, SERIES, 1, "ckpt-3.keras")
-    ((found,), problems) = end_marker.read_all(storage)
+def test_a_note_is_read_back_and_a_new_run_takes_it_back(directory: CheckpointDirectory) -> None:
+    end_marker.take_back(directory, SERIES, 1)
+    assert end_marker.read_all(directory) == ([], [])  # there was nothing
+    end_marker.publish(directory, SERIES, 1, "ckpt-3.keras")
+    ((found,), problems) = end_marker.read_all(directory)
     assert (found.series, found.generation, found.ended, found.last) == (SERIES, 1, True, "ckpt-3.keras")
     assert problems == []
-    end_marker.take_back(storage, SERIES, 2)
-    ((again,), _) = end_marker.read_all(storage)
+    end_marker.take_back(directory, SERIES, 2)
+    ((again,), _) = end_marker.read_all(directory)
     assert (again.generation, again.ended) == (2, False)
     assert again.token != found.token
 
 
-def test_a_run_that_was_superseded_notes_no_end(storage: Storage) -> None:
-    end_marker.publish(storage, SERIES, 2, None)
+def test_a_run_that_was_superseded_notes_no_end(directory: CheckpointDirectory) -> None:
+    end_marker.publish(directory, SERIES, 2, None)
     with pytest.raises(FencedError, match="written by a newer run"):
-        end_marker.publish(storage, SERIES, 1, None)
+        end_marker.publish(directory, SERIES, 1, None)
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"[]", b"{}", b'{"seal": "x"}', b"\xff"])
-def test_a_damaged_note_is_a_problem_and_no_end(storage: Storage, tmp_path: Path, content: bytes) -> None:
-    end_marker.publish(storage, SERIES, 1, None)
-    (tmp_path / "d" / end_marker.name_of(SERIES)).write_bytes(content)
-    markers, (problem,) = end_marker.read_all(storage)
+def test_a_damaged_note_is_a_problem_and_no_end(directory: CheckpointDirectory, tmp_path: Path, content: bytes) -> None:
+    end_marker.publish(directory, SERIES, 1, None)
+    (tmp_path / ".d.kdc" / end_marker.name_of(SERIES)).write_bytes(content)
+    markers, (problem,) = end_marker.read_all(directory)
     assert markers == []
     assert end_marker.name_of(SERIES) in problem
-    end_marker.publish(storage, SERIES, 1, None)  # and can be replaced
-    assert end_marker.read_all(storage)[1] == []
+    end_marker.publish(directory, SERIES, 1, None)  # and can be replaced
+    assert end_marker.read_all(directory)[1] == []
 
 
-def test_every_changed_byte_is_noticed(storage: Storage, tmp_path: Path) -> None:
-    end_marker.publish(storage, SERIES, 1, "ckpt-3.keras")
-    path = tmp_path / "d" / end_marker.name_of(SERIES)
+def test_every_changed_byte_is_noticed(directory: CheckpointDirectory, tmp_path: Path) -> None:
+    end_marker.publish(directory, SERIES, 1, "ckpt-3.keras")
+    path = tmp_path / ".d.kdc" / end_marker.name_of(SERIES)
     good = path.read_bytes()
-    expected = end_marker.read_all(storage)
+    expected = end_marker.read_all(directory)
     for position in range(0, len(good), 3):
         path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
-        markers, problems = end_marker.read_all(storage)
+        markers, problems = end_marker.read_all(directory)
         assert problems or (markers, problems) == expected, good[position : position + 20]
 
 
-def test_a_note_of_a_newer_version_is_refused(storage: Storage, tmp_path: Path) -> None:
-    end_marker.publish(storage, SERIES, 1, None)
-    path = tmp_path / "d" / end_marker.name_of(SERIES)
+def test_a_note_of_a_newer_version_is_refused(directory: CheckpointDirectory, tmp_path: Path) -> None:
+    end_marker.publish(directory, SERIES, 1, None)
+    path = tmp_path / ".d.kdc" / end_marker.name_of(SERIES)
     record = json.loads(path.read_bytes())
     record.pop("seal")
     record["version"] = 2
     record["seal"] = end_marker.seal(record)
     path.write_text(json.dumps(record))
     with pytest.raises(BackupMismatchError, match="format version 2"):
-        end_marker.read_all(storage)
+        end_marker.read_all(directory)
 
 
-def test_listings_and_tools_take_it_for_no_model_and_no_damage(storage: Storage, tmp_path: Path) -> None:
-    published = publish(storage, tmp_path)
-    end_marker.publish(storage, SERIES, 1, published.name)
-    assert artifacts.find(storage) == artifacts.Listing((published,))
-    assert artifacts.without_sidecar(storage) == []
-    assert artifacts.newest_verified(storage) == published
+def test_listings_and_tools_take_it_for_no_model_and_no_damage(directory: CheckpointDirectory, tmp_path: Path) -> None:
+    published = publish(directory, tmp_path)
+    end_marker.publish(directory, SERIES, 1, published.name)
+    assert artifacts.find(directory) == artifacts.Listing((published,), (), 1)
+    assert foreign.names(directory) == []
+    assert artifacts.newest_verified(directory) == published
     for command in ("ls", "verify", "doctor"):
         result = kdc(command, tmp_path / "d")
         assert result.exit_code == 0, result.output

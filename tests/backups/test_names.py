@@ -14,6 +14,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.engine.picking import newest_good
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.storage import Storage
+from tests.support.checkpoints import checkpoints
 from tests.support.cli_backups import begin, commit, kdc
 from tests.support.states import HASH, TOKEN
 
@@ -125,4 +126,4 @@ def test_records_of_any_size_are_not_read_into_memory(tmp_path: Path, command: s
         found = newest_good(reader, 1)
     assert found is not None
     assert found[0] == good.id
-    assert [p for p in artifacts.find(Storage.open(tmp_path)).problems if "too many" in p]
+    assert [p for p in artifacts.find(checkpoints(tmp_path)).problems if "too many" in p]

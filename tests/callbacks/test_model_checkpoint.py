@@ -15,6 +15,7 @@ from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import X, Y, be_worker_1, fit, ignore_keras_warnings, memory_url, tiny_model
+from tests.support.checkpoints import checkpoints
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # whole fits
 
@@ -55,13 +56,9 @@ def test_saves_weights_only_to_a_weights_file(tmp_path: Path) -> None:
 def test_saves_to_a_url_that_neither_keras_nor_tensorflow_can_write(tmp_path: Path) -> None:
     url = memory_url()
     fit(tiny_model(), ModelCheckpoint(f"{url}/ckpt-{{epoch}}.keras"), epochs=2)
-    assert [f.name for f in Storage.open(url).files()] == [
-        "ckpt-1.keras",
-        "ckpt-1.keras.json",
-        "ckpt-2.keras",
-        "ckpt-2.keras.json",
-        end_marker.name_of("ckpt-{epoch}.keras"),
-    ]
+    marker = end_marker.name_of("ckpt-{epoch}.keras")
+    assert sorted(checkpoints(url).names()) == ["ckpt-1.keras", "ckpt-2.keras"]
+    assert sorted(checkpoints(url).names_aside()) == ["ckpt-1.keras.json", "ckpt-2.keras.json", marker]
     assert latest_checkpoint(url) == f"{url}/ckpt-2.keras"
 
 
@@ -69,7 +66,7 @@ def test_sidecar_says_where_training_was(tmp_path: Path) -> None:
     url = memory_url()
     checkpoint = ModelCheckpoint(f"{url}/ckpt-{{epoch}}-{{batch}}.keras", monitor="loss", save_freq=2)
     history = fit(tiny_model(), checkpoint, epochs=2)
-    newest, *_, oldest = artifacts.find(Storage.open(url)).artifacts
+    newest, *_, oldest = artifacts.find(checkpoints(url)).artifacts
     assert (oldest.name, oldest.epoch, oldest.step) == ("ckpt-1-2.keras", 0, 2)
     assert (newest.name, newest.epoch, newest.step) == ("ckpt-2-3.keras", 1, 6)
     assert newest.value == pytest.approx(history.history["loss"][1])
@@ -78,7 +75,7 @@ def test_sidecar_says_where_training_was(tmp_path: Path) -> None:
 
 def test_epochs_in_the_sidecar_are_the_finished_ones(tmp_path: Path) -> None:
     fit(tiny_model(), ModelCheckpoint(tmp_path / "ckpt.keras"), epochs=2)
-    (found,) = artifacts.find(Storage.open(tmp_path)).artifacts
+    (found,) = artifacts.find(checkpoints(tmp_path)).artifacts
     assert (found.epoch, found.step, found.kind) == (2, 6, "model")
 
 
@@ -103,9 +100,10 @@ def test_save_best_only_works_on_batches_too(tmp_path: Path) -> None:
 
 
 def test_max_to_keep_deletes_the_oldest_with_their_sidecars(tmp_path: Path) -> None:
-    fit(tiny_model(), ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=2), epochs=4)
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "d" / "{epoch}.keras", max_to_keep=2), epochs=4)
     marker = end_marker.name_of("{epoch}.keras")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["3.keras", "3.keras.json", "4.keras", "4.keras.json", marker]
+    assert names(tmp_path / "d") == ["3.keras", "4.keras"]
+    assert sorted(path.name for path in (tmp_path / ".d.kdc").iterdir()) == ["3.keras.json", "4.keras.json", marker]
 
 
 def test_max_to_keep_counts_what_earlier_runs_left_and_leaves_other_series_alone(tmp_path: Path) -> None:
@@ -124,7 +122,7 @@ def test_generation_counts_runs_and_sequence_counts_within_one_across_callbacks(
             ModelCheckpoint(tmp_path / "b.weights.h5", save_weights_only=True),
             epochs=2,
         )
-    found = artifacts.find(Storage.open(tmp_path)).artifacts
+    found = artifacts.find(checkpoints(tmp_path)).artifacts
     assert [(a.name, a.generation) for a in found] == [("b.weights.h5", 2), ("a-2.keras", 2), ("a-1.keras", 2)]
     assert found[0].sequence > found[1].sequence > found[2].sequence
 
@@ -180,7 +178,7 @@ def test_a_better_file_published_after_the_backup_is_not_replaced_by_a_worse_one
 
     fit(tiny_model(), SetLoss(0.0, 2.0), second, Restore(), initial_epoch=1, epochs=2)
     assert second.best == 1.0
-    (found,) = artifacts.find(Storage.open(tmp_path)).artifacts
+    (found,) = artifacts.find(checkpoints(tmp_path)).artifacts
     assert found.value == 1.0
 
 
@@ -249,10 +247,10 @@ def test_at_most_one_file_waits_to_be_written(tmp_path: Path, monkeypatch: pytes
     waiting: list[int] = []
     original = Storage.replace
 
-    def replace(self: Storage, name: str, source: Path) -> None:
+    def replace(self: Storage, name: str, source: Path, by: Storage | None = None) -> None:
         waiting.append(len(list(temporary.glob("kdc-artifact-*"))))
         threading.Event().wait(0.02)
-        original(self, name, source)
+        original(self, name, source, by)
 
     monkeypatch.setattr(Storage, "replace", replace)
     fit(tiny_model(), ModelCheckpoint(tmp_path / "out" / "{batch}.keras", save_freq=1), epochs=2)
@@ -335,5 +333,5 @@ def test_it_works_under_a_mirrored_strategy(tmp_path: Path, capsys: pytest.Captu
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = tiny_model(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)))
     fit(model, ModelCheckpoint(tmp_path / "{epoch}.keras"), PrintLR())
-    assert artifacts.find(Storage.open(tmp_path)).artifacts[0].step == 3
+    assert artifacts.find(checkpoints(tmp_path)).artifacts[0].step == 3
     assert "learning rate 0.8 to 0.2" in capsys.readouterr().out

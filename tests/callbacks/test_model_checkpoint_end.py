@@ -14,16 +14,16 @@ from keras_dist_callbacks import ModelCheckpoint, Preempted
 from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.backups.end_marker import EndMarker
 from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import be_worker_1, ignore_keras_warnings
+from tests.support.checkpoints import checkpoints
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
 
 
 def end(directory: Path) -> EndMarker | None:
-    storage = Storage.open(directory)
-    return end_marker.end_of(end_marker.read_all(storage)[0], artifacts.find(storage).artifacts)
+    found = checkpoints(directory)
+    return end_marker.end_of(end_marker.read_all(found)[0], artifacts.find(found).artifacts)
 
 
 class Look(keras.callbacks.Callback):
@@ -58,7 +58,7 @@ def test_a_deleted_backup_and_two_callbacks_end_alike(tmp_path: Path) -> None:
     tiny.fit(tiny.model(), tmp_path / "backup", callbacks, epochs=1)
     assert not (tmp_path / "backup").exists()
     assert end(tmp_path / "c") is not None
-    assert len(end_marker.read_all(Storage.open(tmp_path / "c"))[0]) == 2
+    assert len(end_marker.read_all(checkpoints(tmp_path / "c"))[0]) == 2
 
 
 class Signal(keras.callbacks.Callback):
@@ -76,7 +76,7 @@ def test_an_interrupted_fit_has_no_end(tmp_path: Path, how: Any) -> None:
         tiny.fit(tiny.model(), tmp_path / "backup", callbacks, options=options)
     shared_writer().wait()
     assert (tmp_path / "c" / "1.keras").exists()
-    assert end_marker.read_all(Storage.open(tmp_path / "c")) == ([], [])
+    assert end_marker.read_all(checkpoints(tmp_path / "c")) == ([], [])
 
 
 def test_a_new_run_takes_the_end_back_before_its_first_step(tmp_path: Path) -> None:

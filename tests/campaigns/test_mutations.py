@@ -26,6 +26,7 @@ from keras_dist_callbacks.engine.picking import newest_good
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
+from tests.support.checkpoints import checkpoints
 from tests.support.cli_backups import kdc as command
 from tests.support.mutations import Path as Place
 from tests.support.mutations import mutations
@@ -119,15 +120,15 @@ def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(directory:
 
 
 def test_a_senseless_sidecar_hides_its_checkpoint_and_no_other(directory: Path, count: int) -> None:
-    (sidecar,) = (directory / "models").glob(f"*{SIDECAR}")
+    (sidecar,) = (directory / ".models.kdc").glob(f"*{SIDECAR}")
     good = json.loads(sidecar.read_bytes())
     del good["seal"]
     shutil.copy(directory / "models/best.keras", directory / "models/other.keras")
     other = json.dumps(good, sort_keys=True)
-    (directory / f"models/other.keras{SIDECAR}").write_text(
+    (directory / f".models.kdc/other.keras{SIDECAR}").write_text(
         json.dumps({**good, "seal": xxhash.xxh3_128_hexdigest(other.encode())}, indent=1)
     )
-    storage = Storage.open(directory / "models")
+    models = checkpoints(directory / "models")
     free = lambda place: place[-1] in {"series", "monitor", "value"}  # noqa: E731
     for what, text in cases(count, good, free, 0.1):
         try:
@@ -137,7 +138,7 @@ def test_a_senseless_sidecar_hides_its_checkpoint_and_no_other(directory: Path, 
             seal = "0" * 32
         sidecar.write_bytes(text[:-1] + f',"seal":"{seal}"}}'.encode())
         try:
-            found = artifacts.find(storage)
+            found = artifacts.find(models)
         except BackupMismatchError:
             found = None
         if found is None:

@@ -131,7 +131,7 @@ def test_checkpoints_are_listed_with_what_their_sidecars_say(url: str, tmp_path:
 def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path) -> None:
     commit(begin(tmp_path / "d"), 1)
     publish(tmp_path / "d", "a.keras", 1, tmp_path)
-    rewrite(tmp_path / "d", "a.keras.json", b"{")
+    rewrite(tmp_path / ".d.kdc", "a.keras.json", b"{")
     found = kdc_json("ls", tmp_path / "d", code=1)
     assert len(found["commits"]) == 1
     assert "a.keras.json is not valid JSON" in found["checkpoint_problems"][0]

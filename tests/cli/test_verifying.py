@@ -12,6 +12,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import inventory
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
+from tests.support.checkpoints import checkpoints
 from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, publish, rewrite
 
 url = cli_backups.url
@@ -89,8 +90,11 @@ def test_a_damaged_manifest_is_named_and_left_where_it_is(url: str) -> None:
 def test_damaged_checkpoints_are_named(url: str, tmp_path: Path) -> None:
     for epoch, name in enumerate(["good.keras", "bad one.keras", "sidecar.keras", "gone.keras"], start=1):
         publish(url, name, epoch, tmp_path)
+    aside = checkpoints(url).aside
+    assert aside is not None
+    notes = aside.url
     flip(url, "bad one.keras")
-    flip(url, "sidecar.keras.json")
+    flip(notes, "sidecar.keras.json")
     rewrite(url, "gone.keras", None)
     before = everything(url)
     states = {v["name"]: v["state"] for v in kdc_json("verify", url, code=1)["verdicts"]}

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
@@ -102,13 +103,15 @@ def commit(
     return manifest
 
 
-def publish(directory: str | Path, name: str, epoch: int, tmp_path: Path, **fields: Any) -> Artifact:
+def publish(
+    directory: str | Path, name: str, epoch: int, tmp_path: Path, content: bytes = b"", **fields: Any
+) -> Artifact:
     """A checkpoint with its sidecar, as `ModelCheckpoint` leaves it."""
     source = tmp_path / f"source-{uuid.uuid4().hex}"
-    source.write_bytes(b"model of epoch %d" % epoch)
+    source.write_bytes(content or b"model of epoch %d" % epoch)
     kind = "weights" if name.endswith(".h5") else "model"
     artifact = Artifact(name, kind, name, 1, epoch, epoch, 10 * epoch, **fields)
-    return artifacts.publish(Storage.open(directory, fsync=False), source, artifact)
+    return artifacts.publish(CheckpointDirectory.at(Storage.open(directory, fsync=False)), source, artifact)
 
 
 def rewrite(url: str | Path, name: str, content: bytes | None) -> None:

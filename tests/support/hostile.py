@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.backups.sidecar import SIDECAR
+from tests.support.checkpoints import beside
 from tests.support.cli_backups import begin, commit, publish
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\b\x7f\x9b31m\u202etxt\u2066\u200b\u2028\u2029\ufeff"
@@ -43,4 +44,4 @@ def make(directory: Path, tmp_path: Path) -> None:
         (directory / f"foreign{name}{kind}").write_text("")
     artifact = publish(directory, f"damaged{name}.keras", 2, tmp_path, monitor=EVIL, value=0.5)
     (directory / artifact.name).write_text("changed")
-    (directory / f"broken{name}.keras{SIDECAR}").write_text(EVIL)
+    (beside(directory) / f"broken{name}.keras{SIDECAR}").write_text(EVIL)

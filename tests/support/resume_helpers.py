@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import tiny
 from tests.support.callback_helpers import scalars
+from tests.support.checkpoints import beside
 
 Make = Callable[[Path], Sequence[Any]]
 
@@ -132,10 +133,11 @@ def sidecars(directory: Path) -> dict[str, Any]:
     """What the sidecars of our checkpoints say about training; not in which attempt they were written."""
     kept = ("epoch", "step", "monitor", "value", "best_only", "series")
     found = {}
-    for path in sorted(directory.rglob("*.json")):
+    for path in sorted([*directory.rglob("*.json"), *beside(directory).glob("*.json")]):
         if path.name.endswith((".keras.json", ".weights.h5.json")):
-            content = json.loads(path.read_text())
-            found[str(path.relative_to(directory))] = [content.get(name) for name in kept]
+            (version,) = json.loads(path.read_text())["versions"]
+            place = path.relative_to(directory if path.is_relative_to(directory) else directory.parent)
+            found[f"{place.parent.name.removeprefix(f'.{directory.name}')}/{path.name}"] = [version[n] for n in kept]
     return found
 
 

@@ -14,9 +14,9 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
+from tests.support.checkpoints import checkpoints
 from tests.support.evaluator_runs import DATA, Count, evaluator, everything, logged, shared
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
@@ -118,7 +118,7 @@ def test_a_damaged_file_is_skipped_with_a_warning(run: Path) -> None:
 
 
 def test_a_damaged_sidecar_is_told_of_once(run: Path) -> None:
-    (run / "ckpt" / "2.keras.json").write_bytes(b'{"seal": "junk"}')
+    (run / ".ckpt.kdc" / "2.keras.json").write_bytes(b'{"seal": "junk"}')
     with pytest.warns(UserWarning, match=r"passed over: .*2\.keras\.json differs from its own seal") as told:
         results = evaluator(run).start()
     assert [one.epoch for one in results] == [1, 3]
@@ -126,11 +126,11 @@ def test_a_damaged_sidecar_is_told_of_once(run: Path) -> None:
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_skipped(run: Path) -> None:
-    storage = Storage.open(run / "ckpt")
+    directory = checkpoints(run / "ckpt")
 
     class Delete(keras.callbacks.Callback):
         def on_test_end(self, logs: Any = None) -> None:
-            artifacts.delete(storage, "2.keras", 1)
+            artifacts.delete(directory, "2.keras", 1)
 
     results = evaluator(run, None, callbacks=[Delete()]).start()
     assert [one.epoch for one in results] == [1, 3]
@@ -192,7 +192,7 @@ def test_it_ends_at_max_evaluations_and_goes_on_behind_them(run: Path) -> None:
 
 
 def test_it_ends_when_no_checkpoint_comes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "ckpt" / end_marker.name_of("{epoch}.keras")).unlink()
+    (run / ".ckpt.kdc" / end_marker.name_of("{epoch}.keras")).unlink()
     results = evaluator(run, timeout=0.05, verbose=1).start()
     assert len(results) == 3
     assert "no new checkpoint within 0.05 s; ending" in capsys.readouterr().out
@@ -203,7 +203,7 @@ def test_it_waits_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(run: Path) -> None:
-    end_marker.take_back(Storage.open(run / "ckpt"), "{epoch}.keras", 2)
+    end_marker.take_back(checkpoints(run / "ckpt"), "{epoch}.keras", 2)
     evaluated = evaluator(run, timeout=0.2, verbose=1)
     evaluated.start()
     assert evaluated._log.ended_by is None
@@ -214,12 +214,12 @@ def test_an_end_that_was_evaluated_already_is_waited_on_for_a_new_run(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluator(run).start()
-    storage = Storage.open(run / "ckpt")
+    directory = checkpoints(run / "ckpt")
 
     class Later(kdc.SidecarEvaluator):
         def _say_once(self, what: str) -> None:
             said.append(what)
-            end_marker.take_back(storage, "{epoch}.keras", 2)  # the new run begins
+            end_marker.take_back(directory, "{epoch}.keras", 2)  # the new run begins
 
     said: list[str] = []
     Later(None, DATA, run / "ckpt", log_dir=run / "tb", poll_seconds=0.01, timeout=0.2, verbose=1).start()

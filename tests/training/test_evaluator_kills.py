@@ -12,10 +12,10 @@ import keras
 import pytest
 
 from keras_dist_callbacks.backups import artifacts
-from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.testing import LocalCluster, run_until_done
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
+from tests.support.checkpoints import checkpoints
 from tests.support.evaluator_job import EPOCHS
 from tests.support.processes import job
 from tests.support.tf_config import WORKERS, config
@@ -111,7 +111,7 @@ def test_an_evaluator_that_is_killed_everywhere_ends_with_each_result_once(tmp_p
     assert [step for step, _ in found] == STEPS
     told = evaluated(directory)
     assert len(told) == len(set(told))
-    (best,) = artifacts.find(Storage.open(directory / "export")).artifacts
+    (best,) = artifacts.find(checkpoints(directory / "export")).artifacts
     assert best.value == pytest.approx(min(value for _, value in found))
 
 

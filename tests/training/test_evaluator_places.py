@@ -13,9 +13,9 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.checkpoints import checkpoints
 from tests.support.evaluator_runs import DATA, evaluator
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
@@ -27,7 +27,7 @@ def test_the_best_is_exported_with_a_sidecar_that_says_how_good_it_is(run: Path,
     options = {"export_best": run / "export" / name, "monitor": "val_loss"}
     results = evaluator(run, **options).start()
     best = min(results, key=lambda one: one.metrics["loss"])
-    (found,) = artifacts.find(Storage.open(run / "export")).artifacts
+    (found,) = artifacts.find(checkpoints(run / "export")).artifacts
     assert (found.name, found.step, found.monitor) == (name, best.step, "loss")
     assert found.value == best.metrics["loss"]
     model = tiny.model()
@@ -38,12 +38,12 @@ def test_the_best_is_exported_with_a_sidecar_that_says_how_good_it_is(run: Path,
 def test_a_worse_one_does_not_replace_the_best(run: Path) -> None:
     options = {"export_best": run / "export" / "best.keras", "monitor": "accuracy", "mode": "min"}
     evaluator(run, **options).start()
-    (found,) = artifacts.find(Storage.open(run / "export")).artifacts
+    (found,) = artifacts.find(checkpoints(run / "export")).artifacts
     results = evaluator(run, **options).start()
     assert found.value == min(one.metrics["accuracy"] for one in results)
     shutil.rmtree(run / "tb")  # all are evaluated again
     evaluator(run, **options).start()
-    assert artifacts.find(Storage.open(run / "export")).artifacts == (found,)
+    assert artifacts.find(checkpoints(run / "export")).artifacts == (found,)
 
 
 def test_an_unknown_metric_is_named(run: Path) -> None:
@@ -106,7 +106,7 @@ def test_damaged_notes_are_told_of(run: Path) -> None:
     (run / "tb/evaluator/ended.json").write_bytes(b"junk")
     with pytest.warns(RuntimeWarning, match="whether a training was evaluated to its end is not known"):
         evaluator(run).start()
-    (run / "ckpt" / end_marker.name_of("{epoch}.keras")).write_bytes(b"junk")
+    (run / ".ckpt.kdc" / end_marker.name_of("{epoch}.keras")).write_bytes(b"junk")
     with pytest.warns(UserWarning, match="passed over: .*training-end"):
         evaluator(run, timeout=0.2).start()
 

@@ -1,0 +1,149 @@
+"""A directory of checkpoints, and the place beside it for whatever is no checkpoint.
+
+Sidecars, the note of a training's end and files that are not whole yet lie in `.<name>.kdc` next to the directory, so
+that whoever lists the directory finds checkpoints. Some directories have no such place: a bucket, a mount point, a
+link, the working directory, or one in a directory that must not be written. There, and in what older versions of this
+package wrote, they lie among the checkpoints. Readers look in both places.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from keras_dist_callbacks.backups import records
+from keras_dist_callbacks.backups.names import is_unfinished
+from keras_dist_callbacks.errors import StorageError, is_temporary
+from keras_dist_callbacks.storage.storage import Storage
+
+_LONGEST_WRITE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class CheckpointDirectory:
+    """Where checkpoints and the notes on them are.
+
+    Attributes:
+        files: The directory itself.
+        aside: What is next to it; None where there is no such place.
+        writes_aside: Whether notes are written there.
+    """
+
+    files: Storage
+    aside: Storage | None
+    writes_aside: bool
+
+    @classmethod
+    def at(cls, files: Storage) -> CheckpointDirectory:
+        """A directory to be read."""
+        name = files.root.rstrip("/").rpartition("/")[2]
+        aside = files.beside(f".{name}.kdc")
+        return cls(files, aside, aside is not None)
+
+    @classmethod
+    def to_write(cls, files: Storage) -> CheckpointDirectory:
+        """A directory to be written: tries it out, and whether the place beside it can be used.
+
+        What writes that were killed have left there an hour ago or longer is deleted.
+
+        Raises:
+            ConfigError: The store's client does not take the options.
+            StorageError: The directory cannot be used; the message says why and what to do.
+        """
+        found = cls.at(files)
+        if found.aside is None or files.is_apart() or not _is_usable(found.aside):
+            files.probe()
+            return cls(files, found.aside, writes_aside=False)
+        files.probe_without_a_name()
+        for name in _left_behind(found.aside):
+            found.aside.delete(name)
+        return found
+
+    @property
+    def places(self) -> tuple[Storage, ...]:
+        """Where notes may be."""
+        return (self.files,) if self.aside is None else (self.aside, self.files)
+
+    @property
+    def written(self) -> Storage:
+        """Where notes are written."""
+        return self.aside if self.aside is not None and self.writes_aside else self.files
+
+    @property
+    def way(self) -> Storage | None:
+        """Where a file of this directory lies until it is whole; None for here."""
+        return self.aside if self.writes_aside else None
+
+    def display(self, name: str = "") -> str:
+        """A checkpoint as a full path or URL for messages."""
+        return self.files.display(name)
+
+    def names(self) -> set[str]:
+        """Of all files in the directory itself."""
+        return {info.name for info in self.files.files()}
+
+    def names_aside(self) -> set[str]:
+        """Of all files beside it; none if this account must not see them."""
+        if self.aside is None:
+            return set()
+        try:
+            return {info.name for info in self.aside.files()}
+        except StorageError as error:
+            if error.forbidden:
+                return set()
+            raise
+
+    def read_note(self, place: Storage, name: str) -> bytes:
+        """The content of a note.
+
+        Raises:
+            FileNotFoundError: There is none, or beside the directory none that this account may see.
+            DamagedBackupError: It is longer than notes are.
+        """
+        try:
+            return records.read(place, name)
+        except StorageError as error:
+            if error.forbidden and place is self.aside:
+                raise FileNotFoundError(place.display(name)) from error
+            raise
+
+    def has_note(self, place: Storage, name: str) -> bool:
+        """Whether there is a note, as far as this account may see."""
+        try:
+            return place.exists(name)
+        except StorageError as error:
+            if error.forbidden and place is self.aside:
+                return False
+            raise
+
+    def write_note(self, name: str, content: bytes) -> None:
+        """Puts a note in the place of the one that is there, if any."""
+        records.write(self.written, name, content)
+
+
+def _is_usable(aside: Storage) -> bool:
+    try:
+        aside.probe()
+    except StorageError as error:
+        if is_temporary(error):
+            raise
+        aside.remove_empty_directories([""])
+        return False
+    return True
+
+
+def _left_behind(aside: Storage) -> Iterable[str]:
+    """Files that a write has begun, and was killed: one that is at work goes on writing."""
+    for info in aside.files():
+        if is_unfinished(info.name, "") and time.time() - aside.modified(info.name) > _LONGEST_WRITE_SECONDS:
+            yield info.name
+
+
+def discard(place: Storage, name: str) -> None:
+    """Deletes a note that newer ones make needless; where that is forbidden it stays, and does no harm."""
+    try:
+        place.delete(name)
+    except StorageError as error:
+        if not error.forbidden:
+            raise

@@ -1,0 +1,62 @@
+"""Whoever lists a directory of checkpoints, as scripts and guides do, finds checkpoints and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+
+import keras
+import pytest
+
+from keras_dist_callbacks import ModelCheckpoint
+from keras_dist_callbacks.testing import run_until_done
+from tests.support import tiny
+from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.processes import job
+
+pytestmark = [pytest.mark.slow, ignore_keras_warnings]
+
+
+@pytest.mark.parametrize("template", ["{epoch}-{batch}.keras", "latest.keras"])
+def test_at_no_moment_of_a_training_is_anything_else_there(tmp_path: Path, template: str) -> None:
+    directory, seen, looks, done = tmp_path / "ckpt", set[str](), [], threading.Event()
+    directory.mkdir()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.update(os.listdir(directory))  # noqa: PTH208 - as scripts do, as often as can be
+            looks.append(1)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(2):
+            callback = ModelCheckpoint(directory / template, monitor="loss", save_freq=1, max_to_keep=2)
+            tiny.fit(tiny.model(), None, [callback], epochs=2)
+    finally:
+        done.set()
+        watcher.join()
+    expected = re.compile(r"\d-\d\.keras" if "{" in template else re.escape(template))
+    assert seen
+    assert [name for name in seen if not expected.fullmatch(name)] == []
+    assert len(looks) > 100
+
+
+@pytest.mark.kill
+def test_the_guides_own_pick_by_time_loads_whenever_a_run_was_killed(tmp_path: Path) -> None:
+    kills = [["3"], ["1"], ["0"], ["7"], ["2"], ["12"]]
+    command = [sys.executable, "-m", "tests.support.guide_job", str(tmp_path / "ckpt")]
+    with job(command, 1, tmp_path / "said") as cluster:
+        attempts = run_until_done(cluster, len(kills), 250.0, extra_args=kills)
+    said = "\n".join(path.read_text() for path in sorted((tmp_path / "said").iterdir()))
+    assert [list(attempt.returncodes) for attempt in attempts] == [[-9]] * len(kills) + [[0]], said
+    restored = re.findall(r"Restoring from (\S+)", said)
+    assert len(restored) >= len(kills) - 1
+    assert all(re.fullmatch(r".*/ckpt/ckpt-loss=\S+-\d+\.keras", path) for path in restored)
+    left = sorted((tmp_path / "ckpt").iterdir())
+    assert len(left) == 3
+    for path in left:
+        assert isinstance(keras.models.load_model(path), keras.Model)

@@ -1,0 +1,122 @@
+"""`kdc show` of a checkpoint: what its sidecar and the file itself tell."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import h5py
+import keras
+import pytest
+
+from keras_dist_callbacks import ModelCheckpoint
+from keras_dist_callbacks.backups.artifacts import split_filepath
+from tests.support import cli_backups, tiny
+from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.cli_backups import begin, commit, flip, kdc, kdc_json, publish, rewrite
+from tests.support.hostile import EVIL, obeyed_in
+
+pytestmark = [pytest.mark.slow, ignore_keras_warnings]
+url = cli_backups.url
+
+
+def train(directory: str, **options: object) -> keras.Model:
+    suffix = ".weights.h5" if options.get("save_weights_only") else ".keras"
+    model = tiny.model()
+    tiny.fit(model, None, [ModelCheckpoint(f"{directory}/{{epoch}}{suffix}", monitor="loss", **options)], epochs=2)
+    return model
+
+
+def test_the_newest_checkpoint_is_shown_with_all_that_it_tells(url: str) -> None:
+    model = train(url, save_best_only=True)
+    found = kdc_json("show", url)
+    row = found["checkpoint"]
+    assert (row["name"], row["kind"], row["epoch"], row["step"]) == ("2.keras", "model", 2, 2 * tiny.STEPS)
+    assert (row["monitor"], row["best_only"], row["value"] > 0) == ("loss", True, True)
+    assert (found["state"], found["problem"], found["series"]) == ("whole", None, "{epoch}.keras")
+    assert found["saved_by"]["keras_version"] == keras.__version__
+    assert 0 <= found["age_seconds"] < 60
+    shapes = sorted(tuple(tensor["shape"]) for tensor in found["tensors"] if tensor["kind"] == "variable")
+    assert shapes == sorted(tuple(variable.shape) for variable in model.weights)
+    kept = [tuple(variable.shape) for variable in model.optimizer.variables]
+    assert sorted(tuple(t["shape"]) for t in found["tensors"] if t["kind"] == "optimizer") == sorted(kept)
+    assert found["tensor_bytes"] == sum(tensor["bytes"] for tensor in found["tensors"])
+    text = kdc("show", url, "--all").stdout
+    for said in ("2 epochs finished (step 10)", "whole", "the whole model", "loss ", "(best)", "{epoch}.keras"):
+        assert said in text
+    assert all(tensor["name"] in text for tensor in found["tensors"])
+
+
+@pytest.mark.parametrize("how", ["commit", "path"])
+def test_one_is_shown_by_its_name(url: str, how: str) -> None:
+    train(url, save_weights_only=True)
+    place = f"{url.rstrip('/')}/1.weights.h5"
+    found = kdc_json("show", place) if how == "path" else kdc_json("show", url, "--commit", "1.weights.h5")
+    assert (found["checkpoint"]["name"], found["checkpoint"]["epoch"], found["saved_by"]) == ("1.weights.h5", 1, {})
+    assert found["url"] == split_filepath(place)[0]
+    assert {tensor["kind"] for tensor in found["tensors"]} == {"variable", "optimizer"}
+
+
+def test_a_backup_goes_before_and_a_name_before_that(tmp_path: Path) -> None:
+    commit(begin(tmp_path / "d"), 1)
+    train(str(tmp_path / "d"))
+    assert kdc_json("show", tmp_path / "d")["commit"]["commit"] == "1-1"
+    assert kdc_json("show", tmp_path / "d", "--commit", "2.keras")["checkpoint"]["name"] == "2.keras"
+
+
+def test_what_is_damaged_is_shown_as_that(url: str) -> None:
+    train(url)
+    flip(url, "2.keras")
+    found = kdc_json("show", url, code=1)
+    assert (found["state"], found["tensors"]) == ("damaged", [])
+    assert "differs from the digest" in found["problem"]
+    assert "2.keras" in kdc("show", url).stdout
+    rewrite(url, "1.keras", None)
+    said = kdc("show", url, "--commit", "1.keras")
+    assert (said.exit_code, "1.keras is missing" in said.stderr) == (1, True)
+
+
+def test_what_is_not_there_is_said_with_what_is(url: str, tmp_path: Path) -> None:
+    assert kdc("show", url).exit_code == 2
+    rewrite(url, "foreign.keras", b"from elsewhere")
+    said = kdc("show", url, "--commit", "foreign.keras")
+    assert (said.exit_code, "no checkpoint with a sidecar is named 'foreign.keras'" in said.stderr) == (2, True)
+    publish(url, "a.keras", 1, tmp_path)
+    assert "the newest: a.keras" in kdc("show", url, "--commit", "foreign.keras").stderr
+
+
+def archive(path: Path, metadata: bytes, weights: bytes, how: int = zipfile.ZIP_STORED) -> bytes:
+    with zipfile.ZipFile(path, "w", how) as file:
+        file.writestr("metadata.json", metadata)
+        file.writestr("model.weights.h5", weights)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "weights", "how", "said"),
+    [
+        (b"{}", b"\0" * 2**20, zipfile.ZIP_DEFLATED, "is compressed"),
+        (b"{}", b"no HDF5", zipfile.ZIP_STORED, "is not what Keras writes"),
+        (b"[" * 10**5, b"", zipfile.ZIP_STORED, "metadata.json"),
+        (None, None, 0, "is not what Keras writes"),
+    ],
+)
+def test_a_file_that_keras_does_not_write_is_damaged_whatever_its_sidecar_says(
+    tmp_path: Path, metadata: bytes | None, weights: bytes, how: int, said: str
+) -> None:
+    content = b"no archive" if metadata is None else archive(tmp_path / "a.zip", metadata, weights, how)
+    cli_backups.publish(tmp_path / "d", "x.keras", 1, tmp_path, content=content)
+    found = kdc_json("show", tmp_path / "d", code=1)
+    assert said in found["problem"]
+
+
+def test_no_text_in_a_checkpoint_is_obeyed(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        file.create_dataset(EVIL.replace("/", "").replace("\0", ""), data=[1.0])
+    content = archive(tmp_path / "a.zip", json.dumps({EVIL: EVIL}).encode(), (tmp_path / "w.h5").read_bytes())
+    cli_backups.publish(tmp_path / "d", "x.keras", 1, tmp_path, content=content, monitor=EVIL, value=1.0)
+    said = kdc("show", tmp_path / "d")
+    assert said.exit_code == 0
+    assert "[red]x" in said.stdout
+    assert obeyed_in(said.stdout) == []
