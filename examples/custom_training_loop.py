@@ -2,6 +2,12 @@
 
     python examples/custom_training_loop.py runs/custom
 
+prints
+
+    epoch 1: loss 2.0455, accuracy 0.2951
+    epoch 2: loss 1.4211, accuracy 0.5764
+    epoch 3: loss 1.0025, accuracy 0.7135
+
 The loop is the usual one of `tf.distribute`: a replica's step in `strategy.run`, losses reduced over replicas.
 """
 

@@ -27,13 +27,13 @@ def why_not(strategy: Any) -> str | None:
 def why_not_this(strategy: Any, model: Any) -> str | None:
     """Why a model cannot be trained under a strategy; None if it can.
 
-    Under CentralStorageStrategy no replica may assign to a variable (measured with Keras 3.15): layers that draw random
-    numbers, frozen ones too, BatchNormalization that is not frozen, and moving averages of weights do.
+    Under CentralStorageStrategy none of several replicas may assign to a variable (measured with Keras 3.15): layers
+    that draw random numbers, frozen ones too, BatchNormalization that is not frozen, and moving averages of weights do.
     """
     import keras
     import tensorflow as tf
 
-    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or strategy.num_replicas_in_sync < 2:
         return None
     reasons = [
         f"layer {layer.name!r} ({type(layer).__name__})"

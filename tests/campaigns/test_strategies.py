@@ -21,6 +21,7 @@ ROWS = [
     ("mirrored, hierarchical copy", "plain", 1),
     ("mirrored, reduction to one", "plain", 1),
     *[("central storage", way, 1) for way in LOCAL],
+    ("central storage, one device", "plain", 1),
     *[("multi-worker", way, 2) for way in (*LOCAL[1:], "AUTO", "DATA", "OFF", "FILE")],
     ("multi-worker", "DATA", 3),
     ("multi-worker, ring", "DATA", 2),

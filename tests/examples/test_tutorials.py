@@ -12,12 +12,10 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.testing import run_until_done
-from tests.support import ROOT
+from tests.support.docstrings import assert_said
 from tests.support.processes import job
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
-
-NUMBER = r"\d+\.\d\d\b"
 
 
 def run(place: Path, name: str, kills: Sequence[str] = (), workers: int = 1) -> tuple[list[str], str, list[list[int]]]:
@@ -31,22 +29,6 @@ def run(place: Path, name: str, kills: Sequence[str] = (), workers: int = 1) -> 
     assert codes[-1] == [0] * workers, said
     results = [result, *(Path(f"{result}.{worker}") for worker in range(1, workers))]
     return [path.read_text() for path in results], said, codes
-
-
-def docstring(name: str) -> str:
-    """What an example says that it prints."""
-    text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
-    return "\n".join(line.strip() for line in text.splitlines())
-
-
-def assert_said(name: str, printed: str) -> None:
-    """Each line is in the docstring, but for what another processor computes in another way."""
-    said, lines = docstring(name).splitlines(), printed.splitlines()
-    assert lines
-    for line in lines:
-        (same,) = [known for known in said if re.sub(NUMBER, "", known) == re.sub(NUMBER, "", line)]
-        found, expected = ([float(x) for x in re.findall(NUMBER, text)] for text in (line, same))
-        assert found == pytest.approx(expected, abs=0.05)
 
 
 def assert_same_end(one: Path, other: Path) -> None:

@@ -42,6 +42,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "mirrored, hierarchical copy": lambda: _mirrored(tf.distribute.HierarchicalCopyAllReduce()),
     "mirrored, reduction to one": lambda: _mirrored(tf.distribute.ReductionToOneDevice()),
     "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(DEVICES),
+    "central storage, one device": lambda: tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"]),
     "multi-worker": lambda: kdc.make_strategy("multi_worker", startup_timeout=60),
     "multi-worker, ring": _ring,
     "multi-worker, TensorFlow's own": lambda: tf.distribute.MultiWorkerMirroredStrategy(),

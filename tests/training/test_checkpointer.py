@@ -15,6 +15,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.testing.local_cluster import run_until_done
 from tests.support import SUPPORT, tiny
+from tests.support.docstrings import assert_said
 from tests.support.processes import job
 
 SCRIPT = str(SUPPORT / "custom_loop.py")
@@ -127,14 +128,18 @@ def test_a_backup_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_example_is_killed_twice_and_ends_bit_identical(tmp_path: Path, workers: int) -> None:
-    def run(name: str, kills: list[str]) -> None:
+    def run(name: str, kills: list[str]) -> str:
         command = [sys.executable, SCRIPT, str(tmp_path / name), str(tmp_path / name)]
         with job(command, workers, tmp_path / f"logs-{name}", grace=3.0) as cluster:
             attempts = run_until_done(cluster, len(kills), 200.0, extra_args=[*([k] for k in kills), ["never"]])
             assert attempts[-1].succeeded, cluster.tails()
             assert len(attempts) == len(kills) + 1
+            return "\n".join(line for line in cluster.log(0).splitlines() if line.startswith("epoch "))
 
-    run("reference", [])
+    printed = run("reference", [])
+    assert len(printed.splitlines()) == 3
+    if workers == 1:
+        assert_said("custom_training_loop", printed)
     run("killed", ["1:4", "1:7"])
     killed = workers - 1
     assert (tmp_path / f"killed-steps{killed}").read_text() == (tmp_path / f"reference-steps{killed}").read_text()
