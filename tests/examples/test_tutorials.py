@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.testing import run_until_done
+from tests.support import ROOT
+from tests.support.callback_helpers import scalars
 from tests.support.docstrings import assert_said
 from tests.support.processes import job
 
@@ -73,3 +78,31 @@ def test_make_or_restore_goes_on_with_the_epoch_behind_the_newest_checkpoint(tmp
     assert codes == [[-9], [0]]
     assert "ckpt-2.keras (2 epochs finished, step 50); without BackupAndRestore, give fit() initial_epoch=2" in said
     assert found.splitlines() == wanted.splitlines()[2:]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_evaluator_task_of_a_cluster_evaluates_what_its_killed_workers_save(tmp_path: Path, victim: int) -> None:
+    place, result = tmp_path / "run", tmp_path / "result.txt"
+    command = [sys.executable, "-m", "tests.support.example_job"]
+    trainer = [*command, "multi-worker", str(place), str(result)]
+    evaluator = [*command, "evaluator of multi-worker", str(place), str(tmp_path / "evaluated.txt")]
+    task = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "evaluator", "index": 0}}
+    with job(trainer, 2, tmp_path / "said") as workers, job(evaluator, 1, tmp_path / "beside") as beside:
+        beside.start(["40"], env={"TF_CONFIG": json.dumps(task)})
+        attempts = run_until_done(workers, 1, 250.0, extra_args=[[f"{victim}:40"]])
+        assert attempts[0].returncodes[victim] == -9
+        assert attempts[-1].returncodes == (0, 0), workers.tails()
+        assert beside.wait(60) == [-9]  # in the second evaluation, if not before
+        beside.start(env={"TF_CONFIG": json.dumps(task)})
+        assert beside.wait(200) == [0], beside.tails()
+    lines = next(tmp_path.glob("evaluated.txt*")).read_text().splitlines()
+    steps = [int(step) for step in re.findall(r"step (\d+)", "\n".join(lines))]
+    assert steps[-1] == 75
+    assert steps == sorted(set(steps))
+    assert [step for step, _ in scalars(place / "logs/evaluator")["evaluation_accuracy_vs_iterations"]] == steps
+    last = keras.models.load_model(place / "checkpoints/ckpt-0003.keras")
+    sys.path.insert(0, str(ROOT / "examples"))
+    data = importlib.import_module("multi_worker").load_data(50)
+    said = float(lines[-1].rpartition(" ")[2])
+    assert last.evaluate(data, verbose=0, return_dict=True)["accuracy"] == pytest.approx(said)

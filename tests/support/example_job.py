@@ -55,10 +55,21 @@ def _multi_worker(at: str, more: list[Any]) -> Any:
         return _module("multi_worker").train(f"{at}/backup", f"{at}/checkpoints", f"{at}/logs", more)
 
 
+def _multi_worker_evaluator(at: str, more: list[Any]) -> list[str]:
+    """The evaluator task of the cluster of `multi_worker.py`."""
+    data = _module("multi_worker").load_data(50)
+    kills = [KillBehindTests(kill.batches) for kill in more]
+    found = kdc.SidecarEvaluator(
+        None, data, f"{at}/checkpoints", log_dir=f"{at}/logs", poll_seconds=0.1, callbacks=kills, verbose=0
+    ).start()
+    return [f"epoch {one.epoch}, step {one.step}: {one.metrics['accuracy']!r}" for one in found]
+
+
 RUNS = {
     "mirrored": lambda at, more: _module("mirrored_keras").train(at, more),
     "make or restore": lambda at, more: _module("make_or_restore").run_training(at, extra_callbacks=more),
     "multi-worker": _multi_worker,
+    "evaluator of multi-worker": _multi_worker_evaluator,
     "random search": lambda at, more: _module("keras_tuner_search").search(at, "random", more),
     "hyperband": lambda at, more: _module("keras_tuner_search").search(at, "hyperband", more),
     "cross-validation": lambda at, more: _module("cross_validation").scores(at, more),

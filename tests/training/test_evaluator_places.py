@@ -17,6 +17,7 @@ from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.checkpoints import checkpoints
 from tests.support.evaluator_runs import DATA, evaluator
+from tests.support.stores.fixtures import Place
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
 
@@ -129,3 +130,19 @@ def test_without_logs_results_are_kept_beside_the_checkpoints(run: Path) -> None
 def test_a_bucket_has_nothing_beside_it() -> None:
     with pytest.raises(ConfigError, match="has nothing beside it: give log_dir or state_dir"):
         kdc.SidecarEvaluator(None, DATA, "s3://bucket/")
+
+
+def test_checkpoints_in_a_store_are_evaluated_and_logged_there(remote: Place, tmp_path: Path) -> None:
+    """The best goes there too, in a second process' place."""
+    checkpoint = kdc.ModelCheckpoint(f"{remote.url}/ckpt/{{epoch}}.keras", storage_options=remote.options)
+    tiny.fit(tiny.model(), None, [checkpoint], epochs=2)
+    where = {"log_dir": f"{remote.url}/tb", "storage_options": remote.options}
+    for _ in range(2):  # a restarted one finds its own results
+        found = evaluator(
+            tmp_path, None, checkpoint_dir=f"{remote.url}/ckpt", export_best=f"{remote.url}/out/best.keras", **where
+        ).start()
+        assert [(one.name, one.step) for one in found] == [("1.keras", tiny.STEPS), ("2.keras", 2 * tiny.STEPS)]
+    assert [info.name for info in remote.sub("ckpt").open().files()] == ["1.keras", "2.keras"]
+    assert [info.name for info in remote.sub("out").open().files()] == ["best.keras"]
+    events = [info.name for info in remote.sub("tb/evaluator").open().files()]
+    assert len([name for name in events if name.startswith("events.out.tfevents")]) == 2
