@@ -56,7 +56,7 @@ class Staging:
     def discard(self, path: str, *, spare: bool) -> None:
         """Removes a blob that no manifest names; with `spare`, one of our own may wait to be written over."""
         own = self._written.get(path)
-        if own is not None and self._recycle and spare:
+        if own is not None and spare and self._recycle and not self.storage.writes_directly:
             self._spares[path] = own.size
         else:
             self.storage.delete(path)

@@ -23,6 +23,7 @@ _RACERS = 8
 _OBJECT = b"kdc doctor".ljust(1024)
 _SLOW_SECONDS = 1.0
 _LISTING_SECONDS = 5.0
+_LARGE = 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,16 @@ def check_create(tools: Bench) -> Check:
     return Check("exclusive create", "fail", "an object was overwritten by a create", _UNSAFE)
 
 
+def check_direct(tools: Bench) -> Check:
+    """Whether blobs of backups go around the page cache, where they do not disturb training."""
+    if not tools.storage.is_local:
+        return Check("direct writes", "ok", "nothing to try: this is no local directory")
+    tools.storage.create(tools.name(), [bytes(_LARGE)])
+    if tools.storage.writes_directly:
+        return Check("direct writes", "ok", "large files go around the page cache")
+    return Check("direct writes", "ok", "the file system has none; large files go through the page cache")
+
+
 def check_race(tools: Bench) -> Check:
     """Of several writers that create one name at the same time, one must win."""
     name, start = tools.name(), threading.Barrier(_RACERS)
@@ -195,6 +206,7 @@ _CHECKS: dict[str, Callable[[Bench], Check]] = {
     "latency": check_latency,
     "exclusive create": check_create,
     "racing creates": check_race,
+    "direct writes": check_direct,
     "replace": check_replace,
     "listings": check_listing,
 }

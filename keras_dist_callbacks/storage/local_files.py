@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 
+from keras_dist_callbacks.storage.direct_files import Buffer, DirectWrites
 from keras_dist_callbacks.storage.local_directories import Directory, opened
 from keras_dist_callbacks.storage.traffic import Traffic
-
-Buffer = bytes | bytearray | memoryview
 
 TEMPORARY_MARK = ".tmp-"
 _MARKED = re.compile(r"(?P<final>.+?)(?:\.tmp-[0-9a-f]{32})+", re.DOTALL)
@@ -46,11 +45,13 @@ class LocalFiles:
         root: The directory that the user gave; it may be a link.
         fsync: Whether files reach the disk before they get their names.
         traffic: Paces and counts.
+        direct: Writes large files around the page cache, where the file system lets it.
     """
 
     root: str
     fsync: bool = True
     traffic: Traffic = field(default_factory=Traffic)
+    direct: DirectWrites = field(default_factory=DirectWrites, compare=False)
 
     def listing(self, path: str) -> list[tuple[str, int]]:
         """Names and sizes of the files and links in a directory; empty if there is none."""
@@ -113,8 +114,7 @@ class LocalFiles:
         """
         with self._directory_of(path, make=True) as (directory, final):
             with _temporary(directory, final) as temporary:
-                file = None if spare is None else self._take_over(spare, directory, temporary)
-                self._write(directory.new_file(temporary) if file is None else FileIO(file, "wb"), parts)
+                self._write_temporary(directory, temporary, parts, spare)
                 try:
                     directory.link(temporary, final)
                 except FileExistsError:
@@ -218,6 +218,18 @@ class LocalFiles:
         os.close(file)
         directory.unlink(temporary)
         return None
+
+    def _write_temporary(self, directory: Directory, name: str, parts: Sequence[Buffer], spare: str | None) -> None:
+        if sum(map(len, parts)) >= self.direct.least:
+            descriptor = self.direct.write(directory, name, parts, self.traffic)
+            if descriptor is not None:
+                try:
+                    self._flush(descriptor)
+                finally:
+                    os.close(descriptor)
+                return
+        file = None if spare is None else self._take_over(spare, directory, name)
+        self._write(directory.new_file(name) if file is None else FileIO(file, "wb"), parts)
 
     def _write(self, file: FileIO, parts: Sequence[Buffer]) -> None:
         with file:

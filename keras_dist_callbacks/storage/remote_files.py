@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.storage.local_files import Buffer
+from keras_dist_callbacks.storage.direct_files import Buffer
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.store_errors import is_taken, status_of
 from keras_dist_callbacks.storage.traffic import Traffic

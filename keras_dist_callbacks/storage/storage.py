@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.local_files import Buffer, LocalFiles
+from keras_dist_callbacks.storage.direct_files import Buffer
+from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.opening import open_filesystem
 from keras_dist_callbacks.storage.probing import probe
 from keras_dist_callbacks.storage.redaction import Redactor, redact
@@ -299,6 +300,11 @@ class Storage:
         made = self.is_local and not os.path.exists(self.root)  # noqa: PTH110 - pathlib's raises where the name is too long
         probe(self)
         return made
+
+    @property
+    def writes_directly(self) -> bool:
+        """Whether large files are written around the page cache; True only after the first one."""
+        return self.is_local and self._local.direct.works is True
 
     def probe_without_a_name(self) -> None:
         """As `probe`, but where the operating system can, a local directory shows nothing of it at any moment."""
