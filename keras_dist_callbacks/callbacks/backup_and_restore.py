@@ -65,12 +65,16 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             kept: a rerun of the finished job then runs no step and returns the full History.
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
-        when_busy: What to do when a backup within an epoch is due while the last one is still being written:
-            `"skip"` it, or `"wait"`. Those at the end of an epoch always wait.
+        when_busy: What to do when a backup within an epoch is due while the last one is still being written: with
+            `"skip"` the newest state stands in line for it and older ones that wait are left out; with `"wait"`
+            training waits. At the end of an epoch it always does.
         max_failed_saves: Backups that may fail in a row, with a warning each, before training ends with the
             reason. None: any number.
         max_local_state: Bytes of worker-local values that a worker sends to the chief per backup; above it they
             are left out and a resume says that it is not exact.
+        max_held_bytes: Bytes that the states of backups on their way may take, on each worker: the state once for the
+            one being written, and once for one in line; where two do not fit, a backup that is due meanwhile is left
+            out. None: half of the memory that is free as the run starts.
         fsync: Whether local files reach the disk before a backup counts.
         retry: How long a request to a store that is not local may take, and how long one that fails is tried again.
             Defaults to `RetryPolicy()`: two minutes, with growing pauses.
@@ -120,6 +124,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         when_busy: str = "skip",
         max_failed_saves: int | None = 10,
         max_local_state: int = 64 * 2**20,
+        max_held_bytes: int | None = None,
         fsync: bool = True,
         retry: RetryPolicy | None = None,
         max_bytes_per_second: float | None = None,
@@ -142,12 +147,11 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._read_again = choice("replay", replay, ("create", "read")) == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
         options = (double_checkpoint, when_busy, max_failed_saves, timeout, self.verbose > 0, max_local_state)
-        self._options, self.double_checkpoint = EngineOptions(*options), double_checkpoint
+        self._options, self.double_checkpoint = EngineOptions(*options, max_held_bytes), double_checkpoint
         leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
         self._leave_options = LeaveOptions.parse(*leaving, peer_timeout)
-        self._storage = Storage.open(
-            backup_dir, storage_options, fsync=fsync, retry=retry, max_bytes_per_second=max_bytes_per_second
-        )
+        limits: Mapping[str, Any] = {"retry": retry, "max_bytes_per_second": max_bytes_per_second}
+        self._storage = Storage.open(backup_dir, storage_options, fsync=fsync, **limits)
 
     def set_model(self, model: Any) -> None:
         """Chooses the backup to resume from, and becomes the last callback of the list."""

@@ -25,7 +25,8 @@ from keras_dist_callbacks.backups.names import (
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
-from keras_dist_callbacks.storage.storage import FileInfo, Storage
+from keras_dist_callbacks.storage.listed import FileInfo
+from keras_dist_callbacks.storage.storage import Storage
 
 MOST_RECORDS = 10_000
 MOST_BYTES = 2**25

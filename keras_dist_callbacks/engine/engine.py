@@ -7,34 +7,29 @@ import dataclasses
 import functools
 import platform
 import threading
-import time
-import uuid
 from collections.abc import Mapping
 from typing import Self
 
-from keras_dist_callbacks.backups.codec import Fingerprint, Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
     CommitId,
-    Manifest,
     Position,
     Snapshot,
-    TensorInfo,
-    WorkerRecord,
     WorkerState,
 )
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.collector import collector_paused
-from keras_dist_callbacks.engine.exchange import Exchange, LocalState
+from keras_dist_callbacks.engine.committing import Committer
+from keras_dist_callbacks.engine.exchange import Exchange
 from keras_dist_callbacks.engine.left_out import LeftOut
+from keras_dist_callbacks.engine.line import Line
+from keras_dist_callbacks.engine.memory import half_of_what_is_free
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.picking import load, newest_good
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
-from keras_dist_callbacks.progress import uploads
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
 
@@ -54,16 +49,14 @@ class BackupEngine:
         self._options = options
         self._saves = 0
         self._left_out = LeftOut()
-        self._writing = False  # a backup is queued or being written; other jobs of the queue do not count
-        self._sequence = 0
+        self._line = Line(writer)
+        held = options.max_held_bytes
+        self._room = half_of_what_is_free() if held is None and cluster.is_chief else held or 0
+        self._state_bytes = 0  # of this worker's snapshots
+        self._committer = Committer(store, exchange, options, self._note)
         self._failed = 0
-        self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
         self._lock = threading.Lock()
         self._notes: list[str] = []
-        self._info: Mapping[str, JSON] = {}
-        self._orphans_collected = False
-        self._untidy = False
-        self.committed: Position | None = None  # of the newest backup that this worker knows of
 
     @property
     def generation(self) -> int:
@@ -71,9 +64,14 @@ class BackupEngine:
         return self._store.generation
 
     @property
+    def committed(self) -> Position | None:
+        """Where the newest backup that this worker knows of is."""
+        return self._committer.newest
+
+    @property
     def writing(self) -> bool:
         """Whether a backup is being written."""
-        return self._writing
+        return self._line.is_busy
 
     @classmethod
     def open(cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions) -> Self:
@@ -119,7 +117,7 @@ class BackupEngine:
             f"reading {self._store.storage.display(name)}",
             timeout,
         )
-        self.committed = state.position
+        self._committer.newest = state.position
         return commit, state
 
     def claim(self, info: Mapping[str, JSON]) -> int:
@@ -131,8 +129,9 @@ class BackupEngine:
         Returns:
             The generation, on every worker.
         """
-        self._info = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
-        taken = self._cluster.on_chief(lambda: self._store.claim(self._info), "claiming the backup directory")
+        told = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
+        self._committer.info = told
+        taken = self._cluster.on_chief(lambda: self._store.claim(told), "claiming the backup directory")
         self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
         return self._store.generation
 
@@ -143,24 +142,37 @@ class BackupEngine:
 
         Args:
             snapshot: This worker's.
-            must: Wait for the writer instead of skipping, whatever `when_busy` says.
+            must: Wait for the writer instead of standing in line, whatever `when_busy` says.
         """
         self._saves += 1
+        self._left_out.due()
         what = f"backup at {snapshot.position}"
         if not self._cluster.is_chief:
             self._writer.submit(functools.partial(self._deliver, self._saves, snapshot), what)
             return
-        if self._writing:
-            if not must and self._options.when_busy == "skip":
-                self._exchange.skip(self._saves)
-                if (note := self._left_out.another(snapshot.position)) is not None:
-                    self._note(note)
-                return
+        if not self._line.is_busy:
+            self._left_out.begun(snapshot.position)
+        elif must or self._options.when_busy == "wait":
+            if (overtaken := self._line.take_back()) is not None:
+                self._leave_out(overtaken, snapshot.position)
             self._writer.wait()
-        self._writing = True
-        self._left_out.begun(snapshot.position)
-        job = functools.partial(self._write_or_note, self._saves, snapshot)
-        self._writer.submit(job, what, urgent=not self._known)
+        elif 2 * self._size_of(snapshot) > self._room:
+            self._leave_out(self._saves, snapshot.position)
+            return
+        elif (overtaken := self._line.take_back()) is not None:
+            self._leave_out(overtaken, snapshot.position)
+        write = functools.partial(self._write_or_note, self._saves, snapshot)
+        lasting, urgent = must or self._options.when_busy == "wait", not self._committer.has_committed
+        self._line.enter(self._saves, write, what, lasting=lasting, urgent=urgent)
+
+    def _size_of(self, snapshot: Snapshot) -> int:
+        self._state_bytes = self._state_bytes or sum(held.array().nbytes for held in snapshot.tensors.values())
+        return self._state_bytes
+
+    def _leave_out(self, save: int, position: Position) -> None:
+        self._exchange.skip(save)
+        if (note := self._left_out.another(position)) is not None:
+            self._note(note)
 
     def poll(self) -> None:
         """Lets what happened in the background surface: failures are raised, notes become warnings."""
@@ -261,8 +273,9 @@ class BackupEngine:
             self._note(f"this worker's part of the backup at {snapshot.position} was not saved: {error}")
 
     def _write_or_note(self, save: int, snapshot: Snapshot) -> None:
+        self._left_out.begun(snapshot.position)
         try:
-            self._write(save, snapshot)
+            self._committer.commit(save, snapshot)
         except FencedError:
             raise
         except (StorageError, BackupError, ClusterError, MemoryError) as error:
@@ -274,76 +287,6 @@ class BackupEngine:
             self._note(f"the backup at {snapshot.position} failed{goes_on}: {error}")
         else:
             self._failed = 0
-        finally:
-            self._writing = False
-
-    def _write(self, save: int, snapshot: Snapshot) -> None:
-        with collector_paused():
-            prints = fingerprints(snapshot.tensors)
-        others = self._exchange.collect(save, snapshot, prints)
-        self._store.check_ownership()
-        sizes = {path: blob.size for path, blob in self._store.staged.items()}
-        copy = self._sequence + 1 if self._options.double_checkpoint else 0
-        packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
-        self._stage(packer, snapshot, prints)
-        with collector_paused():
-            records = [WorkerRecord(packer.locate(prints), snapshot.state)]
-        records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
-        with collector_paused():
-            manifest = self._manifest(snapshot.position, records)
-        known, self._known = self._known, []  # whether this one is there is not known until it was read back
-        self._store.commit(manifest)
-        self.committed = snapshot.position
-        unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
-        self._known = [*known[-1:], unique]
-        self._tidy()
-
-    def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
-        blobs = packer.pack(snapshot.tensors, prints)
-        if not self._options.progress:
-            self._store.stage_all(blobs)
-            return
-        size = packer.bytes_to_write(snapshot.tensors, prints)
-        with (
-            uploads(f"backup at {snapshot.position}", size) as bar,
-            self._store.storage.reporting(bar.advance),
-        ):
-            self._store.stage_all(blobs)
-
-    def _tidy(self) -> None:
-        try:
-            self._store.prune(_KEPT_COMMITS)
-            if not self._orphans_collected:
-                self._store.collect_orphans()
-                self._orphans_collected = True
-        except StorageError as error:
-            if not self._untidy:
-                self._note(f"backups are written, but old ones cannot be deleted: {error}")
-            self._untidy = True
-        while self._store.notes:
-            self._note(self._store.notes.pop())
-
-    def _record(self, packer: Packer, worker: int, local: LocalState) -> WorkerRecord:
-        self._store.stage_all(packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"))
-        return WorkerRecord(packer.locate(local.prints), local.state)
-
-    def _manifest(self, position: Position, records: list[WorkerRecord]) -> Manifest:
-        self._sequence += 1
-        return Manifest(
-            CommitId(self._store.generation, self._sequence, uuid.uuid4().hex[:12]),
-            position,
-            referenced_blobs(records, self._store.staged),
-            tuple(records),
-            {**self._info, "created": time.time()},
-        )
-
-    def _shared_tensors(self) -> Mapping[str, TensorInfo]:
-        """The tensors that a commit may refer to instead of writing them again."""
-        age = 2 if self._options.double_checkpoint else 1
-        if len(self._known) < age:
-            return {}
-        present = self._store.staged
-        return {name: info for name, info in self._known[-age].items() if info.blob in present}
 
     def _note(self, text: str) -> None:
         with self._lock:

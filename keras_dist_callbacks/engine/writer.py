@@ -8,6 +8,7 @@ lives only while there is work, so that nothing is left behind when training end
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from keras_dist_callbacks.engine.priority import Priority, cpu_times
 class _Job:
     run: Callable[[], None]
     what: str
+    ticket: int
 
 
 class Writer:
@@ -27,6 +29,7 @@ class Writer:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._jobs: collections.deque[_Job] = collections.deque()
+        self._tickets = itertools.count(1)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._priority = Priority()
@@ -42,19 +45,32 @@ class Writer:
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
         return self._failure is not None
 
-    def submit(self, run: Callable[[], None], what: str, *, urgent: bool = False) -> None:
+    def submit(self, run: Callable[[], None], what: str, *, urgent: bool = False) -> int:
         """Appends a job.
 
         Args:
             run: What to do; it must not call a TensorFlow collective.
             what: For messages, such as `"backup at step 1200"`.
             urgent: Nothing is saved yet: training that leaves no processor idle must not hold it up.
+
+        Returns:
+            A number for `withdraw`.
         """
         with self._condition:
-            self._jobs.append(_Job(run, what))
+            ticket = next(self._tickets)
+            self._jobs.append(_Job(run, what, ticket))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, args=(urgent,), name="kdc-writer")
                 self._thread.start()
+        return ticket
+
+    def withdraw(self, ticket: int) -> bool:
+        """Takes a job back that has not begun, with all that it holds; whether there was one."""
+        with self._condition:
+            found = next((job for job in self._jobs if job.ticket == ticket), None)
+            if found is not None:
+                self._jobs.remove(found)
+        return found is not None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until every job is done; whether that happened within `timeout` seconds."""

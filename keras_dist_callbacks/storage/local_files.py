@@ -227,6 +227,9 @@ class LocalFiles:
                     self._flush(descriptor)
                 finally:
                     os.close(descriptor)
+                with contextlib.suppress(OSError):  # as where it is taken over: it may be gone, or exchanged for a link
+                    if spare is not None:
+                        self.delete(spare)
                 return
         file = None if spare is None else self._take_over(spare, directory, name)
         self._write(directory.new_file(name) if file is None else FileIO(file, "wb"), parts)

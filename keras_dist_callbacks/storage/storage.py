@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.direct_files import Buffer
+from keras_dist_callbacks.storage.listed import FileInfo, UnfinishedUpload
 from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.opening import open_filesystem
 from keras_dist_callbacks.storage.probing import probe
@@ -36,27 +37,6 @@ PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")
 
 DEFAULT_RETRY = RetryPolicy()
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """One object of a listing: its name relative to the listed directory, and its size in bytes."""
-
-    name: str
-    size: int
-
-
-@dataclass(frozen=True)
-class UnfinishedUpload:
-    """An upload in parts that was begun and neither finished nor given up; it takes space and shows no object.
-
-    Attributes:
-        name: Where the object would have been, relative to the directory.
-        age: Seconds since it was begun.
-    """
-
-    name: str
-    age: float
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import rng, variables
+from keras_dist_callbacks.arguments import flag, flag_or
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
@@ -67,7 +68,8 @@ class Checkpointer(OfOneLoop):
         storage_options: Passed to the fsspec file system.
         retry: As in `BackupAndRestore`.
         max_bytes_per_second: A cap on the rate of uploads.
-        when_busy: `"skip"` a backup that is due while the last one is being written, or `"wait"`.
+        when_busy: As in `BackupAndRestore`: `"skip"` or `"wait"`.
+        max_held_bytes: As in `BackupAndRestore`: bytes that the states of backups on their way may take.
         max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
         strict: True turns a resume that is "not exact" into an error instead of a warning; `"certain"` one that is
             "exact if ..." too, which every resume of a loop of your own is.
@@ -111,6 +113,7 @@ class Checkpointer(OfOneLoop):
         retry: RetryPolicy | None = None,
         max_bytes_per_second: float | None = None,
         when_busy: str = "skip",
+        max_held_bytes: int | None = None,
         max_failed_saves: int | None = 10,
         strict: bool | str = False,
         timeout: float = PATIENCE_SECONDS,
@@ -121,14 +124,13 @@ class Checkpointer(OfOneLoop):
         save_on_exception: bool = True,
         peer_timeout: float = 30.0,
     ) -> None:
-        options, name = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout), f"loop{next(_opened)}"
+        options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout, max_held_bytes=max_held_bytes)
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
-        self._delete = arguments.flag("delete_checkpoint", delete_checkpoint)
-        self._strict = arguments.flag_or("strict", strict, "certain")
+        self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
-        place, rate = arguments.path("backup_dir", backup_dir), max_bytes_per_second
+        place, rate, name = arguments.path("backup_dir", backup_dir), max_bytes_per_second, f"loop{next(_opened)}"
         self._storage = Storage.open(place, storage_options, retry=retry, max_bytes_per_second=rate)
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         asked = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)

@@ -11,9 +11,16 @@ import pytest
 
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage.direct_files import VARIABLE
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups.test_store import commit
 from tests.support import tiny
+
+
+@pytest.fixture(autouse=True)
+def through_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files are written around it, none is written over."""
+    monkeypatch.setenv(VARIABLE, "0")
 
 
 def recycling(directory: Path) -> BackupStore:
@@ -114,3 +121,20 @@ def test_no_spare_file_is_left_when_fit_ends_with_an_error_or_well(tmp_path: Pat
     model: keras.Model = tiny.model()
     tiny.fit(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_where_files_go_around_the_page_cache_none_is_kept_to_be_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones go through it: what was kept of these is deleted where a large one could take its place."""
+    monkeypatch.delenv(VARIABLE)
+    store = recycling(tmp_path)
+    for number in range(3):
+        save(store, number, rows=26_000)  # 1.04 MB, below the smallest that is worth it
+    assert len(blobs(tmp_path)) == 3
+    save(store, 3, rows=30_000)
+    if not store.storage.writes_directly:
+        pytest.skip("the file system here takes no such writes")
+    for number in range(4, 7):
+        save(store, number, rows=30_000)
+        assert len(blobs(tmp_path)) == 2

@@ -129,6 +129,7 @@ def test_an_object_too_large_for_memory_goes_through_a_file_just_as_exclusively(
     assert list(spool.iterdir()) == []
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gs", "s3", "az"])
 def test_an_object_of_several_parts_is_created_exclusively(stores: Stores, tmp_path: Path, kind: str) -> None:

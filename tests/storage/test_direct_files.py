@@ -25,7 +25,8 @@ MIB = 2**20
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Storage:
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    monkeypatch.delenv(direct_files.VARIABLE, raising=False)
     return Storage.open(tmp_path / "d")
 
 
@@ -163,7 +164,8 @@ def test_a_disk_that_takes_less_than_a_block_gets_the_old_way(direct: Storage, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [8 * MIB, 20 * MIB, 200 * MIB])
-def test_the_cap_on_the_rate_holds(tmp_path: Path, rate: int) -> None:
+def test_the_cap_on_the_rate_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int) -> None:
+    monkeypatch.delenv(direct_files.VARIABLE, raising=False)
     storage = Storage.open(tmp_path / "d", fsync=False, max_bytes_per_second=rate)
     told: list[int] = []
     began = time.monotonic()

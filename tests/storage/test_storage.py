@@ -79,6 +79,7 @@ def test_an_interrupted_write_publishes_nothing(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: full(descriptor, data))
     with pytest.raises(StorageError, match=r"cannot create .*/x: No space left on device; free some space"):
         storage.create("x", [b"content"])
     monkeypatch.undo()

@@ -73,6 +73,7 @@ SAVING: dict[str, Accepted] = {
     "max_overhead": REFUSED,
     "storage_options": OPTIONS,
     "when_busy": REFUSED,
+    "max_held_bytes": {"None": "half of the free memory", "zero": "none stands in line"},
     "max_failed_saves": {"None": "any number"},
     "retry": RETRY,
     "max_bytes_per_second": RATE,

@@ -1,0 +1,136 @@
+"""One snapshot into the store, on the chief's background thread: collect, pack, stage, commit, prune."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+
+from keras_dist_callbacks.backups.codec import Fingerprint, Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.backups.snapshot import (
+    JSON,
+    CommitId,
+    Manifest,
+    Position,
+    Snapshot,
+    TensorInfo,
+    WorkerRecord,
+)
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.collector import collector_paused
+from keras_dist_callbacks.engine.exchange import Exchange, LocalState
+from keras_dist_callbacks.engine.options import EngineOptions
+from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.progress import uploads
+
+KEPT_COMMITS = 2
+
+
+class Committer:
+    """Commits the snapshots of one run, one after the other.
+
+    Args:
+        store: The backup directory.
+        exchange: Gets what other workers have of their own.
+        options: How backups are written.
+        note: Is told what the user should know.
+
+    Attributes:
+        info: What manifests tell about this run.
+        newest: Where the newest backup that this worker knows of is.
+    """
+
+    def __init__(
+        self, store: BackupStore, exchange: Exchange, options: EngineOptions, note: Callable[[str], None]
+    ) -> None:
+        self._store, self._exchange, self._options, self._note = store, exchange, options, note
+        self._sequence = 0
+        self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
+        self._orphans_collected = False
+        self._untidy = False
+        self.info: Mapping[str, JSON] = {}
+        self.newest: Position | None = None
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether this run has a backup, the last one it tried included."""
+        return bool(self._known)
+
+    def commit(self, save: int, snapshot: Snapshot) -> None:
+        """Writes and publishes a snapshot, then deletes what it makes needless.
+
+        Args:
+            save: Its number, the same on every worker.
+            snapshot: The chief's.
+
+        Raises:
+            FencedError: A newer run has taken the directory.
+            StorageError: The store failed.
+            BackupError: Another worker did not deliver its part.
+        """
+        with collector_paused():
+            prints = fingerprints(snapshot.tensors)
+        others = self._exchange.collect(save, snapshot, prints)
+        self._store.check_ownership()
+        sizes = {path: blob.size for path, blob in self._store.staged.items()}
+        copy = self._sequence + 1 if self._options.double_checkpoint else 0
+        packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
+        self._stage(packer, snapshot, prints)
+        with collector_paused():
+            records = [WorkerRecord(packer.locate(prints), snapshot.state)]
+        records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
+        with collector_paused():
+            manifest = self._manifest(snapshot.position, records)
+        known, self._known = self._known, []  # whether this one is there is not known until it was read back
+        self._store.commit(manifest)
+        self.newest = snapshot.position
+        unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
+        self._known = [*known[-1:], unique]
+        self._tidy()
+
+    def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
+        blobs = packer.pack(snapshot.tensors, prints)
+        if not self._options.progress:
+            self._store.stage_all(blobs)
+            return
+        size = packer.bytes_to_write(snapshot.tensors, prints)
+        with (
+            uploads(f"backup at {snapshot.position}", size) as bar,
+            self._store.storage.reporting(bar.advance),
+        ):
+            self._store.stage_all(blobs)
+
+    def _tidy(self) -> None:
+        try:
+            self._store.prune(KEPT_COMMITS)
+            if not self._orphans_collected:
+                self._store.collect_orphans()
+                self._orphans_collected = True
+        except StorageError as error:
+            if not self._untidy:
+                self._note(f"backups are written, but old ones cannot be deleted: {error}")
+            self._untidy = True
+        while self._store.notes:
+            self._note(self._store.notes.pop())
+
+    def _record(self, packer: Packer, worker: int, local: LocalState) -> WorkerRecord:
+        self._store.stage_all(packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"))
+        return WorkerRecord(packer.locate(local.prints), local.state)
+
+    def _manifest(self, position: Position, records: list[WorkerRecord]) -> Manifest:
+        self._sequence += 1
+        return Manifest(
+            CommitId(self._store.generation, self._sequence, uuid.uuid4().hex[:12]),
+            position,
+            referenced_blobs(records, self._store.staged),
+            tuple(records),
+            {**self.info, "created": time.time()},
+        )
+
+    def _shared_tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors that a commit may refer to instead of writing them again."""
+        age = 2 if self._options.double_checkpoint else 1
+        if len(self._known) < age:
+            return {}
+        present = self._store.staged
+        return {name: info for name, info in self._known[-age].items() if info.blob in present}

@@ -1,0 +1,61 @@
+"""The backups of one run on their way: one that is being written, and the newest one behind it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from keras_dist_callbacks.engine.writer import Writer
+
+
+class Line:
+    """What is handed to the writer and not written yet.
+
+    Args:
+        writer: The queue of this process, in which other jobs may stand too.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._unfinished = 0
+        self._last: tuple[int, int] | None = None  # ticket and number of the newest save, if it may be overtaken
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a backup waits or is being written; other jobs of the queue do not count."""
+        return self._unfinished > 0
+
+    def enter(self, save: int, write: Callable[[], None], what: str, *, lasting: bool, urgent: bool) -> None:
+        """Hands over a backup.
+
+        Args:
+            save: Its number.
+            write: Writes it, and raises what is to end training.
+            what: For messages.
+            lasting: No newer one overtakes it.
+            urgent: As in `Writer.submit`.
+        """
+
+        def run() -> None:
+            try:
+                write()
+            finally:
+                self._one_less()
+
+        with self._lock:
+            self._unfinished += 1
+        ticket = self._writer.submit(run, what, urgent=urgent)
+        self._last = None if lasting else (ticket, save)
+
+    def take_back(self) -> int | None:
+        """The number of the save that was to be written next and is not any more; None if there is none that waits."""
+        last, self._last = self._last, None
+        if last is None or not self._writer.withdraw(last[0]):
+            return None
+        self._one_less()
+        return last[1]
+
+    def _one_less(self) -> None:
+        with self._lock:
+            self._unfinished -= 1

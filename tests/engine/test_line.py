@@ -1,0 +1,218 @@
+"""Backups that are due faster than they are written: the newest stands in line, and the ones before it cost nothing."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine import memory
+from keras_dist_callbacks.engine.engine import BackupEngine
+from keras_dist_callbacks.engine.exchange import Exchange
+from keras_dist_callbacks.engine.options import EngineOptions
+from keras_dist_callbacks.engine.writer import Writer, shared_writer
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support import tiny
+from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.states import loop_state
+
+BYTES = 4000
+
+
+class Engine(BackupEngine):
+    """One whose writer waits until it is let go, and that notes which saves it tells workers to forget."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        cluster = Cluster()
+        self.skipped: list[int] = []
+        exchange = Exchange(cluster, "fit", 2**20, 5.0)
+        self.store, self.queue, self.gate = BackupStore(Storage.open(directory)), Writer(), threading.Event()
+        super().__init__(self.store, cluster, exchange, self.queue, EngineOptions(**options))
+        object.__setattr__(exchange, "skip", lambda save, first=1: self.skipped.append(save))
+        self.prepare()
+        self.claim({})
+
+    def hold(self) -> None:
+        """A job in front of the next backup."""
+        self.gate.clear()
+        self.queue.submit(lambda: self.gate.wait(60), "a slow upload")
+
+    def slow(self, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+        """Lets each commit wait in its midst; says when the first does."""
+        begun, original = threading.Event(), self.store.check_ownership
+
+        def check() -> None:
+            begun.set()
+            self.gate.wait(60)
+            original()
+
+        monkeypatch.setattr(self.store, "check_ownership", check)
+        return begun
+
+    def steps(self) -> list[int]:
+        """Of the backups that are there."""
+        return [self.store.manifest(commit).position.step for commit in self.store.commits()]
+
+
+@pytest.fixture
+def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    made = Engine(tmp_path / "backup", **getattr(request, "param", {}))
+    yield made
+    made.gate.set()
+    made.queue.wait(10)
+
+
+def snapshot(step: int) -> Snapshot:
+    value = np.full(BYTES // 4, step, np.float32)
+    return Snapshot(Position("within", 0, step, step), {"variable/w@0": HeldArray(value)}, loop_state())
+
+
+def test_the_newest_is_written_behind_the_one_that_is_being_written(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = engine.slow(monkeypatch)
+    engine.save(snapshot(1))
+    assert begun.wait(10)
+    for step in (2, 3, 4):
+        engine.save(snapshot(step))
+        assert engine.writing
+    assert engine.skipped == [2, 3]  # at once: other workers hold them too
+    engine.gate.set()
+    assert engine.drain(10)
+    assert engine.steps() == [1, 4]
+    assert not engine.writing
+    assert engine.committed == Position("within", 0, 4, 4)
+
+
+def test_one_that_another_job_of_the_queue_holds_up_is_overtaken_too(engine: Engine) -> None:
+    engine.hold()
+    for step in (1, 2, 3):
+        engine.save(snapshot(step))
+    engine.gate.set()
+    assert engine.drain(10)
+    assert (engine.steps(), engine.skipped) == ([3], [1, 2])
+
+
+def test_what_is_overtaken_is_free_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = engine.slow(monkeypatch)
+    held = []
+    for step in range(1, 6):
+        taken = snapshot(step)
+        held.append(weakref.ref(taken.tensors["variable/w@0"].array()))
+        engine.save(taken)
+        del taken
+        assert begun.wait(10)
+    gc.collect()
+    assert [value() is not None for value in held] == [True, False, False, False, True]  # the state twice, no more
+
+
+@pytest.mark.parametrize("engine", [{"max_held_bytes": 2 * BYTES - 1}, {"max_held_bytes": 0}], indirect=True)
+def test_where_two_states_do_not_fit_none_stands_in_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = engine.slow(monkeypatch)
+    engine.save(snapshot(1))
+    assert begun.wait(10)
+    for step in (2, 3):
+        engine.save(snapshot(step))
+    engine.gate.set()
+    assert engine.drain(10)
+    assert (engine.steps(), engine.skipped) == ([1], [2, 3])
+    engine.save(snapshot(4))
+    assert engine.drain(10)
+    assert engine.steps() == [1, 4]
+
+
+@pytest.mark.parametrize("engine", [{"max_held_bytes": 2 * BYTES}], indirect=True)
+def test_where_two_states_just_fit_one_does(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = engine.slow(monkeypatch)
+    engine.save(snapshot(1))
+    assert begun.wait(10)
+    engine.save(snapshot(2))
+    engine.gate.set()
+    assert engine.drain(10)
+    assert engine.steps() == [1, 2]
+
+
+def test_one_that_must_be_written_overtakes_and_is_not_overtaken(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = engine.slow(monkeypatch)
+    engine.save(snapshot(1))
+    assert begun.wait(10)
+    engine.save(snapshot(2))
+    threading.Timer(0.2, engine.gate.set).start()
+    engine.save(snapshot(3), must=True)
+    assert engine.skipped == [2]
+    engine.hold()
+    engine.save(snapshot(4))
+    engine.gate.set()
+    assert engine.drain(10)
+    assert engine.steps() == [3, 4]  # two are kept
+
+
+@pytest.mark.parametrize("engine", [{"when_busy": "wait"}], indirect=True)
+def test_where_training_waits_none_is_left_out(engine: Engine) -> None:
+    for step in range(1, 6):
+        engine.hold()
+        threading.Timer(0.05, engine.gate.set).start()
+        engine.save(snapshot(step))
+    assert engine.drain(10)
+    assert (engine.steps(), engine.skipped) == ([4, 5], [])
+
+
+def test_a_failure_of_one_does_not_stop_the_one_in_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, original, failures = engine.slow(monkeypatch), engine.store.commit, [OSError]
+
+    def commit(manifest: Any) -> None:
+        if failures:
+            raise kdc.errors.StorageError("the disk is away")
+        original(manifest)
+
+    monkeypatch.setattr(engine.store, "commit", commit)
+    engine.save(snapshot(1))
+    assert begun.wait(10)
+    engine.save(snapshot(2))
+    threading.Timer(0.1, lambda: (failures.clear(), engine.gate.set())).start()
+    assert engine.drain(10)
+    assert engine.steps() in ([2], [1, 2])
+    assert not engine.writing
+
+
+def test_half_of_the_free_memory_is_a_number_that_makes_sense(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = memory.half_of_what_is_free()
+    assert 2**20 < found < 2**50
+    for name, content in (("max", "3000"), ("current", "1000")):
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(memory, "_LIMITS", ((tmp_path / "max", tmp_path / "current"),))
+    assert memory.half_of_what_is_free() == 1000
+    (tmp_path / "max").write_text("max\n")
+    monkeypatch.setattr(memory, "_HOST", tmp_path / "none")
+    assert 2**20 < memory.half_of_what_is_free() < 2**50
+
+
+@pytest.mark.slow
+@ignore_keras_warnings
+@pytest.mark.filterwarnings("ignore:.*left out:RuntimeWarning")
+def test_a_slow_store_costs_distance_between_backups_and_not_the_newest_one(tmp_path: Path) -> None:
+    """A run that is cut off behind its last step finds a backup of that step, however slow the store is."""
+    reference = tiny.model()
+    tiny.fit(reference, None, [], epochs=2)
+    slow = {"when_busy": "skip", "max_bytes_per_second": 60_000}
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(1, 3)], epochs=2, options=slow)
+    assert shared_writer().wait(60)
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=1, **slow)
+    model = tiny.model()
+    tiny.fit(model, None, [backup], epochs=2)
+    assert backup.restored is not None
+    assert (backup.restored.position.epoch, backup.restored.position.batch) == (1, 3)
+    tiny.assert_same(model, reference)
