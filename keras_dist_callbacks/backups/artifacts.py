@@ -22,7 +22,6 @@ from pathlib import Path
 import xxhash
 
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.names import is_note
 from keras_dist_callbacks.backups.sidecar import (
     SIDECAR,
     Artifact,
@@ -110,7 +109,8 @@ def publish(directory: CheckpointDirectory, source: Path, artifact: Artifact) ->
 def find(directory: CheckpointDirectory, series: str | None = None) -> Listing:
     """Lists what was published completely.
 
-    Sidecars beside a directory without any of their files are passed over: whoever deleted all means to begin anew.
+    A file that is gone while its sidecar is still beside the directory is a problem only if nothing newer is there:
+    somebody deletes old files, or all of them to begin anew, and cannot see the sidecars.
 
     Args:
         directory: Where it is; it need not exist.
@@ -120,36 +120,31 @@ def find(directory: CheckpointDirectory, series: str | None = None) -> Listing:
         BackupMismatchError: A sidecar has a format version that this package does not know.
     """
     places, present = _listed(directory)
-    begun_anew = present.isdisjoint(places)
     found: list[Artifact] = []
+    gone: list[Artifact] = []
     problems: list[str] = []
     generation = 0
     for name, outcome in _read_all(directory, places):
-        forgotten = begun_anew and directory.files not in places[name]
         if isinstance(outcome, str):
-            problems += [] if forgotten else [outcome]
+            problems += [outcome] if name in present or directory.files in places[name] else []
             continue
         generation = max([generation, *(version.generation for version in outcome)])
         versions = [a for a in outcome if series is None or series in (a.series, a.name)]
-        if not versions or forgotten:
+        if not versions:
             continue
         if name not in present:
-            problems.append(f"{directory.display(name)} is missing, although its sidecar is there")
+            gone.append(versions[0])
             continue
         current = versions[0] if len(versions) == 1 else _current_of(directory, name, versions)
         if current is None:
             problems.append(f"{directory.display(name)} holds none of the versions that its sidecar lists")
         else:
             found.append(current)
+    newest = max((artifact.order for artifact in found), default=None)
+    for lost in gone:
+        if directory.files in places[lost.name] or (newest is not None and lost.order > newest):
+            problems.append(f"{directory.display(lost.name)} is missing, although its sidecar is there")
     return Listing(tuple(sorted(found, key=lambda a: a.order, reverse=True)), tuple(problems), generation)
-
-
-def forget_deleted(directory: CheckpointDirectory) -> None:
-    """Deletes the notes beside a directory of which somebody has deleted every checkpoint, to begin anew."""
-    places, present = _listed(directory)
-    if directory.aside is not None and present.isdisjoint(places):
-        for name in filter(is_note, directory.names_aside()):
-            directory.aside.delete(name)
 
 
 def newest_verified(
@@ -184,7 +179,7 @@ def newest_verified(
     if problems:
         raise DamagedBackupError(
             f"no checkpoint in {directory.display()} is whole: {'; '.join(problems)}. Restore the files, or delete "
-            f"them, and their sidecars in {directory.written.display()}, to begin anew"
+            f"them, and their sidecars in {' and '.join(p.display() for p in directory.places)}, to begin anew"
         )
     return None
 
@@ -262,10 +257,14 @@ def _current_of(directory: CheckpointDirectory, name: str, versions: Iterable[Ar
 def _listed(directory: CheckpointDirectory) -> tuple[dict[str, list[Storage]], set[str]]:
     """The names that have a sidecar, with the places where it is, and the names of all files in the directory.
 
-    The files are listed last: of one that is deleted meanwhile the sidecar is gone before.
+    The files are listed behind the sidecars: of one that is deleted meanwhile the sidecar is gone before. A sidecar
+    that lay among the files may have moved meanwhile.
     """
     aside = directory.names_aside()
     inside = directory.names()
+    noted = aside | inside
+    if any(name.endswith(EXTENSIONS) and name + SIDECAR not in noted for name in inside):
+        aside |= directory.names_aside()
     places: dict[str, list[Storage]] = {}
     for place in directory.places:
         for name in sorted(inside if place is directory.files else aside):
@@ -279,9 +278,12 @@ def _read_all(
 ) -> Iterator[tuple[str, list[Artifact] | str]]:
     def read(name: str) -> list[Artifact] | str:
         try:
-            return read_sidecar(directory, name, places[name])
+            try:
+                return read_sidecar(directory, name, places[name])
+            except FileNotFoundError:
+                return read_sidecar(directory, name)  # it has moved since the listing
         except FileNotFoundError:
-            return []  # deleted since the listing
+            return []  # or was deleted
         except DamagedBackupError as error:
             return str(error)
 

@@ -1,20 +1,21 @@
 """A directory of checkpoints, and the place beside it for whatever is no checkpoint.
 
 Sidecars, the note of a training's end and files that are not whole yet lie in `.<name>.kdc` next to the directory, so
-that whoever lists the directory finds checkpoints. Some directories have no such place: a bucket, a mount point, a
-link, the working directory, or one in a directory that must not be written. There, and in what older versions of this
-package wrote, they lie among the checkpoints. Readers look in both places.
+that whoever lists the directory finds checkpoints. Some directories have no such place: a bucket, a mount point, the
+working directory, or one in a directory that must not be written. There, and in what older versions of this package
+wrote, they lie among the checkpoints. Readers look in both places.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import records
 from keras_dist_callbacks.backups.names import is_unfinished
 from keras_dist_callbacks.errors import StorageError, is_temporary
+from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.storage import Storage
 
 _LONGEST_WRITE_SECONDS = 3600.0
@@ -36,9 +37,10 @@ class CheckpointDirectory:
 
     @classmethod
     def at(cls, files: Storage) -> CheckpointDirectory:
-        """A directory to be read."""
-        name = files.root.rstrip("/").rpartition("/")[2]
-        aside = files.beside(f".{name}.kdc")
+        """A directory to be read; one beside it that others may write into is passed over."""
+        aside = files.beside(".{}.kdc")
+        if aside is not None and aside.is_strange_beside(files):
+            aside = None
         return cls(files, aside, aside is not None)
 
     @classmethod
@@ -49,15 +51,15 @@ class CheckpointDirectory:
 
         Raises:
             ConfigError: The store's client does not take the options.
-            StorageError: The directory cannot be used; the message says why and what to do.
+            StorageError: The directory cannot be used, or what is beside it must not be seen; the message says why.
         """
         found = cls.at(files)
-        if found.aside is None or files.is_apart() or not _is_usable(found.aside):
+        if found.aside is None or not found.aside.make_like(files) or not _is_usable(found.aside):
             files.probe()
             return cls(files, found.aside, writes_aside=False)
         files.probe_without_a_name()
-        for name in _left_behind(found.aside):
-            found.aside.delete(name)
+        for name in _left_behind(found.aside, found.unfinished_aside()):
+            discard(found.aside, name)
         return found
 
     @property
@@ -84,15 +86,22 @@ class CheckpointDirectory:
         return {info.name for info in self.files.files()}
 
     def names_aside(self) -> set[str]:
-        """Of all files beside it; none if this account must not see them."""
+        """Of all files beside it; none in a store whose names this account must not see."""
         if self.aside is None:
             return set()
         try:
             return {info.name for info in self.aside.files()}
         except StorageError as error:
-            if error.forbidden:
+            if error.forbidden and not self.files.is_local:
                 return set()
             raise
+
+    def unfinished_aside(self) -> dict[str, int]:
+        """Names and sizes of the files beside it that are not whole, or never will be."""
+        names = {name for name in self.names_aside() if is_unfinished(name, "")}
+        if self.aside is None or not names:
+            return {}
+        return {info.name: info.size for info in self.aside.files() if info.name in names}
 
     def read_note(self, place: Storage, name: str) -> bytes:
         """The content of a note.
@@ -124,6 +133,12 @@ class CheckpointDirectory:
 
 def _is_usable(aside: Storage) -> bool:
     try:
+        aside.files()
+    except StorageError as error:
+        if error.forbidden and not aside.is_local:
+            return False
+        raise  # on a local disk it is there: what newer runs have noted in it must be known
+    try:
         aside.probe()
     except StorageError as error:
         if is_temporary(error):
@@ -133,11 +148,23 @@ def _is_usable(aside: Storage) -> bool:
     return True
 
 
-def _left_behind(aside: Storage) -> Iterable[str]:
+def _left_behind(aside: Storage, unfinished: Iterable[str]) -> Iterator[str]:
     """Files that a write has begun, and was killed: one that is at work goes on writing."""
-    for info in aside.files():
-        if is_unfinished(info.name, "") and time.time() - aside.modified(info.name) > _LONGEST_WRITE_SECONDS:
-            yield info.name
+    now = _now(aside) if unfinished else 0.0
+    for name in unfinished:
+        with contextlib.suppress(FileNotFoundError, StorageError):  # another run has just finished with it
+            if now - aside.modified(name) > _LONGEST_WRITE_SECONDS:
+                yield name
+
+
+def _now(aside: Storage) -> float:
+    """The time by the store's clock."""
+    name = temporary_name("probe")
+    aside.create(name, [b""])
+    try:
+        return aside.modified(name)
+    finally:
+        discard(aside, name)
 
 
 def discard(place: Storage, name: str) -> None:

@@ -111,6 +111,8 @@ def end_of(markers: Iterable[EndMarker], artifacts: Iterable[Artifact]) -> EndMa
         artifacts: What the directory holds.
     """
     ended, every = list(markers), list(artifacts)
+    if not every:  # whoever has deleted all that a run has left begins anew
+        ended = [one for one in ended if one.last is None]
     newest = max([0, *(one.generation for one in ended), *(artifact.generation for artifact in every)])
     if any(not one.ended for one in ended if one.generation == newest):
         return None

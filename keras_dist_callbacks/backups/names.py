@@ -26,7 +26,6 @@ _BLOB = rf"{HASH}\.safetensors"
 _CHECKPOINT = r".+\.(keras|weights\.h5)"
 _NOTE = rf"{END_MARKER}|{_CHECKPOINT}\.json"
 _commit = re.compile(_COMMIT)
-_note = re.compile(_NOTE, re.DOTALL)
 _damaged = re.compile(rf"[0-9a-f]{{8}}-({_COMMIT})")
 _owner = re.compile(rf"({GENERATION}){re.escape(OWNER)}")
 _blob_path = re.compile(rf"{BLOBS}/({GENERATION})/{_BLOB}")
@@ -86,11 +85,6 @@ def blob_generation(path: str) -> int | None:
 def is_blob(name: str) -> bool:
     """Whether a file below a generation's directory is a blob, or an unfinished one."""
     return bool(_blob.fullmatch(name)) or is_unfinished(name, BLOBS)
-
-
-def is_note(name: str) -> bool:
-    """Whether a file beside a directory of checkpoints is a sidecar, or the note of a training's end."""
-    return bool(_note.fullmatch(name))
 
 
 def is_unfinished(name: str, place: str) -> bool:

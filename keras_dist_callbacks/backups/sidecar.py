@@ -140,7 +140,7 @@ def delete_sidecar(directory: CheckpointDirectory, name: str) -> None:
     """Deletes a file's sidecar, unless it is something else of that name."""
     for place in directory.places:
         if _is_ours(directory, place, name):
-            place.delete(name + SIDECAR)
+            discard(place, name + SIDECAR)  # where it must stay, the file goes all the same: then it tells of nothing
 
 
 def _is_ours(directory: CheckpointDirectory, place: Storage, name: str) -> bool:

@@ -56,7 +56,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
 
     The directory itself holds checkpoints only. What belongs to them lies in `.<directory's name>.kdc` next to it:
     copy or move both together. Where that place cannot be written, and for a directory that is a bucket, a mount
-    point, a link or the working directory, it lies among the checkpoints.
+    point or the working directory, it lies among the checkpoints.
 
     With `BackupAndRestore` in the same `fit()`, `best` and the counters survive a restart. After
     `make_or_restore_model` without a backup, `best` is that of the newest file saved by this callback.
@@ -249,7 +249,6 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         shared_writer().wait()  # a fit() that was interrupted may still be writing
         self._directory = CheckpointDirectory.to_write(self._storage)
         known = artifacts.find(self._directory)
-        artifacts.forget_deleted(self._directory)
         mine = [a for a in known.artifacts if a.series == self._template]
         self._kept = [a.name for a in reversed(mine)]
         best = self._newest_best(mine) if self.save_best_only else None

@@ -264,16 +264,17 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
 
 def _show_checkpoint(target: Target, name: str, *, every_tensor: bool, as_json: bool) -> bool:
     """Whether there was one to show."""
-    directory = target.checkpoints
-    artifact = checkpoint_details.choose(directory, artifacts.find(directory), name or None)
+    listing = artifacts.find(directory := target.checkpoints)
+    artifact = checkpoint_details.choose(directory, listing, name or None)
     if artifact is None:
         return False
-    details = target.shown(checkpoint_details.describe_checkpoint(directory, artifact, time.time()))
+    details = checkpoint_details.describe_checkpoint(directory, artifact, time.time(), () if name else listing.problems)
+    details = target.shown(details)
     if as_json:
         print_json(details)
     else:
         render.show_checkpoint(console(), readable(details), every_tensor=every_tensor)
-    if details.problem:
+    if details.problem or details.remarks:
         raise typer.Exit(PROBLEM)
     return True
 
@@ -345,4 +346,5 @@ def _look_for_leftovers(target: Target) -> list[diagnosing.Check]:
     inventory = take_inventory(target.store)
     life = liveness(inventory, time.time())
     optional = (leftovers.check_space(target.storage, inventory), leftovers.check_uploads(target.storage))
-    return [*leftovers.check_leftovers(inventory, life), *(check for check in optional if check is not None)]
+    found = [check for check in optional if check is not None]
+    return [*leftovers.check_leftovers(inventory, life), leftovers.check_checkpoints(target.checkpoints), *found]

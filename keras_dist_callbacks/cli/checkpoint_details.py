@@ -39,6 +39,7 @@ class CheckpointDetails:
         saved_by: What the file says of who saved it and when.
         tensors: In the order of the file.
         tensor_bytes: Of all values of all tensors.
+        remarks: What is wrong with others in the directory: one of them may be newer.
     """
 
     url: str
@@ -53,6 +54,7 @@ class CheckpointDetails:
     saved_by: Mapping[str, str]
     tensors: tuple[TensorRow, ...]
     tensor_bytes: int
+    remarks: tuple[str, ...] = ()
 
 
 def choose(directory: CheckpointDirectory, listing: Listing, name: str | None) -> Artifact | None:
@@ -68,7 +70,8 @@ def choose(directory: CheckpointDirectory, listing: Listing, name: str | None) -
         return next(iter(listing.artifacts), None)
     found = next((artifact for artifact in listing.artifacts if artifact.name == name), None)
     if found is None:
-        told = [problem for problem in listing.problems if problem.startswith(directory.display(name))]
+        paths = tuple(place.display(name) for place in directory.places)
+        told = [problem for problem in listing.problems if problem.startswith(paths)]
         if told:
             raise DamagedBackupError(told[0])
         known = ", ".join(artifact.name for artifact in listing.artifacts[:5])
@@ -79,13 +82,16 @@ def choose(directory: CheckpointDirectory, listing: Listing, name: str | None) -
     return found
 
 
-def describe_checkpoint(directory: CheckpointDirectory, artifact: Artifact, now: float) -> CheckpointDetails:
+def describe_checkpoint(
+    directory: CheckpointDirectory, artifact: Artifact, now: float, remarks: tuple[str, ...] = ()
+) -> CheckpointDetails:
     """Reads a checkpoint completely and tells everything about it.
 
     Args:
         directory: Where it is.
         artifact: What its sidecar says.
         now: The time.
+        remarks: What is wrong with others there.
     """
     tensors: tuple[TensorRow, ...] = ()
     saved_by: Mapping[str, str] = {}
@@ -113,6 +119,7 @@ def describe_checkpoint(directory: CheckpointDirectory, artifact: Artifact, now:
         saved_by=saved_by,
         tensors=tensors,
         tensor_bytes=sum(row.bytes for row in tensors),
+        remarks=remarks,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.doctor import Check
@@ -74,6 +75,15 @@ def check_space(storage: Storage, inventory: Inventory) -> Check | None:
         advice = f"{_SPACE_FOR_BACKUPS} backups take {human.size(needed)}: free some space"
         return Check("disk space", "warn", detail, advice)
     return Check("disk space", "ok", detail)
+
+
+def check_checkpoints(directory: CheckpointDirectory) -> Check:
+    """Looks for checkpoints whose writes were killed; they lie where nobody sees them."""
+    unfinished = directory.unfinished_aside()
+    if not unfinished or directory.aside is None:
+        return Check("unfinished checkpoints", "ok", "none")
+    detail = f"{len(unfinished)}, {human.size(sum(unfinished.values()))} in {directory.aside.display()}"
+    return Check("unfinished checkpoints", "warn", detail, "a run that saves here deletes them after an hour")
 
 
 def _check_commits(inventory: Inventory) -> Check:

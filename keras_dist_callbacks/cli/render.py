@@ -95,7 +95,7 @@ def show_checkpoint(console: Console, details: CheckpointDetails, *, every_tenso
     for name, value in details.saved_by.items():
         facts.add_row(name.replace("_", " "), value)
     console.print(facts)
-    _notes(console, [(row.name, details.problem)], "red")
+    _notes(console, [(row.name, details.problem), *(("damaged", remark) for remark in details.remarks)], "red")
     if details.tensors:
         _show_tensors(console, details.tensors, details.tensor_bytes, every_tensor=every_tensor)
 

@@ -112,7 +112,7 @@ def verify_artifact(directory: CheckpointDirectory, artifact: Artifact, advance:
     try:
         artifacts.verify(directory, artifact)
     except DamagedBackupError as error:
-        if not any(place.exists(artifact.name + SIDECAR) for place in directory.places):
+        if not any(directory.has_note(place, artifact.name + SIDECAR) for place in directory.places):
             return None
         return dataclasses.replace(verdict, state="damaged", problem=str(error))
     finally:

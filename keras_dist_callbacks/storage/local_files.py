@@ -17,6 +17,7 @@ from pathlib import Path
 
 from keras_dist_callbacks.storage.direct_files import Buffer, DirectWrites
 from keras_dist_callbacks.storage.local_directories import Directory, opened
+from keras_dist_callbacks.storage.local_rights import inherits, is_for_the_same, made_like
 from keras_dist_callbacks.storage.traffic import Traffic
 
 TEMPORARY_MARK = ".tmp-"
@@ -150,12 +151,28 @@ class LocalFiles:
         with opened(self.root, self._below(path), make=True) as directory:
             return directory.takes_unnamed()
 
-    def is_apart(self, path: str) -> bool:
-        """Whether it is a link, a mount point, the working directory, or one above that."""
+    def make_like(self, path: str, directory: str) -> bool:
+        """Makes a directory beside another one, see `Storage.make_like`."""
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return False  # whoever tries it out is told why
         with contextlib.suppress(FileNotFoundError):  # of a working directory that was removed
-            if Path.cwd().is_relative_to(Path(path).resolve()):
-                return True
-        return Path(path).is_symlink() or Path(path).is_mount()
+            if Path.cwd().is_relative_to(Path(directory).resolve()):
+                return False
+        if os.path.ismount(os.path.realpath(directory)) or inherits(directory):
+            return False
+        try:
+            return made_like(path, directory)
+        except OSError:
+            return False
+
+    def is_strange(self, path: str, directory: str) -> bool:
+        """Whether there is a directory of that path, and others may write into it than into the other one."""
+        try:
+            return not Path(path).is_symlink() and not is_for_the_same(path, directory)
+        except OSError:  # one of them is not there: nobody has written into it
+            return False
 
     def delete(self, path: str) -> None:
         """Removes a file or a link, if it is there."""

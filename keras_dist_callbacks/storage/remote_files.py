@@ -56,11 +56,11 @@ class RemoteFiles:
         """The file system behind it."""
         return self.connection.fs
 
-    @property
-    def has_plain_names(self) -> bool:
+    def has_plain_names(self, path: str) -> bool:
         """Whether an object's name is a text of our choice, and what is in front of its last part means nothing."""
         protocol = self.fs.protocol
-        return not _PLAIN_NAMES.isdisjoint({protocol} if isinstance(protocol, str) else protocol)
+        is_plain = not _PLAIN_NAMES.isdisjoint({protocol} if isinstance(protocol, str) else protocol)
+        return is_plain and not path.startswith("arn:")  # of an access point, which is a bucket with slashes
 
     def listing(self, path: str) -> list[tuple[str, int]]:
         """Full names and sizes of the objects directly below a path; empty if there are none."""

@@ -37,6 +37,7 @@ PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")
 
 DEFAULT_RETRY = RetryPolicy()
+_LONGEST_NAME = 255  # bytes, on nearly every local file system
 
 
 @dataclass(frozen=True)
@@ -113,19 +114,25 @@ class Storage:
         return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._full(name))
 
     def beside(self, name: str) -> Storage | None:
-        """The directory `name` next to this one; None where there is no such place, or nobody knows.
+        """The directory next to this one whose name is this one's in `name`; None where there is no such place.
 
-        Of remote stores these are the ones whose names are plain text: what else a protocol's paths mean, such as a
-        repository, only its client knows. A bucket has none. A link of that name is refused, as below a directory.
+        Next to a local directory is where it really is, whatever links lead to it; from there on links are refused. Of
+        remote stores those have one whose names are plain text, but for a bucket.
+
+        Args:
+            name: A pattern such as `".{}.kdc"`.
         """
-        above, slash, own = self.root.rpartition("/")
-        above = above or slash
-        if not (above and own) or not (self.is_local or self._remote.has_plain_names):
+        root = os.path.realpath(self.root) if self.is_local else self.root
+        above, slash, own = root.rpartition("/")
+        above, called = above or slash, name.format(own)
+        is_plain = len(os.fsencode(called)) <= _LONGEST_NAME if self.is_local else self._remote.has_plain_names(root)
+        if not (above and own and is_plain):
             return None
-        url = self.url.rstrip("/")
-        shown = f"{url.removesuffix(own)}{name}" if url.endswith(own) else f"{url}/../{name}"
-        local = dataclasses.replace(self._local, root=above)
-        return dataclasses.replace(self, url=shown, root=f"{above.rstrip('/')}/{name}", _local=local)
+        place, url = f"{above.rstrip('/')}/{called}", self.url.rstrip("/")
+        shown = redact(f"file://{place}").removeprefix("file://") if self.is_local else f"{url}/../{name.format('*')}"
+        if url.endswith(f"/{own}") and root == self.root:
+            shown = f"{url.removesuffix(own)}{called}"
+        return dataclasses.replace(self, url=shown, root=place, _local=dataclasses.replace(self._local, root=above))
 
     def display(self, name: str = "") -> str:
         """`name` as a full path or URL for messages."""
@@ -214,11 +221,9 @@ class Storage:
             by: A directory `beside` this one, where a local file lies until it is whole. Defaults to this one.
         """
         path = self._full(name)
-        if self.is_local:
-            way = None if by is None else (by._local, by.root)
-            self._run("write", name, lambda: self._local.replace(path, source, way))
-        else:
-            self._run("write", name, lambda: self._remote.replace(path, source))
+        way = None if by is None else (by._local, by.root)
+        local = partial(self._local.replace, path, source, way)
+        self._run("write", name, local if self.is_local else partial(self._remote.replace, path, source))
 
     def download(self, name: str, target: Path) -> None:
         """Copies an object to a local file.
@@ -283,7 +288,7 @@ class Storage:
 
     @property
     def writes_directly(self) -> bool:
-        """Whether large files are written around the page cache; True only after the first one."""
+        """Whether large files are written around the page cache; known after the first one."""
         return self.is_local and self._local.direct.works is True
 
     def probe_without_a_name(self) -> None:
@@ -291,12 +296,21 @@ class Storage:
         if not (self.is_local and self._run("write", "", lambda: self._local.took_unnamed(self.root))):
             self.probe()
 
-    def is_apart(self) -> bool:
-        """Whether what lies next to a local directory may be lost with something else, or belong to somebody else.
+    def make_like(self, directory: Storage) -> bool:
+        """Makes this local directory beside another one, and for the same accounts; whether it can be used for that.
 
-        So it is for a link, a mount point, and the process' working directory or one above it.
+        Not where the other one is a mount point, the working directory or above it, or hands on rights of its own.
+
+        Raises:
+            StorageError: The other one cannot be made.
         """
-        return self.is_local and self._local.is_apart(self.root)
+        if not self.is_local:
+            return True
+        return directory._run("write", "", lambda: self._local.make_like(self.root, directory.root))
+
+    def is_strange_beside(self, directory: Storage) -> bool:
+        """Whether others may write into this local directory than into the one beside it."""
+        return self.is_local and self._local.is_strange(self.root, directory.root)
 
     @property
     def _files(self) -> LocalFiles | RemoteFiles:

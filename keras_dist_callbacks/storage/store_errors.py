@@ -86,7 +86,8 @@ def may_pass(error: BaseException) -> bool:
 
 def is_forbidden(error: BaseException) -> bool:
     """Whether it is the right to do this that is missing."""
-    return isinstance(error, PermissionError) or status_of(error) == 403
+    is_read_only = isinstance(error, OSError) and error.errno == errno.EROFS
+    return is_read_only or isinstance(error, PermissionError) or status_of(error) == 403
 
 
 def is_trouble(error: Exception) -> bool:

@@ -22,7 +22,7 @@ import xxhash
 from keras_dist_callbacks.backups import artifacts, records
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.records import Count, Digest, Time
-from keras_dist_callbacks.backups.sidecar import Artifact, versions_or_none
+from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
@@ -222,9 +222,8 @@ class BestExport:
         if self.monitor not in metrics:
             raise ConfigError(f"monitor={self.monitor!r} is no metric of the model; there are {', '.join(metrics)}")
         value = metrics[self.monitor]
-        there = next(iter(versions_or_none(self.directory, self.name) or ()), None)
-        is_there = there is not None and self.directory.files.exists(self.name)
-        best = there.value if there is not None and is_there and there.monitor == self.monitor else None
+        there = next(iter(artifacts.find(self.directory, self.name).artifacts), None)
+        best = there.value if there is not None and there.monitor == self.monitor else None
         if not math.isfinite(value) or (
             best is not None and not (value < best if self.mode == "min" else value > best)
         ):

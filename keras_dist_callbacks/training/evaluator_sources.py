@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.backups import artifacts, end_marker, foreign
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.names import COMMITS
 from keras_dist_callbacks.backups.sidecar import Artifact
@@ -18,6 +19,7 @@ from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training.evaluator_model import EvaluatedModel
 
+_SAVED_SECONDS = 60.0
 WORKERS = 1  # that hold the evaluated model; a backup of several is read as a whole
 
 
@@ -102,6 +104,7 @@ class ModelFiles:
     def __init__(self, storage: Storage, series: str | None) -> None:
         self._directory, self._series = CheckpointDirectory.at(storage), series
         self._known: dict[str, Artifact] = {}
+        self._bare: dict[str, float] = {}  # files without a sidecar, and since when they are known
 
     def look(self) -> Look:
         """The files, and whether the note of the training's end is there."""
@@ -110,12 +113,24 @@ class ModelFiles:
         series = {self._series, *(artifact.series for artifact in listing.artifacts)} if self._series else None
         markers = [one for one in markers if series is None or one.series in series or one.last == self._series]
         end = end_marker.end_of(markers, listing.artifacts)
+        problems += [] if listing.artifacts else self._without_sidecars()
         self._known = {_candidate(artifact).key: artifact for artifact in listing.artifacts}
         return Look(
             [_candidate(artifact) for artifact in reversed(listing.artifacts)],
             [*problems, *listing.problems],
             None if end is None else end.token,
         )
+
+    def _without_sidecars(self) -> list[str]:
+        """What is wrong where nothing but such files is there, and stays: a save in between is over in a moment."""
+        known, now = self._bare, time.monotonic()
+        self._bare = {name: known.get(name, now) for name in foreign.names(self._directory)}
+        lasting = sorted(name for name, since in self._bare.items() if now - since > _SAVED_SECONDS)
+        if not lasting:
+            return []
+        aside = self._directory.aside
+        beside = f", or seen without {aside.display()}" if aside else ""
+        return [f"{self._directory.display(lasting[0])} has no sidecar: it is of another tool{beside}"]
 
     def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
         """Copies the file, compares it with its digest and loads it."""

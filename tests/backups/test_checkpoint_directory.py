@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,38 +17,10 @@ import pytest
 
 from keras_dist_callbacks.backups import artifacts, end_marker, foreign
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.sidecar import Artifact
-from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.local_directories import Directory
-from keras_dist_callbacks.storage.local_files import temporary_name
-from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from tests.support.checkpoints import beside, checkpoints
+from tests.support.checkpoints import SERIES, beside, checkpoints, newest, notes, old, save
 from tests.support.stores.fixtures import Place
-from tests.support.stores.proxy import FaultProxy, Request
-
-SERIES = "{epoch}.keras"
-
-
-def save(directory: CheckpointDirectory, epoch: int, tmp_path: Path, generation: int = 1) -> Artifact:
-    source = tmp_path / "source"
-    source.write_bytes(b"model %d of run %d" % (epoch, generation))
-    what = Artifact(f"{epoch}.keras", "model", SERIES, generation, epoch, epoch=epoch, step=10 * epoch)
-    return artifacts.publish(directory, source, what)
-
-
-def old(directory: CheckpointDirectory) -> CheckpointDirectory:
-    """The same, written as older versions of this package did."""
-    return dataclasses.replace(directory, writes_aside=False)
-
-
-def newest(directory: CheckpointDirectory) -> str | None:
-    found = artifacts.newest_verified(directory)
-    return None if found is None else found.name
-
-
-def notes(place: Storage) -> list[str]:
-    return [info.name for info in place.files() if info.name.endswith(".json")]
 
 
 @pytest.fixture
@@ -147,21 +117,37 @@ def test_who_deletes_the_directory_begins_anew(directory: CheckpointDirectory, t
     end_marker.publish(directory, SERIES, 4, "2.keras")
     shutil.rmtree(tmp_path / "d")
     assert newest(directory) is None
-    assert artifacts.find(directory) == artifacts.Listing(generation=4)
+    assert artifacts.find(directory) == artifacts.Listing(generation=4)  # from which a new run counts on
+    assert end_marker.end_of(end_marker.read_all(directory)[0], ()) is None
     again = CheckpointDirectory.to_write(Storage.open(tmp_path / "d"))
-    artifacts.forget_deleted(again)
-    assert notes(again.written) == []
-    save(again, 1, tmp_path)  # of generation 1: no run is newer
+    save(again, 1, tmp_path, generation=5)
     assert newest(again) == "1.keras"
 
 
-def test_one_file_that_is_missing_is_still_a_loss(directory: CheckpointDirectory, tmp_path: Path) -> None:
+def test_who_moves_the_directory_away_can_move_its_notes_later(directory: CheckpointDirectory, tmp_path: Path) -> None:
     for epoch in (1, 2):
         save(directory, epoch, tmp_path)
-    (tmp_path / "d" / "2.keras").unlink()
-    artifacts.forget_deleted(directory)
-    with pytest.warns(UserWarning, match=r"2\.keras is missing, although its sidecar is there"):
-        assert newest(directory) == "1.keras"
+    (tmp_path / "d").rename(tmp_path / "kept")
+    save(CheckpointDirectory.to_write(Storage.open(tmp_path / "d")), 3, tmp_path, generation=2)
+    shutil.copytree(tmp_path / ".d.kdc", tmp_path / ".kept.kdc")
+    with pytest.warns(UserWarning, match=r"3\.keras is missing"):
+        assert newest(checkpoints(tmp_path / "kept")) == "2.keras"
+
+
+@pytest.mark.parametrize(("deleted", "told"), [((1,), False), ((1, 2), False), ((3,), True), ((2, 3), True)])
+def test_the_newest_file_is_missed_and_not_those_before_it(
+    directory: CheckpointDirectory, tmp_path: Path, deleted: tuple[int, ...], *, told: bool
+) -> None:
+    for epoch in (1, 2, 3):
+        save(directory, epoch, tmp_path)
+    for epoch in deleted:
+        (tmp_path / "d" / f"{epoch}.keras").unlink()
+    found = artifacts.find(directory)
+    assert [f"{e}.keras is missing" in text for e, text in zip(deleted, found.problems, strict=told)] == [told] * (
+        len(deleted) * told
+    )
+    assert bool(found.problems) == told
+    assert [artifact.epoch for artifact in found.artifacts] == [e for e in (3, 2, 1) if e not in deleted]
 
 
 def test_a_copy_without_its_notes_is_known_as_such_and_whole_with_them(
@@ -175,19 +161,39 @@ def test_a_copy_without_its_notes_is_known_as_such_and_whole_with_them(
     assert newest(checkpoints(tmp_path / "copy")) == "1.keras"
 
 
-def test_a_link_a_working_directory_and_what_is_above_it_keep_everything_inside(
+def test_whatever_links_lead_to_a_directory_its_notes_are_in_one_place(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "run1").mkdir(parents=True)
+    (tmp_path / "latest").symlink_to(tmp_path / "disk" / "run1")
+    (tmp_path / "volume").symlink_to(tmp_path / "disk")
+    places = [
+        tmp_path / "latest",
+        tmp_path / "disk" / "run1",
+        tmp_path / "volume" / "run1",
+        tmp_path / "disk/x/../run1",
+    ]
+    (tmp_path / "disk" / "x").mkdir()
+    for number, place in enumerate(places, start=1):
+        written = CheckpointDirectory.to_write(Storage.open(place))
+        assert written.writes_aside
+        save(written, number, tmp_path)
+        for other in places:
+            assert newest(checkpoints(other)) == f"{number}.keras"
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == [".run1.kdc", "run1", "x"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "latest", "source", "volume"]
+
+
+def test_a_working_directory_and_what_is_above_it_keep_everything_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk" / "work").mkdir(parents=True)
-    (tmp_path / "link").symlink_to(tmp_path / "disk")
     monkeypatch.chdir(tmp_path / "disk" / "work")
-    for place in (tmp_path / "link", Path(), tmp_path / "disk" / "work", tmp_path / "disk"):
+    for place in (Path(), tmp_path / "disk" / "work", tmp_path / "disk", Path("..")):
         found = CheckpointDirectory.to_write(Storage.open(place))
         assert not found.writes_aside
         assert found.way is None
         save(found, 1, tmp_path)
         assert newest(checkpoints(place)) == "1.keras"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link", "source"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "source"]
 
 
 @pytest.fixture
@@ -257,61 +263,9 @@ def test_a_bucket_and_a_store_of_unknown_ways_have_no_place_beside(tmp_path: Pat
         archive.writestr("d/e/1.keras", b"model")
     for url in ("memory://", "s3://bucket", "s3://bucket/", f"zip://d/e::{tmp_path}/some.zip", "file:///"):
         assert checkpoints(url).places == (checkpoints(url).files,)
+    arn = "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/name"
+    long = f"file:///{'n' * 251}"
+    for url in (arn, f"{arn}/d", long):
+        assert checkpoints(url).aside is None
     for url in ("memory://d", "s3://bucket/d/", "file:///d"):
         assert [place.display() for place in checkpoints(url).places[:1]] == [url.rstrip("/")[:-1] + ".d.kdc"]
-
-
-def hidden(request: Request) -> bool:
-    return ".kdc" in request.path
-
-
-@pytest.mark.parametrize("remote", ["s3"], indirect=True)
-@pytest.mark.process
-def test_an_account_that_must_not_write_beside_the_directory_keeps_everything_inside(
-    remote: Place, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    proxy.arm("status", hidden, times=10**6, status=403)
-    place = remote.sub("d").through(proxy)
-    found = CheckpointDirectory.to_write(place.open())
-    assert not found.writes_aside
-    save(found, 1, tmp_path)
-    save(found, 1, tmp_path, generation=2)
-    end_marker.publish(found, SERIES, 2, "1.keras")
-    assert newest(CheckpointDirectory.at(place.open())) == "1.keras"
-    assert end_marker.read_all(CheckpointDirectory.at(place.open()))[0][0].ended
-    proxy.heal()
-    assert notes(found.files) == ["1.keras.json", end_marker.name_of(SERIES)]
-    assert CheckpointDirectory.to_write(place.open()).writes_aside
-
-
-@pytest.mark.parametrize("remote", ["s3"], indirect=True)
-@pytest.mark.process
-def test_a_store_that_is_down_for_a_while_decides_nothing(remote: Place, proxy: FaultProxy) -> None:
-    proxy.arm("status", hidden, times=10**6)
-    patience = RetryPolicy(total_seconds=1.0, max_wait=0.1, request_seconds=5.0)
-    with pytest.raises(StorageError, match=r"cannot create .*\.d\.kdc") as raised:
-        CheckpointDirectory.to_write(remote.sub("d").through(proxy).open(patience))
-    assert raised.value.unavailable
-
-
-def test_a_planted_link_beside_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / ".d.kdc").symlink_to(tmp_path / "elsewhere")
-    found = CheckpointDirectory.to_write(Storage.open(tmp_path / "d"))
-    assert not found.writes_aside
-    with pytest.raises(StorageError, match=r"\.d\.kdc is a symbolic link"):
-        artifacts.find(found)
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_what_killed_writes_left_is_deleted_once_no_write_can_be_at_work(
-    directory: CheckpointDirectory, tmp_path: Path
-) -> None:
-    place = beside(tmp_path / "d")
-    dead, live, strange = place / temporary_name("1.keras"), place / temporary_name("2.keras"), place / "theirs"
-    for path in (dead, live, strange):
-        path.write_bytes(b"part")
-    for path in (dead, strange):
-        os.utime(path, (time.time() - 7200,) * 2)
-    CheckpointDirectory.to_write(Storage.open(tmp_path / "d"))
-    assert sorted(place.iterdir()) == sorted([live, strange])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -11,10 +12,12 @@ from pathlib import Path
 import keras
 import pytest
 
-from keras_dist_callbacks import ModelCheckpoint
+from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint
+from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.testing import run_until_done
 from tests.support import tiny
-from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.callback_helpers import SetLoss, fit, ignore_keras_warnings, tiny_model
+from tests.support.checkpoints import checkpoints
 from tests.support.processes import job
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
@@ -60,3 +63,22 @@ def test_the_guides_own_pick_by_time_loads_whenever_a_run_was_killed(tmp_path: P
     assert len(left) == 3
     for path in left:
         assert isinstance(keras.models.load_model(path), keras.Model)
+
+
+def test_two_callbacks_that_begin_anew_count_alike(tmp_path: Path) -> None:
+    """Whoever deletes the directory deletes no sidecar: the newest file is all the same the one that was saved last."""
+
+    def run(epochs: int) -> None:
+        best = ModelCheckpoint(tmp_path / "d" / "best.keras", monitor="loss", save_best_only=True)
+        fit(
+            tiny_model(), SetLoss(1.0, 2.0, 3.0), best, ModelCheckpoint(tmp_path / "d" / "{epoch}.keras"), epochs=epochs
+        )
+
+    run(1)
+    run(1)
+    shutil.rmtree(tmp_path / "d")
+    run(3)
+    assert latest_checkpoint(tmp_path / "d") == str(tmp_path / "d" / "3.keras")
+    found = artifacts.find(checkpoints(tmp_path / "d"))
+    assert {artifact.generation for artifact in found.artifacts} == {3}
+    assert found.problems == ()

@@ -14,22 +14,19 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.types import RestoredFrom
-from tests.support.callback_helpers import X, Y, be_worker_1, fit, ignore_keras_warnings, memory_url, tiny_model
+from tests.support.callback_helpers import (
+    SetLoss,
+    X,
+    Y,
+    be_worker_1,
+    fit,
+    ignore_keras_warnings,
+    memory_url,
+    tiny_model,
+)
 from tests.support.checkpoints import checkpoints
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # whole fits
-
-
-class SetLoss(keras.callbacks.Callback):
-    """Replaces the logged loss by given values, before callbacks that come later."""
-
-    def __init__(self, *values: float) -> None:
-        super().__init__()
-        self.values = values
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        assert logs is not None
-        logs["loss"] = self.values[epoch]
 
 
 def names(directory: Path) -> list[str]:

@@ -15,9 +15,10 @@ import pytest
 from keras_dist_callbacks.cli import doctor, leftovers
 from keras_dist_callbacks.cli.inventory import Inventory
 from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
-from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, rewrite
+from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, publish, rewrite
 from tests.support.states import HASH, TOKEN
 
 url = cli_backups.url
@@ -240,3 +241,13 @@ def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None
 def test_an_empty_directory_has_no_leftovers() -> None:
     life = leftovers.Liveness(False, 0, "")
     assert {check.status for check in leftovers.check_leftovers(Inventory(), life)} == {"ok"}
+
+
+def test_checkpoints_whose_writes_were_killed_are_told_of_where_nobody_sees_them(tmp_path: Path) -> None:
+    assert checks(tmp_path / "d")["unfinished checkpoints"]["detail"] == "none"
+    publish(tmp_path / "d", "1.keras", 1, tmp_path)
+    (tmp_path / ".d.kdc" / temporary_name("2.keras")).write_bytes(bytes(5000))
+    found = checks(tmp_path / "d")["unfinished checkpoints"]
+    assert found["status"] == "warn"
+    assert found["detail"].startswith("1, 4.9 KiB in ")
+    assert ".d.kdc" in found["detail"]

@@ -14,6 +14,7 @@ from keras_dist_callbacks import ModelCheckpoint
 from keras_dist_callbacks.backups.artifacts import split_filepath
 from tests.support import cli_backups, tiny
 from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.checkpoints import checkpoints
 from tests.support.cli_backups import begin, commit, flip, kdc, kdc_json, publish, rewrite
 from tests.support.hostile import EVIL, obeyed_in
 
@@ -74,7 +75,19 @@ def test_what_is_damaged_is_shown_as_that(url: str) -> None:
     assert "2.keras" in kdc("show", url).stdout
     rewrite(url, "1.keras", None)
     said = kdc("show", url, "--commit", "1.keras")
-    assert (said.exit_code, "1.keras is missing" in said.stderr) == (1, True)
+    assert (said.exit_code, "no checkpoint with a sidecar is named '1.keras'" in said.stderr) == (2, True)
+
+
+def test_a_damaged_newer_one_is_told_of_with_the_one_that_is_shown(url: str) -> None:
+    train(url)
+    aside = checkpoints(url).aside
+    assert aside is not None
+    flip(aside.url, "2.keras.json")
+    found = kdc_json("show", url, code=1)
+    assert (found["checkpoint"]["name"], found["state"]) == ("1.keras", "whole")
+    assert "2.keras.json" in found["remarks"][0]
+    said = kdc("show", url, "--commit", "2.keras")
+    assert (said.exit_code, "2.keras.json" in said.stderr) == (1, True)
 
 
 def test_what_is_not_there_is_said_with_what_is(url: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.training import evaluator_sources
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
 from tests.support.checkpoints import checkpoints
@@ -208,6 +209,22 @@ def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(run:
     evaluated.start()
     assert evaluated._log.ended_by is None
     assert not (run / "tb/evaluator/ended.json").exists()
+
+
+def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(run: Path) -> None:
+    shutil.rmtree(run / "ckpt")
+    evaluated = evaluator(run, timeout=0.2)
+    assert evaluated.start() == []
+    assert evaluated._log.ended_by is None  # it has waited for a run that begins anew
+
+
+def test_checkpoints_without_sidecars_are_told_of_once_they_stay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(run / "ckpt", run / "copy")
+    assert evaluator(run, checkpoint_dir=run / "copy", timeout=0.2).start() == []  # one may be on its way
+    monkeypatch.setattr(evaluator_sources, "_SAVED_SECONDS", 0.05)
+    with pytest.warns(UserWarning, match=r"copy/1\.keras has no sidecar: .*seen without .*/\.copy\.kdc") as told:
+        evaluator(run, checkpoint_dir=run / "copy", timeout=0.5).start()
+    assert len(told) == 1
 
 
 def test_an_end_that_was_evaluated_already_is_waited_on_for_a_new_run(
