@@ -39,9 +39,7 @@ class CheckpointDirectory:
     def at(cls, files: Storage) -> CheckpointDirectory:
         """A directory to be read; one beside it that others may write into is passed over."""
         aside = files.beside(".{}.kdc")
-        if aside is not None and aside.is_strange_beside(files):
-            aside = None
-        return cls(files, aside, aside is not None)
+        return cls(files, aside, aside is not None and not aside.is_strange_beside(files))
 
     @classmethod
     def to_write(cls, files: Storage) -> CheckpointDirectory:
@@ -54,7 +52,7 @@ class CheckpointDirectory:
             StorageError: The directory cannot be used, or what is beside it must not be seen; the message says why.
         """
         found = cls.at(files)
-        if found.aside is None or not found.aside.make_like(files) or not _is_usable(found.aside):
+        if found.aside is None or not (found.aside.make_like(files) and _is_usable(found.aside)):
             files.probe()
             return cls(files, found.aside, writes_aside=False)
         files.probe_without_a_name()
@@ -65,7 +63,9 @@ class CheckpointDirectory:
     @property
     def places(self) -> tuple[Storage, ...]:
         """Where notes may be."""
-        return (self.files,) if self.aside is None else (self.aside, self.files)
+        if self.aside is None or self.aside.is_strange_beside(self.files):  # which somebody may make at any time
+            return (self.files,)
+        return (self.aside, self.files)
 
     @property
     def written(self) -> Storage:
@@ -87,7 +87,7 @@ class CheckpointDirectory:
 
     def names_aside(self) -> set[str]:
         """Of all files beside it; none in a store whose names this account must not see."""
-        if self.aside is None:
+        if self.aside is None or self.aside not in self.places:
             return set()
         try:
             return {info.name for info in self.aside.files()}

@@ -200,7 +200,7 @@ class TestOtherAccounts:
         beside(tmp_path / "d").chmod(mode)
         os.chown(beside(tmp_path / "d"), 2002, 2002)
         found = CheckpointDirectory.to_write(Storage.open(tmp_path / "d"))
-        assert (found.writes_aside, found.aside) == (False, None)
+        assert (found.writes_aside, found.places) == (False, (found.files,))
         save(found, 1, tmp_path)
         (beside(tmp_path / "d") / "1.keras.json").write_bytes((tmp_path / "d" / "1.keras.json").read_bytes()[:-9])
         assert newest(checkpoints(tmp_path / "d")) == "1.keras"
