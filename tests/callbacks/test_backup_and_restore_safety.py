@@ -179,9 +179,9 @@ def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) 
 def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
     tmp_path: Path, uninterrupted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keras_dist_callbacks.engine import engine
+    from keras_dist_callbacks.engine import committing
 
-    real, calls = engine.fingerprints, []
+    real, calls = committing.fingerprints, []
 
     def run_out(tensors: Any) -> Any:
         calls.append(1)
@@ -189,7 +189,7 @@ def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
             raise MemoryError("no memory")
         return real(tensors)
 
-    monkeypatch.setattr(engine, "fingerprints", run_out)
+    monkeypatch.setattr(committing, "fingerprints", run_out)
     model = tiny.model()
     with pytest.warns(RuntimeWarning, match="failed and training goes on: no memory"):
         tiny.fit(model, tmp_path)
