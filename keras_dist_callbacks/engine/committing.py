@@ -53,7 +53,7 @@ class Committer:
 
     @property
     def has_committed(self) -> bool:
-        """Whether this run has a backup, the last one it tried included."""
+        """Whether this run knows of a backup of its own."""
         return bool(self._known)
 
     def commit(self, save: int, snapshot: Snapshot) -> None:
