@@ -148,8 +148,8 @@ def check_direct(tools: Bench) -> Check:
         return Check("direct writes", "ok", "nothing to try: this is no local directory")
     tools.storage.create(tools.name(), [bytes(_LARGE)])
     if tools.storage.writes_directly:
-        return Check("direct writes", "ok", "large files go around the page cache")
-    return Check("direct writes", "ok", "the file system has none; large files go through the page cache")
+        return Check("direct writes", "ok", "taken: large files go around the page cache")
+    return Check("direct writes", "ok", "refused, or turned off: large files go through the page cache")
 
 
 def check_race(tools: Bench) -> Check:

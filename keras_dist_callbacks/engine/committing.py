@@ -38,6 +38,7 @@ class Committer:
     Attributes:
         info: What manifests tell about this run.
         newest: Where the newest backup that this worker knows of is.
+        state_bytes: Of the tensors of the newest snapshot; 0 before the first.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Committer:
         self._untidy = False
         self.info: Mapping[str, JSON] = {}
         self.newest: Position | None = None
+        self.state_bytes = 0
 
     @property
     def has_committed(self) -> bool:
@@ -68,6 +70,7 @@ class Committer:
             StorageError: The store failed.
             BackupError: Another worker did not deliver its part.
         """
+        self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
         with collector_paused():
             prints = fingerprints(snapshot.tensors)
         others = self._exchange.collect(save, snapshot, prints)

@@ -52,7 +52,6 @@ class BackupEngine:
         self._line = Line(writer)
         held = options.max_held_bytes
         self._room = half_of_what_is_free() if held is None and cluster.is_chief else held or 0
-        self._state_bytes = 0  # of this worker's snapshots
         self._committer = Committer(store, exchange, options, self._note)
         self._failed = 0
         self._lock = threading.Lock()
@@ -156,18 +155,23 @@ class BackupEngine:
             if (overtaken := self._line.take_back()) is not None:
                 self._leave_out(overtaken, snapshot.position)
             self._writer.wait()
-        elif 2 * self._size_of(snapshot) > self._room:
+        elif not self._may_stand_in_line(snapshot):
             self._leave_out(self._saves, snapshot.position)
             return
-        elif (overtaken := self._line.take_back()) is not None:
-            self._leave_out(overtaken, snapshot.position)
         write = functools.partial(self._write_or_note, self._saves, snapshot)
         lasting, urgent = must or self._options.when_busy == "wait", not self._committer.has_committed
         self._line.enter(self._saves, write, what, lasting=lasting, urgent=urgent)
 
-    def _size_of(self, snapshot: Snapshot) -> int:
-        self._state_bytes = self._state_bytes or sum(held.array().nbytes for held in snapshot.tensors.values())
-        return self._state_bytes
+    def _may_stand_in_line(self, snapshot: Snapshot) -> bool:
+        """Whether there is a place behind the one that is being written; whoever has it makes room if it can."""
+        if self._cluster.num_workers > 1:
+            return False  # other workers wait for their turn only as long as for an answer
+        size = self._committer.state_bytes or sum(held.array().nbytes for held in snapshot.tensors.values())
+        if 2 * size > self._room:
+            return False
+        if (overtaken := self._line.take_back()) is not None:
+            self._leave_out(overtaken, snapshot.position)
+        return not self._line.is_full
 
     def _leave_out(self, save: int, position: Position) -> None:
         self._exchange.skip(save)

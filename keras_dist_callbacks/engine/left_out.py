@@ -1,4 +1,4 @@
-"""Backups that are left out for newer ones, because the one before is still being written."""
+"""Backups that are left out because the one before is still being written."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class LeftOut:
         self._told = True
         steps = _rounded_up(position.step - self._step)
         return (
-            f"{_STREAK} backups in a row were left out for newer ones: the one at step {self._step} is still being "
-            f"written after {time.monotonic() - self._since:.1f} s, and a kill now loses what came after the backup "
-            f"before it. Save less often, with save_freq={steps} or more, or let save_freq='auto' find out"
+            f"{_STREAK} backups in a row were left out: the one at step {self._step} is still being written after "
+            f"{time.monotonic() - self._since:.1f} s, and a kill now loses what came after the backup before it. Save "
+            f"less often, with save_freq={steps} or more, or let save_freq='auto' find out"
         )
 
     def in_all(self) -> str | None:
@@ -45,7 +45,7 @@ class LeftOut:
         if not self._count:
             return None
         return (
-            f"{self._count} of {self._saves} backups were left out for newer ones because writing takes longer; "
+            f"{self._count} of {self._saves} backups were left out because the one before was still being written; "
             "save less often, or wait with when_busy='wait'"
         )
 

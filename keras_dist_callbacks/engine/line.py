@@ -45,16 +45,25 @@ class Line:
 
         with self._lock:
             self._unfinished += 1
-        ticket = self._writer.submit(run, what, urgent=urgent)
+        try:
+            ticket = self._writer.submit(run, what, urgent=urgent)
+        except BaseException:
+            self._one_less()
+            raise
         self._last = None if lasting else (ticket, save)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one waits that may not be overtaken any more, because something else stands behind it."""
+        return self._last is not None and self._writer.is_waiting(self._last[0])
+
     def take_back(self) -> int | None:
-        """The number of the save that was to be written next and is not any more; None if there is none that waits."""
-        last, self._last = self._last, None
-        if last is None or not self._writer.withdraw(last[0]):
+        """The number of the save that was to be written next and is not any more; None if none can be overtaken."""
+        if self._last is None or not self._writer.withdraw(self._last[0]):
             return None
+        (_, save), self._last = self._last, None
         self._one_less()
-        return last[1]
+        return save
 
     def _one_less(self) -> None:
         with self._lock:

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _HOST = Path("/proc/meminfo")
-_LIMITS = (  # of a container, as it sees itself: control groups, version 2 and 1
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
-)
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+_FILES = {  # of a control group: its limit, what it uses, and what of that is pages that are given up when asked for
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 _SHARE = 0.5
 
 
 def half_of_what_is_free() -> int:
     """Bytes; 0 where the system does not tell."""
-    free = _free_on_the_host()
-    for limit, used in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
-            free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
-    return int(free * _SHARE)
+    return int(min([_free_on_the_host(), *_free_in_groups()]) * _SHARE)
+
+
+def _free_in_groups() -> Iterator[int]:
+    """What is left to each control group that this process is in, in versions 2 and 1 of them."""
+    try:
+        lines = _OWN.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for kind in _FILES.keys() & set(controllers.split(",")):
+            own = Path(path.lstrip("/"))
+            for group in (own, *own.parents):  # a container sees its own at the top
+                yield from _free_in(_GROUPS / kind / group, kind)
+
+
+def _free_in(group: Path, kind: str) -> Iterator[int]:
+    limit, used, inactive = _FILES[kind]
+    with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
+        most, now = int((group / limit).read_text()), int((group / used).read_text())
+        told = (group / "memory.stat").read_text().split()
+        given_up = int(told[told.index(inactive) + 1]) if inactive in told else 0
+        yield max(0, most - now + given_up)
 
 
 def _free_on_the_host() -> int:

@@ -21,6 +21,7 @@ class _Job:
     run: Callable[[], None]
     what: str
     ticket: int
+    urgent: bool
 
 
 class Writer:
@@ -57,20 +58,31 @@ class Writer:
             A number for `withdraw`.
         """
         with self._condition:
-            ticket = next(self._tickets)
-            self._jobs.append(_Job(run, what, ticket))
+            job = _Job(run, what, next(self._tickets), urgent)
+            self._jobs.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, args=(urgent,), name="kdc-writer")
-                self._thread.start()
-        return ticket
+                try:
+                    self._start(job)
+                except BaseException:
+                    self._jobs.remove(job)
+                    raise
+        return job.ticket
 
     def withdraw(self, ticket: int) -> bool:
-        """Takes a job back that has not begun, with all that it holds; whether there was one."""
+        """Takes a job back, with all that it holds, if it has not begun and none is behind it.
+
+        Whatever took its place at the end would come to its turn later, for ever if others keep coming.
+        """
         with self._condition:
-            found = next((job for job in self._jobs if job.ticket == ticket), None)
-            if found is not None:
-                self._jobs.remove(found)
-        return found is not None
+            is_last = bool(self._jobs) and self._jobs[-1].ticket == ticket
+            if is_last:
+                self._jobs.pop()
+        return is_last
+
+    def is_waiting(self, ticket: int) -> bool:
+        """Whether a job has not begun."""
+        with self._condition:
+            return any(job.ticket == ticket for job in self._jobs)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until every job is done; whether that happened within `timeout` seconds."""
@@ -89,17 +101,18 @@ class Writer:
             failure, self._failure = self._failure, None
         return failure
 
+    def _start(self, first: _Job) -> None:
+        """Lets a thread begin with a job; it has a priority of its own, which it could not raise again."""
+        thread = threading.Thread(target=self._work, args=(first.urgent,), name="kdc-writer")
+        thread.start()
+        self._thread = thread
+
     def _work(self, urgent: bool) -> None:
         if not urgent:
             self._priority.take()
-        while True:
-            with self._condition:
-                if not self._jobs:
-                    self._priority.learn(cpu_times())
-                    self._thread = None
-                    self._condition.notify_all()
-                    return
-                job = self._jobs.popleft()
+        with self._condition:
+            job = self._jobs.popleft() if self._jobs else None
+        while job is not None:
             try:
                 job.run()
             except BaseException as error:  # noqa: BLE001 - surfaces in raise_failure
@@ -107,6 +120,22 @@ class Writer:
                 with self._condition:
                     self._failure = self._failure or error
             del job  # a waiting thread must not hold what was written
+            job = self._hand_over()
+        # the thread that goes on is another one, or there is nothing to do
+
+    def _hand_over(self) -> _Job | None:
+        """Leaves what waits to a new thread; where none can be started, the next job for this one."""
+        with self._condition:
+            self._priority.learn(cpu_times())
+            if not self._jobs:
+                self._thread = None
+                self._condition.notify_all()
+                return None
+            try:
+                self._start(self._jobs[0])
+            except RuntimeError:
+                return self._jobs.popleft()
+            return None
 
 
 _shared = Writer()

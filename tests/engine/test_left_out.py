@@ -21,7 +21,7 @@ def test_the_first_streak_is_told_once_with_an_interval_that_fits() -> None:
     found.begun(at(100))
     told = [another(step) for step in range(207, 1000, 107)]
     assert [note is not None for note in told] == [False, False, True, False, False, False, False, False]
-    assert "3 backups in a row were left out for newer ones: the one at step 100 is still being" in str(told[2])
+    assert "3 backups in a row were left out: the one at step 100 is still being written" in str(told[2])
     assert "save_freq=330 or more" in str(told[2])  # 321 steps so far
     found.due()
     found.begun(at(1000))

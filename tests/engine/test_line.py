@@ -187,16 +187,45 @@ def test_a_failure_of_one_does_not_stop_the_one_in_line(engine: Engine, monkeypa
     assert not engine.writing
 
 
-def test_half_of_the_free_memory_is_a_number_that_makes_sense(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = memory.half_of_what_is_free()
-    assert 2**20 < found < 2**50
-    for name, content in (("max", "3000"), ("current", "1000")):
-        (tmp_path / name).write_text(content)
-    monkeypatch.setattr(memory, "_LIMITS", ((tmp_path / "max", tmp_path / "current"),))
-    assert memory.half_of_what_is_free() == 1000
-    (tmp_path / "max").write_text("max\n")
-    monkeypatch.setattr(memory, "_HOST", tmp_path / "none")
+@pytest.mark.parametrize(("kind", "line"), [("", "0::/job/step"), ("memory", "5:cpu,memory:/job/step")])
+def test_half_of_the_free_memory_knows_the_limits_of_containers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, line: str
+) -> None:
     assert 2**20 < memory.half_of_what_is_free() < 2**50
+    limit, used, inactive = memory._FILES[kind]
+    for group, most in (("", "max"), ("job", "5000"), ("job/step", str(2**62))):
+        directory = tmp_path / kind / group
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in ((limit, most), (used, "3000"), ("memory.stat", f"anon 1\n{inactive} 1000\n")):
+            (directory / name).write_text(content + "\n")
+    (tmp_path / "own").write_text(f"7:devices:/\n{line}\n")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
+    assert memory.half_of_what_is_free() == (5000 - 3000 + 1000) // 2
+    (tmp_path / "own").unlink()
+    assert 2**20 < memory.half_of_what_is_free() < 2**50
+
+
+def test_other_jobs_of_the_queue_do_not_hold_backups_up_for_ever(engine: Engine) -> None:
+    """A backup in line keeps its place once something stands behind it; else two busy writers would always be first."""
+    engine.hold()
+    for step in range(1, 9):
+        engine.save(snapshot(step))
+        engine.queue.submit(lambda: None, "an artefact")
+    engine.gate.set()
+    assert engine.drain(10)
+    assert (engine.steps(), engine.skipped) == ([1], [2, 3, 4, 5, 6, 7, 8])
+
+
+def test_with_several_workers_none_stands_in_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = engine.slow(monkeypatch)
+    engine.save(snapshot(1))
+    assert begun.wait(10)
+    monkeypatch.setattr(engine, "_cluster", Cluster("worker", 0, 0, ("127.0.0.1:1", "127.0.0.1:2")))
+    engine.save(snapshot(2))
+    engine.gate.set()
+    assert engine.drain(10)
+    assert (engine.steps(), engine.skipped) == ([1], [2])
 
 
 @pytest.mark.slow

@@ -103,3 +103,49 @@ def test_the_times_of_a_thread_are_its_own() -> None:
     thread.join()
     assert found[0] is not None
     assert found[0].ran < now.ran
+
+
+def test_each_job_has_a_thread_and_a_priority_of_its_own() -> None:
+    """Else what stands in line behind the first backup would be written at training's priority, for the whole run."""
+    found, learned = list[tuple[int, int]](), list[CpuTimes | None]()
+    writer = Writer()
+    writer._priority.learn = learned.append  # type: ignore[method-assign]
+    go_on = threading.Event()
+    writer.submit(lambda: (go_on.wait(10), found.append(_own())), "first", urgent=True)
+    for _ in range(2):
+        writer.submit(lambda: found.append(_own()), "in line")
+    go_on.set()
+    assert writer.wait(10)
+    assert found == [_own(), (19, os.SCHED_BATCH), (19, os.SCHED_BATCH)]
+    assert len(learned) == 3
+
+
+def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, done = Writer(), list[int]()
+    with monkeypatch.context() as patch:
+
+        def refuse(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            writer.submit(lambda: done.append(1), "refused")
+    assert writer.wait(1)
+    writer.submit(lambda: done.append(2), "later")
+    assert writer.wait(10)
+    assert done == [2]
+
+
+def test_where_no_further_thread_starts_the_one_there_is_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, done, go_on = Writer(), list[int](), threading.Event()
+
+    def refuse(first: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    writer.submit(lambda: (go_on.wait(10), done.append(1)), "first")
+    monkeypatch.setattr(writer, "_start", refuse)
+    for number in (2, 3):
+        writer.submit(lambda number=number: done.append(number), "in line")  # type: ignore[misc]
+    go_on.set()
+    assert writer.wait(10)
+    assert done == [1, 2, 3]
