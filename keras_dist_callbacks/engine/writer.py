@@ -110,8 +110,7 @@ class Writer:
     def _work(self, urgent: bool) -> None:
         if not urgent:
             self._priority.take()
-        with self._condition:
-            job = self._jobs.popleft() if self._jobs else None
+        job = self._next()
         while job is not None:
             try:
                 job.run()
@@ -122,6 +121,14 @@ class Writer:
             del job  # a waiting thread must not hold what was written
             job = self._hand_over()
         # the thread that goes on is another one, or there is nothing to do
+
+    def _next(self) -> _Job | None:
+        with self._condition:
+            if self._jobs:
+                return self._jobs.popleft()
+            self._thread = None  # all that there was has been withdrawn
+            self._condition.notify_all()
+            return None
 
     def _hand_over(self) -> _Job | None:
         """Leaves what waits to a new thread; where none can be started, the next job for this one."""

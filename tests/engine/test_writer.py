@@ -149,3 +149,30 @@ def test_where_no_further_thread_starts_the_one_there_is_goes_on(monkeypatch: py
     go_on.set()
     assert writer.wait(10)
     assert done == [1, 2, 3]
+
+
+def test_a_job_that_is_withdrawn_before_its_thread_gets_to_it_leaves_nothing_to_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer, done, go_on = Writer(), list[int](), threading.Event()
+    monkeypatch.setattr(writer._priority, "take", lambda: go_on.wait(10))  # the thread has begun, and no job of it
+    ticket = writer.submit(lambda: done.append(1), "withdrawn")
+    assert writer.withdraw(ticket)
+    assert not writer.withdraw(ticket)
+    go_on.set()
+    assert writer.wait(10)
+    assert not writer.busy
+    writer.submit(lambda: done.append(2), "later")
+    assert writer.wait(10)
+    assert done == [2]
+
+
+def test_jobs_that_come_and_go_all_the_time_are_all_done_or_withdrawn() -> None:
+    writer, done, withdrawn = Writer(), list[int](), list[int]()
+    for number in range(3000):
+        ticket = writer.submit(lambda number=number: done.append(number), "a job", urgent=True)  # type: ignore[misc]
+        if number % 3 and writer.withdraw(ticket):
+            withdrawn.append(number)
+    assert writer.wait(30)
+    assert sorted(done + withdrawn) == list(range(3000))
+    assert done == sorted(done)
