@@ -23,7 +23,7 @@ from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import memory_url
-from tests.support.checkpoints import SERIES, beside, checkpoints, newest, notes, old, save
+from tests.support.checkpoints import SERIES, beside, checkpoints, may_change_accounts, newest, notes, old, save
 from tests.support.stores.fixtures import Place
 from tests.support.stores.proxy import FaultProxy, Request
 
@@ -159,9 +159,10 @@ except StorageError as error:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another account")
 def test_notes_that_must_not_be_seen_are_an_error_and_not_taken_for_none() -> None:
     """What newer runs have noted there would be lost: two runs would write into one directory and not know."""
+    if not may_change_accounts():
+        pytest.skip("this account must not become another one")
     above = Path(tempfile.mkdtemp(dir="/tmp"))  # where another account may go
     (above / "d").mkdir()
     (above / ".d.kdc").mkdir(mode=0o700)
@@ -177,9 +178,14 @@ def test_notes_that_must_not_be_seen_are_an_error_and_not_taken_for_none() -> No
         shutil.rmtree(above)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.process
 class TestOtherAccounts:
     """A directory of one account in a place that all may write into, and one of a group."""
+
+    @pytest.fixture(autouse=True)
+    def changes(self) -> None:
+        if not may_change_accounts():
+            pytest.skip("this account must not give files away")
 
     def test_the_place_beside_is_for_the_same_accounts(self, tmp_path: Path) -> None:
         (tmp_path / "d").mkdir()
