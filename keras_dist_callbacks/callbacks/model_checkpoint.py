@@ -55,7 +55,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
     file `training-end-<hash>.json` tells a `SidecarEvaluator` so; a fit that is interrupted leaves none.
 
     The directory itself holds checkpoints only. What belongs to them lies in `.<directory's name>.kdc` next to it:
-    copy or move both together. Where that place cannot be written, and for a directory that is a bucket, a mount
+    copy, move or mount both together. Where there is no such place or it cannot be written, as for a bucket, a mount
     point or the working directory, it lies among the checkpoints.
 
     With `BackupAndRestore` in the same `fit()`, `best` and the counters survive a restart. After

@@ -120,26 +120,28 @@ class Writer:
                     self._failure = self._failure or error
             del job  # a waiting thread must not hold what was written
             job = self._hand_over()
-        # the thread that goes on is another one, or there is nothing to do
 
     def _next(self) -> _Job | None:
         with self._condition:
             if self._jobs:
                 return self._jobs.popleft()
-            self._thread = None  # all that there was has been withdrawn
-            self._condition.notify_all()
+            self._done()  # what there was has been withdrawn
             return None
+
+    def _done(self) -> None:
+        """There is nothing to do any more; whoever calls this holds the lock."""
+        self._thread = None
+        self._condition.notify_all()
 
     def _hand_over(self) -> _Job | None:
         """Leaves what waits to a new thread; where none can be started, the next job for this one."""
         with self._condition:
             self._priority.learn(cpu_times())
-            if not self._jobs:
-                self._thread = None
-                self._condition.notify_all()
-                return None
             try:
-                self._start(self._jobs[0])
+                if self._jobs:
+                    self._start(self._jobs[0])
+                else:
+                    self._done()
             except RuntimeError:
                 return self._jobs.popleft()
             return None

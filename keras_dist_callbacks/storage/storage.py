@@ -299,10 +299,8 @@ class Storage:
     def make_like(self, directory: Storage) -> bool:
         """Makes this local directory beside another one, and for the same accounts; whether it can be used for that.
 
-        Not where the other one is a mount point, the working directory or above it, or hands on rights of its own.
-
-        Raises:
-            StorageError: The other one cannot be made.
+        Not where the other one is a mount point, the working directory or above it, or hands on rights of its own, nor
+        where one of them cannot be made.
         """
         if not self.is_local:
             return True

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -145,37 +146,54 @@ def test_a_sidecar_that_moves_while_somebody_looks_is_found(
         save(old(directory), 1, tmp_path)
 
 
-_HIDDEN = """
+_AS_NOBODY = """
 import os, sys
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.storage import Storage
 os.setgid(65534), os.setuid(65534)
 try:
-    CheckpointDirectory.to_write(Storage.open(sys.argv[1]))
+    print("aside" if CheckpointDirectory.to_write(Storage.open(sys.argv[1])).writes_aside else "inside")
 except StorageError as error:
     print(error)
 """
 
 
-@pytest.mark.process
-def test_notes_that_must_not_be_seen_are_an_error_and_not_taken_for_none() -> None:
-    """What newer runs have noted there would be lost: two runs would write into one directory and not know."""
+def written_by_nobody(directory: Path) -> str:
+    """Where an account without rights of its own writes notes, or what it is told."""
+    command = [sys.executable, "-c", _AS_NOBODY, str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+@pytest.fixture
+def of_all() -> Iterator[Path]:
+    """A directory that every account may write into, in a place where every account may go."""
     if not may_change_accounts():
         pytest.skip("this account must not become another one")
-    above = Path(tempfile.mkdtemp(dir="/tmp"))  # where another account may go
-    (above / "d").mkdir()
-    (above / ".d.kdc").mkdir(mode=0o700)
-    try:
-        above.chmod(0o777)
-        (above / "d").chmod(0o777)
-        command = [sys.executable, "-c", _HIDDEN, str(above / "d")]
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        assert "cannot list" in said.stdout
-        assert ".d.kdc: " in said.stdout
-        assert "check the permissions" in said.stdout
-    finally:
-        shutil.rmtree(above)
+    with tempfile.TemporaryDirectory(dir="/tmp") as above:
+        directory = Path(above) / "d"
+        directory.mkdir()
+        directory.chmod(0o777)
+        directory.parent.chmod(0o777)
+        yield directory
+
+
+@pytest.mark.process
+def test_a_parent_that_must_not_be_written_keeps_everything_inside(of_all: Path) -> None:
+    of_all.parent.chmod(0o755)
+    assert written_by_nobody(of_all) == "inside"
+    of_all.parent.chmod(0o777)
+    assert written_by_nobody(of_all) == "aside"
+    assert list(of_all.iterdir()) == []
+
+
+@pytest.mark.process
+def test_notes_that_must_not_be_seen_are_an_error_and_not_taken_for_none(of_all: Path) -> None:
+    """What newer runs have noted there would be lost: two runs would write into one directory and not know."""
+    beside(of_all).mkdir(mode=0o700)
+    said = written_by_nobody(of_all)
+    assert said.startswith(f"cannot list {beside(of_all)}: ")
+    assert "check the permissions" in said
 
 
 @pytest.mark.process
