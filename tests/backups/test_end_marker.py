@@ -30,8 +30,8 @@ def publish(directory: CheckpointDirectory, tmp_path: Path, generation: int = 1,
     return artifacts.publish(directory, tmp_path / "source", artifact)
 
 
-def marker(generation: int, series: str = SERIES, *, ended: bool = True) -> EndMarker:
-    return EndMarker(series, generation, ended, None, "0" * 12)
+def marker(generation: int, series: str = SERIES, *, ended: bool = True, last: str | None = None) -> EndMarker:
+    return EndMarker(series, generation, ended, last, "0" * 12)
 
 
 def saved(generation: int, series: str = SERIES) -> Artifact:
@@ -45,6 +45,8 @@ def saved(generation: int, series: str = SERIES) -> Artifact:
         ([], [saved(1)], False),
         ([marker(1)], [saved(1)], True),
         ([marker(1)], [], True),  # a run that saved nothing
+        ([marker(1, last="x.keras")], [], False),  # what it saved was deleted, to begin anew
+        ([marker(1, last="x.keras")], [saved(1)], True),
         ([marker(1)], [saved(1), saved(2)], False),  # a newer one goes on
         ([marker(2)], [saved(1)], True),  # a rerun that ran no step
         ([marker(2, ended=False)], [saved(1)], False),

@@ -211,11 +211,13 @@ def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(run:
     assert not (run / "tb/evaluator/ended.json").exists()
 
 
-def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(run: Path) -> None:
+def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(run / "ckpt")
-    evaluated = evaluator(run, timeout=0.2)
-    assert evaluated.start() == []
-    assert evaluated._log.ended_by is None  # it has waited for a run that begins anew
+    assert evaluator(run, timeout=0.2, verbose=1).start() == []
+    assert "no new checkpoint within 0.2 s" in capsys.readouterr().out  # it has waited for a run that begins anew
+    assert not (run / "tb/evaluator/ended.json").exists()
 
 
 def test_checkpoints_without_sidecars_are_told_of_once_they_stay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
