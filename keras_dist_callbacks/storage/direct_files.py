@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -28,13 +28,14 @@ VARIABLE = "KDC_DIRECT_WRITES"
 _LEAST = 2**20  # bytes of the smallest file that is worth it
 _ALIGNMENT = 4096  # of addresses, offsets and lengths: what every disk takes
 _BUFFER_BYTES = 4 * 2**20
+_HUGE_PAGE = 2 * 2**20
 _PIECE = 2**18  # bytes that are copied at once
 _COPIED_WITH_THE_GIL = 2**14
 _REFUSALS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _FLAG: int | None = getattr(os, "O_DIRECT", None)
 
 _buffer_lock = threading.Lock()
-_shared: list[mmap.mmap] = []
+_shared: list[memoryview] = []
 
 
 class DirectWrites:
@@ -101,9 +102,9 @@ class DirectWrites:
 class _Stream:
     """Pieces of any length on their way into a file, a full buffer at a time."""
 
-    def __init__(self, file: int, buffer: mmap.mmap, traffic: Traffic) -> None:
+    def __init__(self, file: int, buffer: memoryview, traffic: Traffic) -> None:
         self._file, self._traffic = file, traffic
-        self._view, self._array = memoryview(buffer), np.frombuffer(buffer, np.uint8)
+        self._view, self._array = buffer, np.frombuffer(buffer, np.uint8)
         self._room = min(len(buffer), max(_ALIGNMENT, traffic.piece // _ALIGNMENT * _ALIGNMENT))
         self._filled = self._written = 0
 
@@ -151,15 +152,24 @@ class _Stream:
 
 
 @contextmanager
-def _buffer() -> Iterator[mmap.mmap]:
+def _buffer() -> Iterator[memoryview]:
     """Aligned memory that is used again; a child process does not share it."""
     with _buffer_lock:
         buffer = _shared.pop() if _shared else None
     if buffer is None:
-        buffer = mmap.mmap(-1, _BUFFER_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        buffer = _new_buffer()
     try:
         yield buffer
     finally:
         with _buffer_lock:
             if not _shared:
                 _shared.append(buffer)
+
+
+def _new_buffer() -> memoryview:
+    """Of two huge pages where there are such: the kernel looks up each page of a write (4 MiB: a third less time)."""
+    memory = mmap.mmap(-1, _BUFFER_BYTES + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    begin = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE
+    return memoryview(memory)[begin : begin + _BUFFER_BYTES]
