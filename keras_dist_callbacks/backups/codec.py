@@ -1,4 +1,4 @@
-"""Snapshot to blobs: which tensors are written anew, which are found in earlier blobs. Pure.
+"""Tensors to blobs. Pure.
 
 A blob is a safetensors file, so that plain `safetensors` and numpy can read the weights of a backup. Its
 header is written here instead of by the library because the library would first join all tensors in memory
@@ -8,10 +8,11 @@ while it holds the GIL.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,11 +21,10 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES, Count, Digest, checked, parse
-from keras_dist_callbacks.backups.snapshot import BlobInfo, HeldTensor, TensorInfo, WorkerRecord
+from keras_dist_callbacks.backups.snapshot import BlobInfo, HeldTensor, TensorInfo
 from keras_dist_callbacks.errors import DamagedBackupError
 
-BLOB_BYTES = 64 * 2**20
-_WORTH_KEEPING = 0.5
+_PIECE = 2**18  # bytes that are hashed at once on the way: they fit into the processor's cache
 _DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SHOWN = 40
 _DTYPES = {
@@ -123,6 +123,64 @@ def encode_blob(
         directory: Where the blob will be.
         copy: Blobs with the same content and another number have another name.
     """
+    head = _head(tensors)
+    return _sealed(tensors, head, {name: prints[name].hash for name in tensors}, directory, copy)
+
+
+class Draft:
+    """A blob with tensors that are hashed while it is written; until then nobody knows its name.
+
+    Args:
+        tensors: What goes into it, by name.
+        prints: The fingerprints of those that are not to be hashed.
+        directory: Where it will be.
+        copy: As for `encode_blob`.
+
+    Attributes:
+        tensors: What goes into it, by name.
+        like: A path as it may have.
+        size: Bytes of it.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], directory: str, copy: int
+    ) -> None:
+        self.tensors = tensors
+        self._known = {name: prints[name].hash for name in tensors if name in prints}
+        self._found: dict[str, str] = {}
+        self._head, self._directory, self._copy = _head(tensors), directory, copy
+        self.size = len(self._head) + sum(array.nbytes for array in tensors.values())
+        self.like = _path(directory, "0" * 32)
+
+    def __iter__(self) -> Iterator[memoryview | bytes]:
+        """Its content in pieces, each of them hashed just before: it is copied while it is in the processor's cache."""
+        yield self._head
+        for name, array in self.tensors.items():
+            raw = raw_bytes(array)
+            if name in self._known:
+                yield raw
+            else:
+                yield from self._hashed(name, raw)
+
+    def _hashed(self, name: str, raw: memoryview) -> Iterator[memoryview]:
+        digest = xxhash.xxh3_128()
+        for start in range(0, len(raw), _PIECE):
+            piece = raw[start : start + _PIECE]
+            digest.update(piece)
+            yield piece
+        self._found[name] = digest.hexdigest()
+
+    def blob(self) -> Blob:
+        """It with its name, once all pieces were taken."""
+        return _sealed(self.tensors, self._head, {**self._known, **self._found}, self._directory, self._copy)
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """That of a tensor, once all pieces were taken."""
+        array = self.tensors[name]
+        return Fingerprint(self._known.get(name) or self._found[name], array.dtype.name, tuple(array.shape))
+
+
+def _head(tensors: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
     header: dict[str, Any] = {}
     offset = 0
     for name, array in tensors.items():
@@ -135,11 +193,21 @@ def encode_blob(
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)  # so that tensors begin where vector instructions like them to
-    head = len(text).to_bytes(8, "little") + text
-    name = xxhash.xxh3_128_hexdigest(head + "".join(prints[n].hash for n in tensors).encode(), seed=copy)
-    info = BlobInfo(f"{directory}/{name}.safetensors", len(head) + offset, len(head), xxhash.xxh3_128_hexdigest(head))
-    starts = {name: len(head) + entry["data_offsets"][0] for name, entry in header.items()}
+    return len(text).to_bytes(8, "little") + text
+
+
+def _sealed(
+    tensors: Mapping[str, np.ndarray[Any, Any]], head: bytes, hashes: Mapping[str, str], directory: str, copy: int
+) -> Blob:
+    name = xxhash.xxh3_128_hexdigest(head + "".join(hashes[n] for n in tensors).encode(), seed=copy)
+    ends = list(itertools.accumulate((array.nbytes for array in tensors.values()), initial=len(head)))
+    info = BlobInfo(_path(directory, name), ends[-1], len(head), xxhash.xxh3_128_hexdigest(head))
+    starts = dict(zip(tensors, ends, strict=False))
     return Blob(info, (head, *(raw_bytes(array) for array in tensors.values())), starts)
+
+
+def _path(directory: str, name: str) -> str:
+    return f"{directory}/{name}.safetensors"
 
 
 def check_header(header: bytes | memoryview, tensors: Iterable[TensorInfo], size: int, where: str) -> None:
@@ -174,103 +242,3 @@ def check_header(header: bytes | memoryview, tensors: Iterable[TensorInfo], size
 def _entry(info: TensorInfo, begin: int) -> _Entry:
     known, size = _DTYPES.get(info.dtype), tensor_bytes(info)
     return _Entry(known or "U8", info.shape if known else (size,), (info.start - begin, info.start - begin + size))
-
-
-class Packer:
-    """Decides which tensors of a commit are written anew, and which are found in earlier blobs.
-
-    A tensor with the same content as one in the commit it is compared with is referred to, not written again;
-    components of a variable that are equal on all replicas are written once. A blob of which less than half is
-    still needed is not referred to: what is needed of it is written anew, so that the store does not fill up with
-    blobs that live for one small tensor each.
-    """
-
-    def __init__(
-        self,
-        known: Mapping[str, TensorInfo],
-        directory: str,
-        sizes: Mapping[str, int] | None = None,
-        copy: int = 0,
-    ) -> None:
-        """Prepares one commit.
-
-        Args:
-            known: Tensors that may be referred to.
-            directory: Where new blobs will be.
-            sizes: Bytes of the blobs that `known` names. Defaults to none: any blob is worth referring to.
-            copy: Blobs of packers with different numbers are different files, whatever they hold.
-        """
-        self._known = {Fingerprint(t.hash, t.dtype, t.shape): t for t in known.values()}
-        self._places: dict[Fingerprint, TensorInfo] = {}
-        self._directory = directory
-        self._sizes = sizes or {}
-        self._copy = copy
-
-    def pack(
-        self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
-    ) -> Iterator[Blob]:
-        """Yields the blobs that must be written, a few tensors at a time."""
-        fresh, moved = self._to_write(tensors, prints)
-        for names in (moved, fresh):  # apart: what did not change now is likely to stay
-            yield from self._pack(names, tensors, prints, prefix)
-
-    def bytes_to_write(self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint]) -> int:
-        """About how many bytes `pack` will yield, before it is called."""
-        fresh = {prints[name]: name for name in tensors if prints[name] not in self._known}
-        return sum(tensors[name].array().nbytes for name in fresh.values())
-
-    def locate(self, prints: Mapping[str, Fingerprint]) -> dict[str, TensorInfo]:
-        """Where each tensor is found, once all blobs of `pack` were taken."""
-        return {name: self._places[fingerprint] for name, fingerprint in prints.items()}
-
-    def _to_write(
-        self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint]
-    ) -> tuple[list[str], list[str]]:
-        fresh: dict[Fingerprint, str] = {}
-        found: dict[Fingerprint, str] = {}
-        for name in tensors:
-            if prints[name] not in self._places:
-                (found if prints[name] in self._known else fresh).setdefault(prints[name], name)
-        live: dict[str, int] = {}
-        for fingerprint, name in found.items():
-            blob = self._known[fingerprint].blob
-            live[blob] = live.get(blob, 0) + tensors[name].array().nbytes
-        moved = []
-        for fingerprint, name in found.items():
-            place = self._known[fingerprint]
-            if live[place.blob] < _WORTH_KEEPING * self._sizes.get(place.blob, 0):
-                moved.append(name)
-            else:
-                self._places[fingerprint] = place
-        return list(fresh.values()), moved
-
-    def _pack(
-        self, names: Sequence[str], tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint], prefix: str
-    ) -> Iterator[Blob]:
-        group: dict[str, np.ndarray[Any, Any]] = {}
-        size = 0
-        for name in names:
-            array = tensors[name].array()
-            if group and size + array.nbytes > BLOB_BYTES:
-                yield self._seal(group, prints, prefix)
-                group, size = {}, 0
-            group[name] = array
-            size += array.nbytes
-        if group:
-            yield self._seal(group, prints, prefix)
-
-    def _seal(self, group: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], prefix: str) -> Blob:
-        keyed = {prefix + name: prints[name] for name in group}
-        blob = encode_blob({prefix + name: array for name, array in group.items()}, keyed, self._directory, self._copy)
-        for key, fingerprint in keyed.items():
-            place = TensorInfo(
-                blob.info.path, key, blob.starts[key], fingerprint.dtype, fingerprint.shape, fingerprint.hash
-            )
-            self._places[fingerprint] = place
-        return blob
-
-
-def referenced_blobs(records: Sequence[WorkerRecord], known: Mapping[str, BlobInfo]) -> tuple[BlobInfo, ...]:
-    """Each blob that the records name, once, sorted by path."""
-    paths = {info.blob for record in records for info in record.tensors.values()}
-    return tuple(known[path] for path in sorted(paths))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_dist_callbacks.backups import names, owners, records
-from keras_dist_callbacks.backups.codec import Blob
+from keras_dist_callbacks.backups.codec import Blob, Draft
 from keras_dist_callbacks.backups.manifest import check_workers, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
@@ -122,7 +122,7 @@ class BackupStore:
 
     # --- writing
 
-    def stage_all(self, blobs: Iterable[Blob]) -> None:
+    def stage_all(self, blobs: Iterable[Blob | Draft]) -> None:
         """Writes blobs of this owner's generation, unless it wrote the same content before."""
         self._staging.stage_all(blobs)
 

@@ -12,8 +12,10 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +23,36 @@ from keras_dist_callbacks.storage.local_directories import Directory
 from keras_dist_callbacks.storage.traffic import Traffic
 
 Buffer = bytes | bytearray | memoryview
+
+
+class Parts(Protocol):
+    """The content of a file in pieces, from its begin as often as it is asked for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of them all."""
+        ...
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """The pieces, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Pieces that are known beforehand."""
+
+    pieces: Sequence[Buffer]
+
+    @property
+    def size(self) -> int:
+        """Bytes of them all."""
+        return sum(map(len, self.pieces))
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """The pieces, in order."""
+        return iter(self.pieces)
+
 
 VARIABLE = "KDC_DIRECT_WRITES"
 """An environment variable: `0` turns this off; `all` takes files of any size, as tests do."""

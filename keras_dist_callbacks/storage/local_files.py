@@ -10,12 +10,12 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 
-from keras_dist_callbacks.storage.direct_files import Buffer, DirectWrites
+from keras_dist_callbacks.storage.direct_files import DirectWrites, Parts
 from keras_dist_callbacks.storage.local_directories import Directory, opened
 from keras_dist_callbacks.storage.local_rights import inherits, is_for_the_same, made_like
 from keras_dist_callbacks.storage.traffic import Traffic
@@ -101,14 +101,15 @@ class LocalFiles:
         ):
             _copy(file, copy)
 
-    def create(self, path: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
+    def create(self, path: str, parts: Parts, spare: str | None = None, named: Callable[[], str] | None = None) -> None:
         """Publishes a new file.
 
         Args:
-            path: Its path.
+            path: Its path; with `named`, one like it.
             parts: Its content.
             spare: A file that nobody needs any more: its memory in the page cache is written over, which costs a busy
                 CPU much less than new pages do. It loses its name.
+            named: Tells its path in the same directory, once it was written.
 
         Raises:
             FileExistsError: The name is taken.
@@ -116,6 +117,7 @@ class LocalFiles:
         with self._directory_of(path, make=True) as (directory, final):
             with _temporary(directory, final) as temporary:
                 self._write_temporary(directory, temporary, parts, spare)
+                final = final if named is None else named().rpartition("/")[2]
                 try:
                     directory.link(temporary, final)
                 except FileExistsError:
@@ -236,8 +238,8 @@ class LocalFiles:
         directory.unlink(temporary)
         return None
 
-    def _write_temporary(self, directory: Directory, name: str, parts: Sequence[Buffer], spare: str | None) -> None:
-        if sum(map(len, parts)) >= self.direct.least:
+    def _write_temporary(self, directory: Directory, name: str, parts: Parts, spare: str | None) -> None:
+        if parts.size >= self.direct.least:
             descriptor = self.direct.write(directory, name, parts, self.traffic)
             if descriptor is not None:
                 try:
@@ -251,7 +253,7 @@ class LocalFiles:
         file = None if spare is None else self._take_over(spare, directory, name)
         self._write(directory.new_file(name) if file is None else FileIO(file, "wb"), parts)
 
-    def _write(self, file: FileIO, parts: Sequence[Buffer]) -> None:
+    def _write(self, file: FileIO, parts: Parts) -> None:
         with file:
             descriptor = file.fileno()
             for part in parts:
@@ -259,7 +261,7 @@ class LocalFiles:
             os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))  # a spare file may have been longer
             self._flush(descriptor)
 
-    def _write_directly(self, directory: Directory, final: str, parts: Sequence[Buffer]) -> None:
+    def _write_directly(self, directory: Directory, final: str, parts: Parts) -> None:
         file = directory.new_file(final)
         try:
             self._write(file, parts)

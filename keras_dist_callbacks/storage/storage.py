@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.direct_files import Buffer
+from keras_dist_callbacks.storage.direct_files import Buffer, Listed, Parts
+from keras_dist_callbacks.storage.failures import told
 from keras_dist_callbacks.storage.listed import FileInfo, UnfinishedUpload
 from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.opening import open_filesystem
@@ -29,7 +30,6 @@ from keras_dist_callbacks.storage.probing import probe
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.store_errors import advice, is_forbidden, is_trouble, may_pass
 from keras_dist_callbacks.storage.traffic import Traffic
 from keras_dist_callbacks.texts import printable
 
@@ -208,9 +208,21 @@ class Storage:
         path = self._full(name)
         if self.is_local:
             other = None if spare is None else self._full(spare)
-            self._run("create", name, lambda: self._local.create(path, parts, other))
+            self._run("create", name, lambda: self._local.create(path, Listed(parts), other))
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
+
+    def create_and_name(self, like: str, parts: Parts, named: Callable[[], str], spare: str | None = None) -> None:
+        """As `create`, of a local file whose name is known once it was written.
+
+        Args:
+            like: A name as it may be, in the same directory: an unfinished file is called after it.
+            parts: The content; it may be read more than once.
+            named: Tells its name, after that.
+            spare: As in `create`.
+        """
+        path, other = self._full(like), None if spare is None else self._full(spare)
+        self._run("create", like, lambda: self._local.create(path, parts, other, lambda: self._full(named())))
 
     def replace(self, name: str, source: Path, by: Storage | None = None) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part.
@@ -327,21 +339,8 @@ class Storage:
         except StorageError:
             raise
         except Exception as error:
-            failure = self._told(error, verb, name, time.monotonic() - began)
+            seconds = None if self.is_local else time.monotonic() - began
+            failure = told(error, verb, self.display(name), self._redactor, seconds)
             if failure is error:
                 raise
         raise failure
-
-    def _told(self, error: Exception, verb: str, name: str, seconds: float) -> Exception:
-        """The error to raise: `error` itself if callers know its type and it shows nothing."""
-        missing, clean = isinstance(error, FileNotFoundError), self._redactor.is_clean(error)
-        if isinstance(error, FileExistsError) or (missing and verb in {"read", "look up"}):
-            kind = FileNotFoundError if missing else FileExistsError
-            return error if clean else kind(self.display(name))
-        if clean and not (isinstance(error, OSError) or (not self.is_local and is_trouble(error))):
-            return error
-        tried = f" (tried for {seconds:.0f} s)" if seconds >= 1 and may_pass(error) and not self.is_local else ""
-        hint = advice(error, missing=missing and not self.is_local)
-        failure = StorageError(f"cannot {verb} {self.display(name)}: {self._redactor.reason(error)}{tried}{hint}")
-        failure.unavailable, failure.forbidden = may_pass(error), is_forbidden(error)
-        return self._redactor.caused(failure, error)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load as load_safetensors
 
-from keras_dist_callbacks.backups import codec
-from keras_dist_callbacks.backups.codec import Packer, fingerprints
+from keras_dist_callbacks.backups import codec, packing
+from keras_dist_callbacks.backups.codec import fingerprints
+from keras_dist_callbacks.backups.packing import Packer, referenced_blobs
 from keras_dist_callbacks.backups.snapshot import (
     CommitId,
     HeldArray,
@@ -40,11 +41,11 @@ def commit(store: BackupStore, sequence: int, tensors: dict[str, Any] | None = N
     packer = Packer({}, store.blob_directory)
     for blob in packer.pack(held, prints):
         store.stage_all([blob])
-    records = (WorkerRecord(packer.locate(prints), loop_state(step=sequence)),)
+    records = (WorkerRecord(packer.locate(held, prints), loop_state(step=sequence)),)
     manifest = Manifest(
         CommitId(store.generation, sequence, uuid.uuid4().hex[:12]),
         Position("within", 0, sequence, sequence),
-        codec.referenced_blobs(records, store.staged),
+        referenced_blobs(records, store.staged),
         records,
         {"keras": "3"},
     )
@@ -81,18 +82,18 @@ def test_blobs_are_plain_safetensors_files() -> None:
 
 
 def test_equal_tensors_are_written_once_and_large_ones_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "BLOB_BYTES", 1000)
+    monkeypatch.setattr(packing, "BLOB_BYTES", 1000)
     held = {f"t{i}": HeldArray(np.full(100, i // 2, dtype="float32")) for i in range(10)}
     prints = fingerprints(held)
     packer = Packer({}, "blobs/1")
     blobs = list(packer.pack(held, prints))
     assert [blob.info.size > 400 for blob in blobs] == [True] * 3
     assert sum(blob.info.size for blob in blobs) < 5 * 400 + 3 * 300
-    places = packer.locate(prints)
+    places = packer.locate(held, prints)
     assert places["t0"] == places["t1"]
     again = Packer(places, "blobs/1")
     assert list(again.pack(held, prints)) == []
-    assert again.locate(prints) == places
+    assert again.locate(held, prints) == places
 
 
 def test_the_same_bytes_in_another_shape_or_type_are_another_tensor() -> None:

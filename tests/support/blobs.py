@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks.backups.codec import Packer, fingerprints
+from keras_dist_callbacks.backups.codec import fingerprints
+from keras_dist_callbacks.backups.packing import Packer
 from keras_dist_callbacks.backups.reading import read_tensors
 from keras_dist_callbacks.backups.snapshot import HeldTensor
 from keras_dist_callbacks.backups.store import BackupStore
@@ -23,4 +24,4 @@ def through_a_blob(held: Mapping[str, HeldTensor]) -> dict[str, np.ndarray[Any, 
         prints = fingerprints(held)
         packer = Packer({}, store.blob_directory)
         store.stage_all(packer.pack(held, prints))
-        return read_tensors(store.storage, packer.locate(prints), store.staged)
+        return read_tensors(store.storage, packer.locate(held, prints), store.staged)

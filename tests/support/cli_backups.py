@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.backups.codec import fingerprints
+from keras_dist_callbacks.backups.packing import Packer, referenced_blobs
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
@@ -89,7 +90,9 @@ def commit(
         for blob in packer.pack(held, prints, prefix=f"worker{worker}/" if worker else ""):
             store.stage_all([blob])
         records.append(
-            WorkerRecord(packer.locate(prints), {**loop_state(), **states[worker]} if worker < len(states) else {})
+            WorkerRecord(
+                packer.locate(held, prints), {**loop_state(), **states[worker]} if worker < len(states) else {}
+            )
         )
     created = {} if age is None else {"created": time.time() - age}
     manifest = Manifest(
