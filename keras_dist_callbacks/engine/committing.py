@@ -83,10 +83,14 @@ class Committer:
         """
         self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
         known = self._shared()
-        with collector_paused():
-            seen = glances(snapshot.tensors) if self._may_hash_later else {}
-            later = surely_new(seen, known.glances)
-            prints = fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
+        try:
+            with collector_paused():
+                seen = glances(snapshot.tensors) if self._may_hash_later else {}
+                later = surely_new(seen, known.glances)
+                prints = fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
+        except BaseException:
+            self._exchange.skip(save)
+            raise
         others = self._exchange.collect(save, snapshot, prints)
         self._store.check_ownership()
         sizes = {path: blob.size for path, blob in self._store.staged.items()}

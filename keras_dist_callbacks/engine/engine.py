@@ -50,8 +50,7 @@ class BackupEngine:
         self._saves = 0
         self._left_out = LeftOut()
         self._line = Line(writer)
-        held = options.max_held_bytes
-        self._room = half_of_what_is_free() if held is None and cluster.is_chief else held or 0
+        self._room = 0  # known once all workers have told theirs
         self._committer = Committer(store, exchange, options, self._note)
         self._failed = 0
         self._lock = threading.Lock()
@@ -132,6 +131,7 @@ class BackupEngine:
         self._committer.info = told
         taken = self._cluster.on_chief(lambda: self._store.claim(told), "claiming the backup directory")
         self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
+        self._room = min(self._cluster.gather(self._own_room(), "memory for backups", kind=int))
         return self._store.generation
 
     # --- while training
@@ -154,24 +154,30 @@ class BackupEngine:
         elif must or self._options.when_busy == "wait":
             if (overtaken := self._line.take_back()) is not None:
                 self._leave_out(overtaken, snapshot.position)
+            self._exchange.stands_in_line(self._saves)
             self._writer.wait()
         elif not self._may_stand_in_line(snapshot):
             self._leave_out(self._saves, snapshot.position)
             return
+        else:
+            self._exchange.stands_in_line(self._saves)
         write = functools.partial(self._write_or_note, self._saves, snapshot)
         lasting, urgent = must or self._options.when_busy == "wait", not self._committer.has_committed
         self._line.enter(self._saves, write, what, lasting=lasting, urgent=urgent)
 
     def _may_stand_in_line(self, snapshot: Snapshot) -> bool:
         """Whether there is a place behind the one that is being written; whoever has it makes room if it can."""
-        if self._cluster.num_workers > 1:
-            return False  # other workers wait for their turn only as long as for an answer
         size = self._committer.state_bytes or sum(held.array().nbytes for held in snapshot.tensors.values())
         if 2 * size > self._room:
             return False
         if (overtaken := self._line.take_back()) is not None:
             self._leave_out(overtaken, snapshot.position)
         return not self._line.is_full
+
+    def _own_room(self) -> int:
+        """Bytes of states that this worker may hold; it shares what is free with those of the same host."""
+        held = self._options.max_held_bytes
+        return half_of_what_is_free() // self._cluster.workers_on_host if held is None else held
 
     def _leave_out(self, save: int, position: Position) -> None:
         self._exchange.skip(save)
@@ -235,6 +241,8 @@ class BackupEngine:
             snapshot: The final state.
             delete: Remove the backup afterwards.
         """
+        if (overtaken := self._line.take_back()) is not None:
+            self._exchange.skip(overtaken)  # the end comes at once
         self._writer.wait()
         self._cluster.barrier("end of training", self._options.timeout)
         self.save(snapshot, must=True)

@@ -3,7 +3,8 @@
 Every worker fingerprints its whole snapshot; the chief asks for what differs from its own (metrics of each
 worker, statistics of non-synchronized BatchNormalization, random states) and gets that alone. All of it
 happens on the background threads, through the key-value store of the coordination service, never through
-collectives. A worker always publishes; only the chief may skip a save, and says so.
+collectives. A worker always publishes; only the chief may skip a save, and says so. It answers every save of every
+worker, and says which ones stand in line: nobody else knows how long a write takes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError, ClusterError
 
 _SKIP = b"skip"
+_GLANCE = 0.01  # seconds in which the coordination service has mostly answered
+_LOOK = 2.0  # and in which it always has
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,18 +82,24 @@ class Exchange:
         """
         topics = _topic_hashes(snapshot.state)
         found: list[LocalState] = []
-        for worker in range(1, self.cluster.num_workers):
-            try:
-                found.append(self._collect_from(worker, save, prints, topics))
-            except (BackupError, ClusterError):
-                self.skip(save, first=worker + 1)
-                raise
+        unanswered = 1
+        try:
+            for worker in range(1, self.cluster.num_workers):
+                hello, differing = self._ask(worker, save, prints, topics)
+                unanswered = worker + 1
+                found.append(self._take(worker, save, hello, differing))
+        except BaseException:
+            self.skip(save, first=unanswered)
+            raise
         return found
 
     def skip(self, save: int, first: int = 1) -> None:
         """On the chief: tells workers that this save does not happen, without waiting for anything."""
-        if first < self.cluster.num_workers:
-            threading.Thread(target=self._tell_skip, args=(save, first), name="kdc-skip", daemon=True).start()
+        self._tell("wanted", _SKIP, save, first)
+
+    def stands_in_line(self, save: int) -> None:
+        """On the chief: tells workers that this save's turn comes, however long the one before takes."""
+        self._tell("line", b"", save)
 
     def deliver(self, save: int, snapshot: Snapshot) -> None:
         """On a worker: publishes what this worker has that the chief has not.
@@ -99,17 +108,36 @@ class Exchange:
             BackupError: The chief did not ask in time.
         """
         me = self.cluster.worker_index
+        if messaging.fetch(self._key(save, me, "wanted"), _GLANCE) == _SKIP:  # nothing needs to be hashed for it
+            self._forget_asked(save, me, _SKIP)
+            return
         prints = fingerprints(snapshot.tensors)
         hello = {"tensors": prints, "topics": _topic_hashes(snapshot.state)}
         sent = messaging.publish(self._key(save, me, "hello"), _dump(hello), self.timeout)
-        answer = messaging.fetch(self._key(save, me, "wanted"), self.timeout, self.abort.is_set)
-        messaging.forget(self._key(save, me, "hello"), sent)
-        if answer is None:
-            raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
+        try:
+            answer = self._answer(save, me)
+        finally:
+            messaging.forget(self._key(save, me, "hello"), sent)
+        self._forget_asked(save, me, answer)
+        if answer != _SKIP:
+            self._hand_over(save, me, snapshot, _understood(answer, _Wanted, f"the chief in save {save}"))
+
+    def _answer(self, save: int, me: int) -> bytes:
+        """What the chief says to a worker's hello; of a save that stands in line that may take any time."""
+        while True:
+            answer = messaging.fetch(self._key(save, me, "wanted"), self.timeout, self.abort.is_set)
+            if answer is not None:
+                return answer
+            if self.abort.is_set():
+                raise BackupError(f"the cluster was lost before the chief came to save {save}")
+            if messaging.fetch(self._key(save, me, "line"), _LOOK) is None:
+                raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
+
+    def _forget_asked(self, save: int, me: int, answer: bytes) -> None:
         messaging.forget(self._key(save, me, "wanted"), messaging.chunk_count(answer))
-        if answer == _SKIP:
-            return
-        wanted: _Wanted = _understood(answer, _Wanted, f"the chief in save {save}")
+        messaging.forget(self._key(save, me, "line"))
+
+    def _hand_over(self, save: int, me: int, snapshot: Snapshot, wanted: _Wanted) -> None:
         if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
             raise BackupError(f"the chief asked in save {save} for what this worker does not have")
         arrays = {name: snapshot.tensors[name].array() for name in wanted.tensors}
@@ -122,16 +150,20 @@ class Exchange:
         messaging.forget(self._key(save, me, "values"), sent)
         messaging.forget(self._key(save, me, "taken"))
 
-    def _collect_from(
+    def _ask(
         self, worker: int, save: int, prints: Mapping[str, Fingerprint], topics: Mapping[str, str]
-    ) -> LocalState:
-        source = f"worker {worker} in save {save}"
-        hello: _Hello = _understood(self._receive(save, worker, "hello"), _Hello, source)
-        theirs = hello.tensors
-        differing = [name for name, fingerprint in theirs.items() if prints.get(name) != fingerprint]
+    ) -> tuple[_Hello, list[str]]:
+        """Asks for what a worker has of its own: its hello, and the names of those tensors."""
+        message = self._receive(save, worker, "hello")
+        hello: _Hello = _understood(message, _Hello, _source(worker, save))
+        differing = [name for name, fingerprint in hello.tensors.items() if prints.get(name) != fingerprint]
         wanted = {"tensors": differing, "topics": [t for t, h in hello.topics.items() if topics.get(t) != h]}
         messaging.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
-        head, tensors = _unpack_message(self._receive(save, worker, "values"), theirs, source)
+        return hello, differing
+
+    def _take(self, worker: int, save: int, hello: _Hello, differing: list[str]) -> LocalState:
+        theirs = hello.tensors
+        head, tensors = _unpack_message(self._receive(save, worker, "values"), theirs, _source(worker, save))
         messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
         state = dict(head.state)
         if len(tensors) < len(differing):
@@ -148,13 +180,23 @@ class Exchange:
             raise BackupError(f"worker {worker} did not deliver its state within {self.timeout:g} s")
         return value
 
-    def _tell_skip(self, save: int, first: int) -> None:
-        with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
+    def _tell(self, topic: str, message: bytes, save: int, first: int = 1) -> None:
+        """Publishes the same for each worker from `first` on, in a thread that nobody waits for."""
+
+        def publish() -> None:
             for worker in range(first, self.cluster.num_workers):
-                messaging.publish(self._key(save, worker, "wanted"), _SKIP, self.timeout)
+                with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
+                    messaging.publish_once(self._key(save, worker, topic), message, self.timeout)
+
+        if first < self.cluster.num_workers:
+            threading.Thread(target=publish, name=f"kdc-{topic}", daemon=True).start()
 
     def _key(self, save: int, worker: int, topic: str) -> str:
         return f"kdc/{self.name}/{save}/{worker}/{topic}"
+
+
+def _source(worker: int, save: int) -> str:
+    return f"worker {worker} in save {save}"
 
 
 def _topic_hashes(state: Mapping[str, JSON]) -> dict[str, str]:

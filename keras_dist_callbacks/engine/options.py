@@ -21,7 +21,8 @@ class EngineOptions:
         progress: Show long uploads on a terminal.
         max_local_state: Bytes of worker-local tensors above which a worker's are left out of a backup.
         max_held_bytes: Bytes of states that backups on their way may hold; where two do not fit, none stands in line.
-            None: half of the memory that is free at the start. With several workers none does.
+            None: half of the memory that is free at the start, shared by the workers of a host. The least of all
+            workers counts.
 
     Raises:
         ConfigError: A value is wrong.

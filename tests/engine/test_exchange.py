@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups.codec import Fingerprint, hash_array
+from keras_dist_callbacks.backups.codec import Fingerprint, fingerprints, hash_array
+from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.exchange import Exchange, _pack_message
@@ -27,12 +32,15 @@ def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """What worker 1 has published, by topics."""
     values = {"hello": json.dumps(HELLO).encode(), "values": _pack_message(HEAD, {"a": VALUE})}
     monkeypatch.setattr(messaging, "publish", lambda key, value, timeout: 1)
+    monkeypatch.setattr(messaging, "publish_once", lambda key, value, timeout: True)
     monkeypatch.setattr(messaging, "fetch", lambda key, *arguments: values[key.rpartition("/")[2]])
     return values
 
 
 def collect() -> Any:
-    return EXCHANGE._collect_from(1, 1, {"a": Fingerprint("01", "float32", (2,))}, {})
+    taken = Snapshot(Position("within", 0, 1, 1), {}, {})
+    (found,) = EXCHANGE.collect(1, taken, {"a": Fingerprint("01", "float32", (2,))})
+    return found
 
 
 def test_what_a_worker_has_arrives(said: dict[str, bytes]) -> None:
@@ -92,3 +100,146 @@ def test_other_tensors_than_announced_do_too(said: dict[str, bytes], announced: 
     said["values"] = _pack_message({"state": {}, "sent": sent}, {"a": np.float32([1, 2])})
     with pytest.raises(BackupError, match="worker 1 in save 1"):
         collect()
+
+
+class Service:
+    """What workers of one process say to each other instead of the coordination service."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.values: dict[str, bytes] = {}
+        self.said: list[str] = []
+        self._changed = threading.Condition()
+        monkeypatch.setattr(messaging, "publish", self.publish)
+        monkeypatch.setattr(messaging, "publish_once", self.publish_once)
+        monkeypatch.setattr(messaging, "fetch", self.fetch)
+        monkeypatch.setattr(messaging, "forget", lambda key, chunks=1: self.values.pop(key, None))
+
+    def publish(self, key: str, value: bytes, timeout: float) -> int:
+        with self._changed:
+            assert key not in self.said, "a key can be set once"
+            self.values[key] = value
+            self.said.append(key)
+            self._changed.notify_all()
+        return 1
+
+    def publish_once(self, key: str, value: bytes, timeout: float) -> bool:
+        return key not in self.said and bool(self.publish(key, value, timeout))
+
+    def fetch(self, key: str, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bytes | None:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self.values or give_up(), timeout)
+            return None if give_up() else self.values.get(key)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    return Service(monkeypatch)
+
+
+ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+STATE = Snapshot(Position("within", 0, 1, 1), {"a": HeldArray(VALUE)}, {"t": 1})
+
+
+def side(worker: int, timeout: float = 0.3) -> Exchange:
+    return Exchange(Cluster("worker", worker, worker, ADDRESSES), "fit", 2**20, timeout)
+
+
+def own(worker: int) -> Snapshot:
+    return dataclasses.replace(STATE, tensors={"a": HeldArray(VALUE + worker)}, state={"t": worker})
+
+
+class Delivering(threading.Thread):
+    """A worker's background thread."""
+
+    def __init__(self, exchange: Exchange, save: int) -> None:
+        super().__init__(daemon=True)
+        self.exchange, self.save, self.failure = exchange, save, ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.exchange.deliver(self.save, own(self.exchange.cluster.worker_index))
+        except BackupError as error:
+            self.failure = str(error)
+
+    def end(self) -> str:
+        self.join(10)
+        assert not self.is_alive()
+        return self.failure
+
+
+@pytest.fixture
+def prints() -> dict[str, Fingerprint]:
+    return fingerprints(STATE.tensors)
+
+
+def test_what_differs_is_sent_and_nothing_is_left_behind(service: Service, prints: dict[str, Fingerprint]) -> None:
+    workers = [Delivering(side(worker), 1) for worker in (1, 2)]
+    found = side(0, 10).collect(1, own(0), prints)
+    assert [worker.end() for worker in workers] == ["", ""]
+    assert [(each.tensors["a"].array()[0], each.state) for each in found] == [(2, {"t": 1}), (3, {"t": 2})]
+    assert service.values == {}
+
+
+def test_a_save_that_stands_in_line_is_waited_for_however_long_it_takes(
+    service: Service, prints: dict[str, Fingerprint]
+) -> None:
+    chief = side(0, 10)
+    chief.stands_in_line(1)
+    workers = [Delivering(side(worker, timeout=0.05), 1) for worker in (1, 2)]
+    time.sleep(0.5)
+    assert all(worker.is_alive() for worker in workers)
+    assert len(chief.collect(1, own(0), prints)) == 2
+    assert [worker.end() for worker in workers] == ["", ""]
+    assert service.values == {}
+
+
+def test_one_of_which_the_chief_says_nothing_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras_dist_callbacks.engine.exchange._LOOK", 0.05)
+    failure = Delivering(side(1), 1).end()
+    assert failure == "the chief did not take part in save 1 within 0.3 s"
+    assert service.values == {}
+
+
+def test_a_lost_cluster_ends_the_waiting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    side(0).stands_in_line(1)
+    exchange = side(1, timeout=0.1)
+    worker = Delivering(exchange, 1)
+    time.sleep(0.3)
+    exchange.abort.set()
+    assert worker.end() == "the cluster was lost before the chief came to save 1"
+
+
+def test_what_is_skipped_already_is_not_hashed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    side(0).skip(1)
+    for worker in (1, 2):
+        service.fetch(f"kdc/fit/1/{worker}/wanted", 10)
+    monkeypatch.setattr("keras_dist_callbacks.engine.exchange.fingerprints", None)
+    assert [Delivering(side(worker), 1).end() for worker in (1, 2)] == ["", ""]
+    assert service.values == {}
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_worker_that_comes_too_late_is_told_that_the_save_does_not_happen(
+    service: Service, prints: dict[str, Fingerprint], late: int
+) -> None:
+    chief = side(0)
+    chief.stands_in_line(1)  # without an answer it would wait for ever
+    other = Delivering(side(3 - late), 1)
+    with pytest.raises(BackupError, match=f"worker {late} did not deliver its state within"):
+        chief.collect(1, own(0), prints)
+    assert other.end() == ""
+    assert Delivering(side(late), 1).end() == ""
+    assert service.values == {}
+
+
+@pytest.mark.parametrize("garbled", [1, 2])
+def test_all_are_answered_where_one_says_what_nobody_understands(
+    service: Service, prints: dict[str, Fingerprint], garbled: int
+) -> None:
+    service.publish(f"kdc/fit/1/{garbled}/hello", b"what?", 1)
+    other = Delivering(side(3 - garbled), 1)
+    with pytest.raises(BackupError, match=f"worker {garbled} in save 1"):
+        side(0, 10).collect(1, own(0), prints)
+    assert other.end() == ""
+    assert service.fetch(f"kdc/fit/1/{garbled}/wanted", 10) == b"skip"

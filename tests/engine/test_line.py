@@ -35,10 +35,12 @@ class Engine(BackupEngine):
     def __init__(self, directory: Path, **options: Any) -> None:
         cluster = Cluster()
         self.skipped: list[int] = []
+        self.lined_up: list[int] = []
         exchange = Exchange(cluster, "fit", 2**20, 5.0)
         self.store, self.queue, self.gate = BackupStore(Storage.open(directory)), Writer(), threading.Event()
         super().__init__(self.store, cluster, exchange, self.queue, EngineOptions(**options))
         object.__setattr__(exchange, "skip", lambda save, first=1: self.skipped.append(save))
+        object.__setattr__(exchange, "stands_in_line", self.lined_up.append)
         self.prepare()
         self.claim({})
 
@@ -214,13 +216,52 @@ def test_other_jobs_of_the_queue_do_not_hold_backups_up_for_ever(engine: Engine)
     assert (engine.steps(), engine.skipped) == ([1], [2, 3, 4, 5, 6, 7, 8])
 
 
-def test_with_several_workers_none_stands_in_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_told_which_save_stands_in_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.begin_slowly(monkeypatch)
-    monkeypatch.setattr(engine, "_cluster", Cluster("worker", 0, 0, ("127.0.0.1:1", "127.0.0.1:2")))
+    for step in (2, 3):
+        engine.save(snapshot(step))
+    assert (engine.lined_up, engine.skipped) == ([2, 3], [2])
+    threading.Timer(0.2, engine.gate.set).start()
+    engine.save(snapshot(4), must=True)
+    assert engine.drain(10)
+    assert (engine.lined_up, engine.skipped) == ([2, 3, 4], [2, 3])
+    assert engine.steps() == [1, 4]
+
+
+def test_what_stands_in_line_at_the_end_is_not_written(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.begin_slowly(monkeypatch)
+    engine.save(snapshot(2))
+    threading.Timer(0.2, engine.gate.set).start()
+    engine.finish(snapshot(3), delete=False)
+    assert (engine.steps(), engine.skipped) == ([1, 3], [2])
+    assert engine.take_notes() == []
+
+
+def test_the_worker_with_the_least_memory_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Cluster.gather
+
+    def gather(cluster: Cluster, value: Any, tag: str, *given: Any, **kind: Any) -> list[Any]:
+        others = [2 * BYTES - 1] if tag == "memory for backups" else []
+        return [*original(cluster, value, tag, *given, **kind), *others]
+
+    monkeypatch.setattr(Cluster, "gather", gather)
+    engine = Engine(tmp_path / "backup", max_held_bytes=2 * BYTES)
+    engine.begin_slowly(monkeypatch)
     engine.save(snapshot(2))
     engine.gate.set()
     assert engine.drain(10)
     assert (engine.steps(), engine.skipped) == ([1], [2])
+
+
+def test_a_save_that_fails_before_workers_are_asked_is_skipped(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("keras_dist_callbacks.engine.committing.fingerprints", full)
+    engine.save(snapshot(1))
+    assert engine.drain(10)
+    assert (engine.steps(), engine.skipped) == ([], [1])
+    assert "no room" in engine.take_notes()[0]
 
 
 @pytest.mark.slow

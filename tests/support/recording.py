@@ -109,6 +109,7 @@ class OneProcess:
     """The chief of a cluster whose other workers exist in the test only."""
 
     worker_index = 0
+    workers_on_host = 1
     is_chief = True
 
     def __init__(self, num_workers: int) -> None:
@@ -122,6 +123,9 @@ class OneProcess:
 
     def broadcast(self, value: Any, tag: str, timeout: float = 0, kind: Any = None) -> Any:
         return value
+
+    def gather(self, value: Any, tag: str, timeout: float = 0, kind: Any = None) -> list[Any]:
+        return [value]
 
     def barrier(self, tag: str, timeout: float = 0) -> None:
         pass
@@ -144,6 +148,9 @@ class Delivered:
         return found
 
     def skip(self, save: int, first: int = 1) -> None:
+        pass
+
+    def stands_in_line(self, save: int) -> None:
         pass
 
 

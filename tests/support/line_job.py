@@ -1,0 +1,74 @@
+"""A job of two workers whose store takes longer for a backup than training for many steps.
+
+line_job.py DIRECTORY [cut | lost WORKER]: with either its backups are written slowly; with `cut` all workers are killed
+in the first epoch once that is done, with `lost` one is while a backup stands in line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+
+import keras_dist_callbacks as kdc
+import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+from keras_dist_callbacks.engine.writer import shared_writer
+from tests.support.workload import batches, build_model, finish, load
+
+TIMEOUT = 2.5
+"""Seconds after which a worker gives up what nobody answers: less than a backup takes."""
+BYTES_PER_SECOND = {"cut": 10_000, "lost": 20_000}
+STEP_SECONDS = 0.4
+CUT_AT = (0, 8)
+LOST_AT = (1, 4)
+
+
+class Cut(keras.callbacks.Callback):
+    """Kills this process, or the worker that is to be lost."""
+
+    def __init__(self, what: str, lost: int | None) -> None:
+        super().__init__()
+        self.what, self.lost = what, lost
+        self.worker, self.epoch = kdc.Cluster.detect().worker_index, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.what:
+            time.sleep(STEP_SECONDS)
+        if self.what == "cut" and (self.epoch, batch) == CUT_AT:
+            shared_writer().wait(60)
+            print("everything is written", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.worker == self.lost and (self.epoch, batch) == LOST_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    directory, what = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+    lost = int(sys.argv[3]) if what == "lost" else None
+    strategy = kdc.make_strategy("multi_worker", startup_timeout=60, heartbeat_timeout=10)
+    keras.utils.set_random_seed(7)
+    train, _ = load()
+    with strategy.scope():
+        model = build_model(None)
+    slow: dict[str, Any] = {"max_bytes_per_second": BYTES_PER_SECOND[what], "timeout": TIMEOUT} if what else {}
+    backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, delete_checkpoint=False, **slow)
+    # behind the backup's callback: it has seen the step at whose end the job is killed
+    history = model.fit(batches(train), epochs=2, callbacks=[backup, Cut(what, lost)], verbose=0)
+    if backup.restored is not None:
+        print(f"RESTORED {backup.restored.position}", flush=True)
+    finish(str(directory / "end"), model, history)
+
+
+if __name__ == "__main__":
+    main()
