@@ -17,6 +17,7 @@ import numpy as np
 import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
+from benchmarks.parts import Watch
 from keras_dist_callbacks.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"
@@ -80,11 +81,18 @@ class _Gated(kdc.BackupAndRestore):
         self._session._schedule = self._gate
 
 
-def make(names: Sequence[str], workload: Workload, directory: Path) -> list[Arm]:
-    """The named arms; two that save nothing are always among them."""
+def make(names: Sequence[str], workload: Workload, directory: Path, watch: Watch | None = None) -> list[Arm]:
+    """The named arms; two that save nothing are always among them.
+
+    Args:
+        names: Which.
+        workload: What is trained.
+        directory: Where they save.
+        watch: Notes our saves; those that are due too soon are left out then, as users have it.
+    """
     makers: dict[str, Callable[[], Arm]] = {
-        OURS: lambda: _ours(directory / "ours", fsync=True),
-        OURS_UNSYNCED: lambda: _ours(directory / "ours", fsync=False),
+        OURS: lambda: _ours(directory / "ours", fsync=True, watch=watch),
+        OURS_UNSYNCED: lambda: _ours(directory / "ours", fsync=False, watch=watch),
         KERAS: lambda: _hook(KERAS, keras.callbacks.BackupAndRestore(str(directory / "keras")), workload.model),
         WEIGHTS: lambda: _checkpoint(WEIGHTS, directory / "saved.weights.h5", workload.model),
         WHOLE: lambda: _checkpoint(WHOLE, directory / "saved.keras", workload.model),
@@ -99,16 +107,16 @@ def make(names: Sequence[str], workload: Workload, directory: Path) -> list[Arm]
     return [Arm(NONE), Arm(NONE_AGAIN), *(makers[name]() for name in names)]
 
 
-def _ours(directory: Path, *, fsync: bool) -> Arm:
-    # A backup that is left out would look free: "wait" shows instead. Everything else is as users have it.
-    gate = Gate()
-    callback = _Gated(gate, directory, save_freq=10**9, when_busy="wait", fsync=fsync, verbose=0)
+def _ours(directory: Path, *, fsync: bool, watch: Watch | None) -> Arm:
+    # A backup that is left out would look free: where nobody counts those that were made, "wait" shows instead.
+    gate, busy = Gate(), "wait" if watch is None else "skip"
+    callback = _Gated(gate, directory, save_freq=10**9, when_busy=busy, fsync=fsync, verbose=0)
 
     def drain() -> None:
         if not shared_writer().wait(300):
             raise TimeoutError("a backup was not written within 300 s")
 
-    return Arm(ours_name(fsync), gate.ask, drain, callback)
+    return Arm(ours_name(fsync), gate.ask, drain, callback, None if watch is None else lambda: len(watch.made))
 
 
 def _hook(name: str, callback: Any, model: Any, drain: Callable[[], Any] | None = None) -> Arm:

@@ -105,6 +105,22 @@ class Blocks:
         """What each block took longer than the block without a save of the same round."""
         return self.total(arm) - self.total(NONE)
 
+    def made(self, arm: str, *, first: bool = False) -> Values:
+        """How many saves of each block were complete at its end."""
+        return np.array([b["made"][0] for b in self._of(arm, first=first)])
+
+    def made_in_all(self, arm: str) -> int:
+        """How many saves were complete in the end, those of the first round too."""
+        return sum(b["made"][1] for b in self._blocks if b["arm"] == arm)
+
+    def asked(self, arm: str) -> int:
+        """How many saves were due, those of the first round too."""
+        return sum(len(b["cpu"]) for b in self._blocks if b["arm"] == arm)
+
+    def processor(self, arm: str) -> Values:
+        """Processor time of each save in the thread that trains, those of the first round too."""
+        return np.array([c for b in self._blocks if b["arm"] == arm for c in b["cpu"]])
+
     def wait(self, arm: str) -> Values:
         """How long was waited for each write to end."""
         return np.array([b["wait"] for b in self._of(arm)])

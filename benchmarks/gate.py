@@ -35,12 +35,14 @@ class Arm:
         save: Called between two steps, where callbacks run.
         drain: Waits until nothing is being written.
         callback: What fit() must be given for it.
+        made: How many of its saves are complete. Defaults to all that it was asked for.
     """
 
     name: str
     save: Callable[[], Any] = _nothing
     drain: Callable[[], Any] = _nothing
     callback: Any = None
+    made: Callable[[], int] | None = None
 
 
 @dataclass
@@ -54,6 +56,9 @@ class Block:
         steps: Each step.
         gaps: Between later steps.
         wait: How long was waited for the writing to end.
+        cpu: Processor time of the thread that trains, in each call of the arm's `save`.
+        made: Saves that were complete at the block's end.
+        made_in_all: And once the writing had ended.
     """
 
     arm: str
@@ -62,14 +67,20 @@ class Block:
     steps: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     wait: float = 0.0
+    cpu: list[float] = field(default_factory=list)
+    made: int = 0
+    made_in_all: int = 0
 
 
 class _Driver(keras.callbacks.Callback):
     """Stands in for fit's train function, and saves where callbacks do."""
 
-    def __init__(self, train: Callable[[Any], Any], order: Iterator[tuple[Arm, int]], length: int, drain: str) -> None:
+    def __init__(
+        self, train: Callable[[Any], Any], order: Iterator[tuple[Arm, int]], length: int, every: int, drain: str
+    ) -> None:
         super().__init__()
-        self._train, self._order, self._length, self._drain = train, order, length, drain
+        self._train, self._order, self._length, self._every, self._drain = train, order, length, every, drain
+        self._before = 0
         self._arm, self._block, self._left = Arm("lead"), Block("lead", 0), _LEAD_STEPS
         self._due: Arm | None = None
         self._exit = 0.0
@@ -93,9 +104,14 @@ class _Driver(keras.callbacks.Callback):
         return result
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._due is not None:
-            arm, self._due = self._due, None
-            arm.save()
+        if self._due is not None or (self._block.steps and len(self._block.steps) % self._every == 0):
+            self._due = None
+            began = time.thread_time()
+            self._arm.save()
+            self._block.cpu.append((time.thread_time() - began) * _MS)
+
+    def _made(self) -> int:
+        return self._before + len(self._block.cpu) if self._arm.made is None else self._arm.made()
 
     def _note_gap(self, gap: float) -> None:
         if self._block.steps:
@@ -109,17 +125,22 @@ class _Driver(keras.callbacks.Callback):
         self._block.wait = (time.perf_counter() - began) * _MS
 
     def _next(self) -> None:
+        self._block.made = self._made() - self._before
         if self._drain == "at_end":
             self._wait()
+        self._block.made_in_all = self._made() - self._before
         if self._arm.save is not _nothing:
             os.sync()  # what one arm left in the page cache must not be charged to the next
         if self._block.arm != "lead":
             self.done.append(self._block)
         arm, number = next(self._order, (Arm("end"), 0))
         self._arm, self._due, self._block, self._left = arm, arm, Block(arm.name, number), self._length
+        self._before = 0 if arm.made is None else arm.made()
 
 
-def run(workload: Workload, arms: Sequence[Arm], *, rounds: int, length: int, drain: str, seed: int) -> dict[str, Any]:
+def run(
+    workload: Workload, arms: Sequence[Arm], *, rounds: int, length: int, drain: str, seed: int, every: int = 0
+) -> dict[str, Any]:
     """Lets arms save in turn within one fit().
 
     Args:
@@ -130,19 +151,28 @@ def run(workload: Workload, arms: Sequence[Arm], *, rounds: int, length: int, dr
         drain: When to wait for the writing to end: `"before"` the first step of a block, `"after_first"`, or
             `"at_end"` of the block.
         seed: For the order.
+        every: Steps between two saves of a block. Defaults to `length`: there is one.
 
     Returns:
-        All blocks, and the bytes of the state.
+        All blocks, the share of the processors that was busy meanwhile, and the bytes of the state.
     """
     model = workload.model
     model.fit(workload.data, steps_per_epoch=2, verbose=0)  # traces the train function
     order = _shuffled(arms, rounds, seed)
-    driver = _Driver(model.train_function, iter(order), length, drain)
+    driver = _Driver(model.train_function, iter(order), length, every or length, drain)
     model.train_function = driver
     steps = _LEAD_STEPS + length * len(order)
     callbacks = [driver, *(arm.callback for arm in arms if arm.callback is not None)]
+    began, used = time.monotonic(), _processor_seconds()
     model.fit(workload.data, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
-    return {"state_bytes": workload.state_bytes, "blocks": [_rounded(block) for block in driver.done]}
+    busy = (_processor_seconds() - used) / (time.monotonic() - began) / (os.cpu_count() or 1)
+    blocks = [_rounded(block) for block in driver.done]
+    return {"state_bytes": workload.state_bytes, "busy": round(busy, 3), "blocks": blocks}
+
+
+def _processor_seconds() -> float:
+    used = os.times()
+    return used.user + used.system
 
 
 def _shuffled(arms: Sequence[Arm], rounds: int, seed: int) -> list[tuple[Arm, int]]:
@@ -161,4 +191,6 @@ def _rounded(block: Block) -> dict[str, Any]:
         "steps": [round(s, 3) for s in block.steps],
         "gaps": [round(g, 4) for g in block.gaps],
         "wait": round(block.wait, 3),
+        "cpu": [round(c, 3) for c in block.cpu],
+        "made": [block.made, block.made_in_all],
     }

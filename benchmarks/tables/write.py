@@ -16,7 +16,7 @@ NOTES = [
 ]
 _ROUNDS = {100: 12}
 _ROUNDS_OF_LARGE = 5
-_SHARE = 0.6
+_SHARE = 1
 
 
 def cases(config: Config) -> list[Case]:

@@ -80,8 +80,14 @@ def fingerprints(tensors: Mapping[str, HeldTensor]) -> dict[str, Fingerprint]:
     found = {}
     for name, held in tensors.items():
         array = held.array()
-        found[name] = Fingerprint(hash_array(array), array.dtype.name, tuple(array.shape))
+        found[name] = Fingerprint(hash_array(array), dtype_name(array.dtype), tuple(array.shape))
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """numpy's name of a type, which it puts together anew each time."""
+    return dtype.name
 
 
 @functools.lru_cache(maxsize=64)
@@ -148,6 +154,7 @@ class Draft:
         self.tensors = tensors
         self._known = {name: prints[name].hash for name in tensors if name in prints}
         self._found: dict[str, str] = {}
+        self._blob: Blob | None = None
         self._head, self._directory, self._copy = _head(tensors), directory, copy
         self.size = len(self._head) + sum(array.nbytes for array in tensors.values())
         self.like = _path(directory, "0" * 32)
@@ -172,19 +179,22 @@ class Draft:
 
     def blob(self) -> Blob:
         """It with its name, once all pieces were taken."""
-        return _sealed(self.tensors, self._head, {**self._known, **self._found}, self._directory, self._copy)
+        if self._blob is None:
+            hashes = {**self._known, **self._found}
+            self._blob = _sealed(self.tensors, self._head, hashes, self._directory, self._copy)
+        return self._blob
 
     def fingerprint(self, name: str) -> Fingerprint:
         """That of a tensor, once all pieces were taken."""
         array = self.tensors[name]
-        return Fingerprint(self._known.get(name) or self._found[name], array.dtype.name, tuple(array.shape))
+        return Fingerprint(self._known.get(name) or self._found[name], dtype_name(array.dtype), tuple(array.shape))
 
 
 def _head(tensors: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
     header: dict[str, Any] = {}
     offset = 0
     for name, array in tensors.items():
-        known = _DTYPES.get(array.dtype.name)
+        known = _DTYPES.get(dtype_name(array.dtype))
         header[name] = {
             "dtype": known or "U8",  # the manifest holds the true type and shape
             "shape": list(array.shape) if known else [array.nbytes],

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.backups.codec import raw_bytes
+from keras_dist_callbacks.backups.codec import dtype_name, raw_bytes
 from keras_dist_callbacks.backups.snapshot import HeldTensor
 
 _LEAST = 2**18  # bytes of the smallest tensor that is worth it
@@ -32,7 +32,7 @@ def glances(tensors: Mapping[str, HeldTensor]) -> dict[str, Glance]:
         array = held.array()
         if array.nbytes >= _LEAST:
             sample = xxhash.xxh3_128_hexdigest(_places(np.frombuffer(raw_bytes(array), np.uint8)).tobytes())
-            found[name] = Glance(sample, array.dtype.name, tuple(array.shape))
+            found[name] = Glance(sample, dtype_name(array.dtype), tuple(array.shape))
     return found
 
 

@@ -1,0 +1,77 @@
+"""What the background thread spends its processor time on, save by save.
+
+Looking at each part costs time itself, so only every other save is looked into; of the rest the whole is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_dist_callbacks.backups.codec import Draft
+from keras_dist_callbacks.engine import committing
+from keras_dist_callbacks.storage import direct_files
+
+PARTS = ("hash", "copy", "write", "flush")
+_MS = 1e3
+
+
+@dataclass
+class Watch:
+    """Notes each backup that this process makes from now on.
+
+    Attributes:
+        made: Of each one the processor time of its thread in ms, whole and, of every other one, by part.
+    """
+
+    made: list[dict[str, float]] = field(default_factory=list)
+    _spent: dict[str, float] | None = None
+
+    def begin(self) -> None:
+        """Replaces what is looked at; it stays so until the process ends."""
+        commit, iterate = committing.Committer.commit, Draft.__iter__
+
+        def watched(committer: Any, *given: Any) -> None:
+            self._spent = dict.fromkeys(PARTS, 0.0) if len(self.made) % 2 else None
+            began = time.thread_time()
+            commit(committer, *given)
+            self.made.append({"whole": _rounded(time.thread_time() - began), **self._parts()})
+            self._spent = None
+
+        def hashed(draft: Draft) -> Iterator[Any]:
+            return iterate(draft) if self._spent is None else self._each("hash", iterate(draft))
+
+        committing.Committer.commit = watched  # type: ignore[method-assign]
+        Draft.__iter__ = hashed  # type: ignore[method-assign]
+        committing.fingerprints = self._part("hash", committing.fingerprints)  # type: ignore[attr-defined]
+        direct_files._Stream._copy = self._part("copy", direct_files._Stream._copy)  # type: ignore[method-assign]
+        for name, part in {"pwrite": "write", "write": "write", "ftruncate": "write", "fsync": "flush"}.items():
+            setattr(os, name, self._part(part, getattr(os, name)))
+
+    def _parts(self) -> dict[str, float]:
+        return {name: _rounded(seconds) for name, seconds in (self._spent or {}).items()}
+
+    def _part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            spent = self._spent
+            if spent is None:
+                return function(*given, **options)
+            began = time.thread_time()
+            try:
+                return function(*given, **options)
+            finally:
+                spent[name] += time.thread_time() - began
+
+        return call
+
+    def _each(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
+        advance = self._part(name, lambda: next(items, None))
+        while (item := advance()) is not None:
+            yield item
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds * _MS, 3)
