@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
+_CHUNK = 4 * 2**20
+_PROBES = 3
 _PACKAGES = ("tensorflow", "keras", "numpy", "orbax-checkpoint", "jax", "h5py", "safetensors", "keras-dist-callbacks")
 
 
@@ -40,6 +45,26 @@ def measured_code() -> str:
     for file in sorted(root.rglob("*.py")):
         digest.update(f"{file.relative_to(root)}:".encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def direct_speed(path: Path, size: int) -> float | None:
+    """Bytes per second around the page cache from aligned memory, flushed; None where the file system refuses."""
+    memory = mmap.mmap(-1, _CHUNK)
+    memory.write(np.random.default_rng(0).bytes(_CHUNK))
+    seconds = []
+    for _ in range(_PROBES):
+        began = time.perf_counter()
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+            for start in range(0, size, _CHUNK):
+                os.pwrite(file, memory, start)
+        except (OSError, AttributeError):
+            return None
+        os.fsync(file)
+        os.close(file)
+        seconds.append(time.perf_counter() - began)
+        path.unlink()
+    return float(size / np.median(seconds))
 
 
 def _processor() -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import arms, gate, models
+from benchmarks import arms, gate, machine, models
 from benchmarks.config import Case, Config, Outcome
 from benchmarks.estimates import Blocks, Estimate, Values, median, number, ratio
 from benchmarks.parts import PARTS, Watch
@@ -35,8 +32,6 @@ _BATCHES = {100: 64}
 _SAVES = {8: 4, 20: 2}  # in a block, by the steps between them
 _ROUNDS = {100: 8}
 _ROUNDS_OF_LARGE = 5
-_CHUNK = 4 * 2**20
-_PROBES = 3
 _LARGE_MB = 400  # of the thread's bound: below, what does not grow with the state counts too
 _ENOUGH = 0.7
 _COPIES = 2
@@ -60,32 +55,12 @@ def measure(
 ) -> Outcome:
     """One gated fit."""
     workload, watch = models.large(megabytes, batch), Watch()
-    speed = _raw_speed(directory / "raw", workload.state_bytes)
+    speed = machine.direct_speed(directory / "raw", workload.state_bytes)
     watch.begin()
     names = [arms.ours_name(fsync), arms.KERAS, arms.MEMCPY, *([arms.ORBAX] if every == 20 and fsync else [])]
     chosen = arms.make(names, workload, directory, watch)
     found = gate.run(workload, chosen, rounds=rounds, length=every * saves, every=every, drain="at_end", seed=seed)
     return {**found, "thread": watch.made, "raw_bytes_per_second": speed}
-
-
-def _raw_speed(path: Path, size: int) -> float | None:
-    """Bytes per second around the page cache from aligned memory, flushed; None where the file system refuses."""
-    memory = mmap.mmap(-1, _CHUNK)
-    memory.write(np.random.default_rng(0).bytes(_CHUNK))
-    seconds = []
-    for _ in range(_PROBES):
-        began = time.perf_counter()
-        try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-            for start in range(0, size, _CHUNK):
-                os.pwrite(file, memory, start)
-        except (OSError, AttributeError):
-            return None
-        os.fsync(file)
-        os.close(file)
-        seconds.append(time.perf_counter() - began)
-        path.unlink()
-    return float(size / np.median(seconds))
 
 
 def summarise(outcomes: list[Outcome]) -> list[Table]:

@@ -86,7 +86,7 @@ def fingerprints(tensors: Mapping[str, HeldTensor]) -> dict[str, Fingerprint]:
 
 @functools.lru_cache(maxsize=64)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """numpy's name of a type, which it puts together anew each time."""
+    """The name of a type; numpy puts it together anew each time."""
     return dtype.name
 
 

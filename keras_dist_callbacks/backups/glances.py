@@ -11,6 +11,7 @@ import xxhash
 
 from keras_dist_callbacks.backups.codec import dtype_name, raw_bytes
 from keras_dist_callbacks.backups.snapshot import HeldTensor
+from keras_dist_callbacks.storage.direct_files import least
 
 _LEAST = 2**18  # bytes of the smallest tensor that is worth it
 _PLACES = 256
@@ -27,10 +28,10 @@ class Glance(NamedTuple):
 
 def glances(tensors: Mapping[str, HeldTensor]) -> dict[str, Glance]:
     """Those of the large tensors."""
-    found = {}
+    found, smallest = {}, least(_LEAST)
     for name, held in tensors.items():
         array = held.array()
-        if array.nbytes >= _LEAST:
+        if array.nbytes >= smallest:
             sample = xxhash.xxh3_128_hexdigest(_places(np.frombuffer(raw_bytes(array), np.uint8)).tobytes())
             found[name] = Glance(sample, dtype_name(array.dtype), tuple(array.shape))
     return found

@@ -55,7 +55,7 @@ class Listed:
 
 
 VARIABLE = "KDC_DIRECT_WRITES"
-"""An environment variable: `0` turns this off; `all` takes files of any size, as tests do."""
+"""An environment variable: `0` turns this off; `all` makes no difference between large and small, as tests do."""
 
 _LEAST = 2**20  # bytes of the smallest file that is worth it
 _ALIGNMENT = 4096  # of addresses, offsets and lengths: what every disk takes
@@ -70,6 +70,11 @@ _buffer_lock = threading.Lock()
 _shared: list[memoryview] = []
 
 
+def least(usual: int) -> int:
+    """From how many bytes on something is large: `usual`, unless tests ask for no difference."""
+    return 1 if os.environ.get(VARIABLE) == "all" else usual
+
+
 class DirectWrites:
     """Whether a directory's file system takes such writes: found out at the first one, once for all.
 
@@ -79,9 +84,9 @@ class DirectWrites:
     """
 
     def __init__(self) -> None:
-        wish = os.environ.get(VARIABLE)
-        self.works: bool | None = False if _FLAG is None or wish == "0" else None
-        self.least = 1 if wish == "all" else _LEAST
+        is_off = _FLAG is None or os.environ.get(VARIABLE) == "0"
+        self.works: bool | None = False if is_off else None
+        self.least = least(_LEAST)
 
     def write(self, directory: Directory, name: str, parts: Iterable[Buffer], traffic: Traffic) -> int | None:
         """Writes a new file.

@@ -25,6 +25,7 @@ from keras_dist_callbacks.storage.direct_files import VARIABLE
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.states import loop_state
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
 Arrays = dict[str, np.ndarray[Any, Any]]
 LARGE = 2**18
 
@@ -52,6 +53,11 @@ class Saver:
 
 def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.glob("blobs/*/*")}
+
+
+@pytest.fixture
+def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 @pytest.fixture
