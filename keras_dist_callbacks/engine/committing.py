@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.codec import Fingerprint, fingerprints
 from keras_dist_callbacks.backups.glances import Glance, glances, surely_new
@@ -27,14 +27,7 @@ from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.progress import uploads
 
 KEPT_COMMITS = 2
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A commit of this run: where its tensors are, and what the large ones look like."""
-
-    tensors: Mapping[str, TensorInfo]
-    glances: frozenset[Glance]
+_LOOKS = 20  # saves, those that failed too: what they wrote is found again
 
 
 class Committer:
@@ -57,7 +50,8 @@ class Committer:
     ) -> None:
         self._store, self._exchange, self._options, self._note = store, exchange, options, note
         self._sequence = 0
-        self._known: list[_Known] = []  # of the newest commits of this run
+        self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
+        self._looks: collections.deque[frozenset[Glance]] = collections.deque(maxlen=_LOOKS)  # at what may be staged
         self._orphans_collected = False
         self._untidy = False
         self.info: Mapping[str, JSON] = {}
@@ -81,13 +75,8 @@ class Committer:
             StorageError: The store failed.
             BackupError: Another worker did not deliver its part.
         """
-        self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
-        known = self._shared()
         try:
-            with collector_paused():
-                seen = glances(snapshot.tensors) if self._may_hash_later else {}
-                later = surely_new(seen, known.glances)
-                prints = fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
+            prints = self._prints(snapshot)
         except BaseException:
             self._exchange.skip(save)
             raise
@@ -95,18 +84,18 @@ class Committer:
         self._store.check_ownership()
         sizes = {path: blob.size for path, blob in self._store.staged.items()}
         copy = self._sequence + 1 if self._options.double_checkpoint else 0
-        packer = Packer(self._present(known), self._store.blob_directory, sizes, copy)
+        packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
         self._stage(packer, snapshot, prints)
         with collector_paused():
             records = [WorkerRecord(packer.locate(snapshot.tensors, prints), snapshot.state)]
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
         with collector_paused():
             manifest = self._manifest(snapshot.position, records)
-        earlier, self._known = self._known, []  # whether this one is there is not known until it was read back
+        known, self._known = self._known, []  # whether this one is there is not known until it was read back
         self._store.commit(manifest)
         self.newest = snapshot.position
         unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
-        self._known = [*earlier[-1:], _Known(unique, frozenset(seen.values()))]
+        self._known = [*known[-1:], unique]
         self._tidy()
 
     def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
@@ -148,16 +137,24 @@ class Committer:
             {**self.info, "created": time.time()},
         )
 
+    def _prints(self, snapshot: Snapshot) -> dict[str, Fingerprint]:
+        """The fingerprints of all tensors but those that are hashed while they are written."""
+        with collector_paused():
+            self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
+            seen = glances(snapshot.tensors) if self._may_hash_later else {}
+            later = surely_new(seen, frozenset().union(*self._looks))
+            self._looks.append(frozenset(seen.values()))
+            return fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
+
     @property
     def _may_hash_later(self) -> bool:
         """Whether tensors may be hashed while they are written: other workers, and stores, must know before."""
         return self._store.storage.is_local and self._exchange.cluster.num_workers == 1
 
-    def _shared(self) -> _Known:
-        """The commit whose tensors the next one may refer to instead of writing them again."""
+    def _shared_tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors that a commit may refer to instead of writing them again."""
         age = 2 if self._options.double_checkpoint else 1
-        return self._known[-age] if len(self._known) >= age else _Known({}, frozenset())
-
-    def _present(self, known: _Known) -> Mapping[str, TensorInfo]:
+        if len(self._known) < age:
+            return {}
         present = self._store.staged
-        return {name: info for name, info in known.tensors.items() if info.blob in present}
+        return {name: info for name, info in self._known[-age].items() if info.blob in present}

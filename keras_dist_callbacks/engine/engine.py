@@ -22,6 +22,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.committing import Committer
+from keras_dist_callbacks.engine.deliveries import Deliveries
 from keras_dist_callbacks.engine.exchange import Exchange
 from keras_dist_callbacks.engine.left_out import LeftOut
 from keras_dist_callbacks.engine.line import Line
@@ -52,6 +53,7 @@ class BackupEngine:
         self._line = Line(writer)
         self._room = 0  # known once all workers have told theirs
         self._committer = Committer(store, exchange, options, self._note)
+        self._deliveries = Deliveries(exchange, writer, self._note)
         self._failed = 0
         self._lock = threading.Lock()
         self._notes: list[str] = []
@@ -145,25 +147,32 @@ class BackupEngine:
         """
         self._saves += 1
         self._left_out.due()
-        what = f"backup at {snapshot.position}"
         if not self._cluster.is_chief:
-            self._writer.submit(functools.partial(self._deliver, self._saves, snapshot), what)
+            self._deliveries.enter(self._saves, snapshot)
             return
-        if not self._line.is_busy:
-            self._left_out.begun(snapshot.position)
-        elif must or self._options.when_busy == "wait":
-            if (overtaken := self._line.take_back()) is not None:
-                self._leave_out(overtaken, snapshot.position)
-            self._exchange.stands_in_line(self._saves)
-            self._writer.wait()
-        elif not self._may_stand_in_line(snapshot):
+        waits = must or self._options.when_busy == "wait"
+        if self._line.is_busy and not waits and not self._may_stand_in_line(snapshot):
             self._leave_out(self._saves, snapshot.position)
             return
-        else:
+        try:
+            self._write(snapshot, waits=waits)
+        except BaseException:
+            self._exchange.skip(self._saves)
+            raise
+
+    def _write(self, snapshot: Snapshot, *, waits: bool) -> None:
+        """Leaves a snapshot of the chief to the background, which answers the other workers."""
+        if self._writer.busy:
             self._exchange.stands_in_line(self._saves)
+        if not self._line.is_busy:
+            self._left_out.begun(snapshot.position)
+        elif waits:
+            if (overtaken := self._line.take_back()) is not None:
+                self._leave_out(overtaken, snapshot.position)
+            self._writer.wait()
         write = functools.partial(self._write_or_note, self._saves, snapshot)
-        lasting, urgent = must or self._options.when_busy == "wait", not self._committer.has_committed
-        self._line.enter(self._saves, write, what, lasting=lasting, urgent=urgent)
+        what, urgent = f"backup at {snapshot.position}", not self._committer.has_committed
+        self._line.enter(self._saves, write, what, lasting=waits, urgent=urgent)
 
     def _may_stand_in_line(self, snapshot: Snapshot) -> bool:
         """Whether there is a place behind the one that is being written; whoever has it makes room if it can."""
@@ -241,10 +250,9 @@ class BackupEngine:
             snapshot: The final state.
             delete: Remove the backup afterwards.
         """
+        self._cluster.barrier("end of training", self._options.timeout)
         if (overtaken := self._line.take_back()) is not None:
             self._exchange.skip(overtaken)  # the end comes at once
-        self._writer.wait()
-        self._cluster.barrier("end of training", self._options.timeout)
         self.save(snapshot, must=True)
         self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._options.timeout)
         self._writer.wait()
@@ -277,12 +285,6 @@ class BackupEngine:
             self._note(f"files that are not needed any more could not be deleted: {error}")
 
     # --- in the background
-
-    def _deliver(self, save: int, snapshot: Snapshot) -> None:
-        try:
-            self._exchange.deliver(save, snapshot)
-        except (BackupError, ClusterError) as error:
-            self._note(f"this worker's part of the backup at {snapshot.position} was not saved: {error}")
 
     def _write_or_note(self, save: int, snapshot: Snapshot) -> None:
         self._left_out.begun(snapshot.position)

@@ -13,7 +13,8 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError, ClusterError
 
 _SKIP = b"skip"
+_SLICE = 0.5  # seconds between two looks at what else has changed
 _GLANCE = 0.01  # seconds in which the coordination service has mostly answered
 _LOOK = 2.0  # and in which it always has
 
@@ -80,12 +82,10 @@ class Exchange:
         Raises:
             BackupError: A worker did not deliver in time; this save fails, training goes on.
         """
-        if self.cluster.num_workers == 1:
-            return []
-        topics = _topic_hashes(snapshot.state)
         found: list[LocalState] = []
         unanswered = 1
         try:
+            topics = _topic_hashes(snapshot.state) if self.cluster.num_workers > 1 else {}
             for worker in range(1, self.cluster.num_workers):
                 hello, differing = self._ask(worker, save, prints, topics)
                 unanswered = worker + 1
@@ -103,37 +103,53 @@ class Exchange:
         """On the chief: tells workers that this save's turn comes, however long the one before takes."""
         self._tell("line", b"", save)
 
-    def deliver(self, save: int, snapshot: Snapshot) -> None:
+    def deliver(self, save: int, snapshot: Snapshot, meanwhile: Callable[[], None] = lambda: None) -> None:
         """On a worker: publishes what this worker has that the chief has not.
+
+        Args:
+            save: Its number.
+            snapshot: This worker's.
+            meanwhile: Called again and again while the chief is waited for.
 
         Raises:
             BackupError: The chief did not ask in time.
         """
         me = self.cluster.worker_index
-        if messaging.fetch(self._key(save, me, "wanted"), _GLANCE) == _SKIP:  # nothing needs to be hashed for it
-            self._forget_asked(save, me, _SKIP)
+        if self.was_skipped(save):  # nothing needs to be hashed for it
             return
         prints = fingerprints(snapshot.tensors)
         hello = {"tensors": prints, "topics": _topic_hashes(snapshot.state)}
         sent = messaging.publish(self._key(save, me, "hello"), _dump(hello), self.timeout)
         try:
-            answer = self._answer(save, me)
+            answer = self._answer(save, me, meanwhile)
         finally:
             messaging.forget(self._key(save, me, "hello"), sent)
         self._forget_asked(save, me, answer)
         if answer != _SKIP:
             self._hand_over(save, me, snapshot, _understood(answer, _Wanted, f"the chief in save {save}"))
 
-    def _answer(self, save: int, me: int) -> bytes:
+    def was_skipped(self, save: int) -> bool:
+        """On a worker: whether the chief has said that a save does not happen."""
+        me = self.cluster.worker_index
+        skipped = messaging.fetch(self._key(save, me, "wanted"), _GLANCE) == _SKIP
+        if skipped:
+            self._forget_asked(save, me, _SKIP)
+        return skipped
+
+    def _answer(self, save: int, me: int, meanwhile: Callable[[], None]) -> bytes:
         """What the chief says to a worker's hello; of a save that stands in line that may take any time."""
+        deadline = time.monotonic() + self.timeout
         while True:
-            answer = messaging.fetch(self._key(save, me, "wanted"), self.timeout, self.abort.is_set)
+            answer = messaging.fetch(self._key(save, me, "wanted"), min(_SLICE, self.timeout), self.abort.is_set)
             if answer is not None:
                 return answer
             if self.abort.is_set():
                 raise BackupError(f"the cluster was lost before the chief came to save {save}")
-            if messaging.fetch(self._key(save, me, "line"), _LOOK) is None:
-                raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
+            meanwhile()
+            if time.monotonic() >= deadline:
+                if messaging.fetch(self._key(save, me, "line"), _LOOK) is None:
+                    raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
+                deadline = math.inf
 
     def _forget_asked(self, save: int, me: int, answer: bytes) -> None:
         messaging.forget(self._key(save, me, "wanted"), messaging.chunk_count(answer))

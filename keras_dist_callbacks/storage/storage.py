@@ -222,7 +222,8 @@ class Storage:
             spare: As in `create`.
         """
         path, other = self._full(like), None if spare is None else self._full(spare)
-        self._run("create", like, lambda: self._local.create(path, parts, other, lambda: self._full(named())))
+        directory = str(PurePosixPath(like).parent)  # for messages: nobody will find a file called so
+        self._run("create", directory, lambda: self._local.create(path, parts, other, lambda: self._full(named())))
 
     def replace(self, name: str, source: Path, by: Storage | None = None) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part.

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.exchange import Exchange, _pack_message
 from keras_dist_callbacks.errors import BackupError
+from tests.support.service import Service
 
 CHIEF = Cluster("worker", 0, 0, ("127.0.0.1:1", "127.0.0.1:2"))
 EXCHANGE = Exchange(CHIEF, "fit", 2**20, 5.0)
@@ -100,35 +100,6 @@ def test_other_tensors_than_announced_do_too(said: dict[str, bytes], announced: 
     said["values"] = _pack_message({"state": {}, "sent": sent}, {"a": np.float32([1, 2])})
     with pytest.raises(BackupError, match="worker 1 in save 1"):
         collect()
-
-
-class Service:
-    """What workers of one process say to each other instead of the coordination service."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.values: dict[str, bytes] = {}
-        self.said: list[str] = []
-        self._changed = threading.Condition()
-        monkeypatch.setattr(messaging, "publish", self.publish)
-        monkeypatch.setattr(messaging, "publish_once", self.publish_once)
-        monkeypatch.setattr(messaging, "fetch", self.fetch)
-        monkeypatch.setattr(messaging, "forget", lambda key, chunks=1: self.values.pop(key, None))
-
-    def publish(self, key: str, value: bytes, timeout: float) -> int:
-        with self._changed:
-            assert key not in self.said, "a key can be set once"
-            self.values[key] = value
-            self.said.append(key)
-            self._changed.notify_all()
-        return 1
-
-    def publish_once(self, key: str, value: bytes, timeout: float) -> bool:
-        return key not in self.said and bool(self.publish(key, value, timeout))
-
-    def fetch(self, key: str, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bytes | None:
-        with self._changed:
-            self._changed.wait_for(lambda: key in self.values or give_up(), timeout)
-            return None if give_up() else self.values.get(key)
 
 
 @pytest.fixture

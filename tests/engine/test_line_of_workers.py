@@ -14,8 +14,10 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.testing import compare_runs
 from tests.support import SUPPORT
-from tests.support.line_job import CUT_AT
+from tests.support.line_job import CUT_AT, LOST_AT, TIMEOUT
 from tests.support.processes import job
+
+pytestmark = [pytest.mark.kill, pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
 def run(directory: Path, *words: str) -> tuple[list[int | None], list[str], float]:
@@ -43,26 +45,21 @@ def assert_goes_on_as_if_nothing_had_happened(directory: Path, reference: Path, 
         assert compare_runs(reference / f"end-worker{worker}", directory / f"end-worker{worker}") == []
 
 
-@pytest.mark.kill
-@pytest.mark.cluster
-@pytest.mark.timeout(300)
 def test_the_newest_state_is_written_behind_one_that_takes_longer_than_workers_wait(tmp_path: Path) -> None:
     codes, logs, _ = run(tmp_path / "a", "cut")
     assert codes == [-signal.SIGKILL] * 2, logs
-    assert all("everything is written" in log for log in logs)
+    waited = [float(re.findall("everything is written after ([0-9.]+) s", log)[0]) for log in logs]
+    assert waited[1] > TIMEOUT + 1
     assert not [log for log in logs if re.search("was not saved|backup .* failed", log)], logs
     assert steps(tmp_path / "a") == [1, CUT_AT[1]]  # a backup comes when all callbacks have seen the step
     assert_goes_on_as_if_nothing_had_happened(tmp_path / "a", tmp_path / "b", f"epoch 1, batch {CUT_AT[1]} ")
 
 
-@pytest.mark.kill
-@pytest.mark.cluster
-@pytest.mark.chaos
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_worker_that_is_lost_while_one_stands_in_line_ends_all(tmp_path: Path, lost: int) -> None:
     codes, logs, seconds = run(tmp_path / "a", "lost", str(lost))
     assert codes[lost] == -signal.SIGKILL
+    assert f"in line before {LOST_AT[0]},{LOST_AT[1]}: True" in logs[0]
     assert codes[1 - lost] == 1
     assert "PeerLostError" in logs[1 - lost]
     assert seconds < 40 + 30 + 10  # it may start, loses the worker, and may take as long as `peer_timeout` to say so

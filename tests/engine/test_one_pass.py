@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,10 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.committing import Committer
 from keras_dist_callbacks.engine.exchange import Exchange, LocalState
 from keras_dist_callbacks.engine.options import EngineOptions
+from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.direct_files import VARIABLE
 from keras_dist_callbacks.storage.storage import Storage
+from tests.support import ROOT
 from tests.support.states import loop_state
 
 pytestmark = pytest.mark.usefixtures("as_users_have_it")
@@ -33,18 +38,26 @@ LARGE = 2**18
 class Saver:
     """A run that saves at once, one after the other."""
 
-    def __init__(self, directory: Path | str, cluster: Cluster | None = None, **options: Any) -> None:
-        self.store = BackupStore(Storage.open(directory, fsync=False), recycle=True)
+    def __init__(
+        self, directory: Path | str, cluster: Cluster | None = None, *, fsync: bool = False, **options: Any
+    ) -> None:
+        self.store = BackupStore(Storage.open(directory, fsync=fsync), recycle=True)
         self.store.prepare()
         self.store.claim({})
         self.exchange = Exchange(cluster or Cluster(), "fit", 2**20, 5.0)
         self.committer = Committer(self.store, self.exchange, EngineOptions(**options), print)
         self.saves = 0
 
-    def save(self, arrays: Arrays) -> None:
+    def save(self, arrays: Arrays) -> int:
+        """How many bytes it wrote."""
         self.saves += 1
         held = {f"variable/{name}@0": HeldArray(array) for name, array in arrays.items()}
-        self.committer.commit(self.saves, Snapshot(Position("within", 0, self.saves, self.saves), held, loop_state()))
+        written: list[int] = []
+        with self.store.storage.reporting(written.append):
+            self.committer.commit(
+                self.saves, Snapshot(Position("within", 0, self.saves, self.saves), held, loop_state())
+            )
+        return sum(written)
 
     def restored(self) -> Arrays:
         found = self.store.load(self.store.manifest(self.store.commits()[-1]), 0).tensors
@@ -101,26 +114,76 @@ def states(count: int) -> Iterator[Arrays]:
         }
 
 
-@pytest.mark.parametrize("double", [False, True])
-def test_the_same_files_are_written_as_if_all_was_hashed_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: bool, hashed: list[str]
-) -> None:
+@pytest.fixture
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> dict[str, Saver]:
+    """One that hashes what it can on the way, and one that hashes all before; each is to be used by `alike`."""
     monkeypatch.setattr(packing, "BLOB_BYTES", 2**20)
-    least = {"on the way": 1000, "before": 2**62}
-    savers = {way: Saver(tmp_path / way, double_checkpoint=double) for way in least}
-    before: dict[str, int] = {}
+    return {way: Saver(tmp_path / way, double_checkpoint=getattr(request, "param", False)) for way in LEAST}
+
+
+LEAST = {"on the way": 1000, "before": 2**62}
+
+
+def alike(both: dict[str, Saver], arrays: Arrays, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Saves in both ways, which must come to the same; how many bytes of blobs were written."""
+    blobs: dict[str, int] = {}
+    for way, saver in both.items():
+        monkeypatch.setattr(glances, "_LEAST", LEAST[way])
+        written, commits = saver.save(arrays), Path(saver.store.storage.root, "commits")
+        blobs[way] = written - max(commits.iterdir(), key=lambda path: path.name).stat().st_size
+    first, second = (files(Path(saver.store.storage.root)) for saver in both.values())
+    assert first == second
+    # manifests differ in times and random names
+    assert abs(blobs["on the way"] - blobs["before"]) < 200
+    return blobs["before"]
+
+
+@pytest.mark.parametrize("both", [False, True], indirect=True, ids=["shared", "double_checkpoint"])
+def test_the_same_bytes_are_written_as_if_all_was_hashed_before(
+    both: dict[str, Saver], monkeypatch: pytest.MonkeyPatch, hashed: list[str]
+) -> None:
     for arrays in states(9):
-        for way, saver in savers.items():
-            monkeypatch.setattr(glances, "_LEAST", least[way])
-            hashed.clear()
-            saver.save(arrays)
-            before[way] = before.get(way, 0) + len(hashed)
-        assert files(tmp_path / "on the way") == files(tmp_path / "before")
-    for saver in savers.values():
+        alike(both, arrays, monkeypatch)
+    for saver in both.values():
         restored = saver.restored()
         assert all(np.array_equal(restored[name], array) for name, array in arrays.items())
-    assert before["before"] == 9 * len(arrays)
-    assert before["on the way"] < before["before"] - 3 * 9  # brief, kernel, and a shape of its own, at least
+    every = 9 * len(arrays)
+    assert len(hashed) - every < every - 3 * 9  # not brief, kernel, and a shape of its own, at least
+
+
+def test_what_a_failed_save_has_written_is_found_again(both: dict[str, Saver], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the manifest's failure nothing is known any more; blobs that are there are not written a second time."""
+    rng = np.random.default_rng(5)
+    fixed = {f"fixed {i}": rng.standard_normal(120_000) for i in range(4)}
+    sizes = []
+    for number in range(5):
+        with monkeypatch.context() as patch:
+            if number == 2:
+                fail = StorageError("the disk is full")
+                for saver in both.values():
+                    patch.setattr(saver.store, "commit", _raising(fail))
+                for way, saver in both.items():
+                    patch.setattr(glances, "_LEAST", LEAST[way])
+                    with pytest.raises(StorageError):
+                        saver.save({**fixed, "changing": np.full(90_000, number, "float64")})
+                continue
+            sizes.append(alike(both, {**fixed, "changing": np.full(90_000, number, "float64")}, patch))
+    assert sizes[0] > 4 * 960_000
+    assert max(sizes[1:]) < 960_000
+
+
+def test_a_state_that_comes_back_is_not_written_again(both: dict[str, Saver], monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [{"a": np.random.default_rng(number).standard_normal(60_000)} for number in (0, 1)]
+    sizes = [alike(both, turns[number % 2], monkeypatch) for number in range(6)]
+    assert min(sizes[:2]) > 480_000
+    assert max(sizes[2:]) < 1000
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def call(*given: Any) -> Any:
+        raise error
+
+    return call
 
 
 def test_what_changed_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[str]) -> None:
@@ -228,3 +291,24 @@ def test_other_workers_and_stores_are_told_before(
     object.__setattr__(several.exchange, "collect", lambda *given: [LocalState({}, {}, loop_state())])
     several.save({"a": array})
     assert hashed == 2 * ["variable/a@0"]
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("way", ["all", "0"])
+@pytest.mark.parametrize(
+    "where", ["write:1", "write:3", "ftruncate:1", "fsync:1", "link:1", "unlink:1"], ids=lambda where: where
+)
+def test_a_kill_while_one_is_written_harms_nothing_and_leaves_nothing(tmp_path: Path, where: str, way: str) -> None:
+    """The process is killed before that call of the second save; the first one is whole, and the next run cleans up."""
+    name, _, number = where.partition(":")
+    name = "pwrite" if (name, way) == ("write", "all") else name
+    command = [sys.executable, "-m", "tests.support.killed_saver", str(tmp_path), name, number]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, VARIABLE: way}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [name for name in files(tmp_path) if ".tmp-" in name]
+    saver = Saver(tmp_path)
+    (first,) = saver.store.commits()
+    saver.store.verify(saver.store.manifest(first))
+    saver.save({"a": np.ones(100)})
+    saver.save({"a": np.zeros(100)})
+    assert not {name for name in files(tmp_path) if ".tmp-" in name or "/000001/" in name}

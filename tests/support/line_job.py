@@ -20,12 +20,14 @@ import keras
 
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+from keras_dist_callbacks.engine import engine
+from keras_dist_callbacks.engine.exchange import Exchange
 from keras_dist_callbacks.engine.writer import shared_writer
 from tests.support.workload import batches, build_model, finish, load
 
 TIMEOUT = 2.5
 """Seconds after which a worker gives up what nobody answers: less than a backup takes."""
-BYTES_PER_SECOND = {"cut": 10_000, "lost": 20_000}
+BYTES_PER_SECOND = {"cut": 6_000, "lost": 20_000}
 STEP_SECONDS = 0.4
 CUT_AT = (0, 8)
 LOST_AT = (1, 4)
@@ -34,8 +36,9 @@ LOST_AT = (1, 4)
 class Cut(keras.callbacks.Callback):
     """Kills this process, or the worker that is to be lost."""
 
-    def __init__(self, what: str, lost: int | None) -> None:
+    def __init__(self, what: str, lost: int | None, backup: kdc.BackupAndRestore) -> None:
         super().__init__()
+        self.backup = backup
         self.what, self.lost = what, lost
         self.worker, self.epoch = kdc.Cluster.detect().worker_index, 0
 
@@ -46,9 +49,12 @@ class Cut(keras.callbacks.Callback):
         if self.what:
             time.sleep(STEP_SECONDS)
         if self.what == "cut" and (self.epoch, batch) == CUT_AT:
+            began = time.monotonic()
             shared_writer().wait(60)
-            print("everything is written", flush=True)
+            print(f"everything is written after {time.monotonic() - began:.1f} s", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.lost is not None and self.worker == 0:
+            print(f"in line before {self.epoch},{batch}: {self.backup._session._engine._line.is_full}", flush=True)
         if self.worker == self.lost and (self.epoch, batch) == LOST_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -61,10 +67,13 @@ def main() -> None:
     train, _ = load()
     with strategy.scope():
         model = build_model(None)
-    slow: dict[str, Any] = {"max_bytes_per_second": BYTES_PER_SECOND[what], "timeout": TIMEOUT} if what else {}
+    slow: dict[str, Any] = {}
+    if what:
+        slow = {"max_bytes_per_second": BYTES_PER_SECOND[what]}
+        engine.Exchange = lambda cluster, name, most, _: Exchange(cluster, name, most, TIMEOUT)  # all else may be slow
     backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, delete_checkpoint=False, **slow)
     # behind the backup's callback: it has seen the step at whose end the job is killed
-    history = model.fit(batches(train), epochs=2, callbacks=[backup, Cut(what, lost)], verbose=0)
+    history = model.fit(batches(train), epochs=2, callbacks=[backup, Cut(what, lost, backup)], verbose=0)
     if backup.restored is not None:
         print(f"RESTORED {backup.restored.position}", flush=True)
     finish(str(directory / "end"), model, history)

@@ -1,0 +1,146 @@
+"""Two workers of one process: what the chief leaves out is not held by the other one, and every save is answered."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.engine import BackupEngine
+from keras_dist_callbacks.engine.exchange import Exchange
+from keras_dist_callbacks.engine.options import EngineOptions
+from keras_dist_callbacks.engine.writer import Writer
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support.service import Service
+from tests.support.states import loop_state
+
+TIMEOUT = 0.2
+
+
+class Pair:
+    """The engines of a chief and of another worker; the chief's commits wait until they are let go."""
+
+    def __init__(self, directory: Path, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.service = service
+        self.queues = [Writer(), Writer()]
+        self.stores = [BackupStore(Storage.open(directory, fsync=False)) for _ in range(2)]
+        self.chief, self.worker = (self._engine(number) for number in range(2))
+        self.stores[0].prepare()
+        self.stores[0].claim({})
+        self.go_on, self.begun, original = threading.Event(), threading.Event(), self.stores[0].commit
+
+        def commit(manifest: Any) -> None:
+            self.begun.set()
+            self.go_on.wait(60)
+            original(manifest)
+
+        monkeypatch.setattr(self.stores[0], "commit", commit)
+        self.held: list[tuple[int, Any]] = []
+
+    def _engine(self, number: int) -> BackupEngine:
+        cluster = Cluster("worker", number, number, ("127.0.0.1:1", "127.0.0.1:2"))
+        exchange = Exchange(cluster, "fit", 2**20, TIMEOUT)
+        engine = BackupEngine(self.stores[number], cluster, exchange, self.queues[number], EngineOptions())
+        engine._room = 2**40
+        return engine
+
+    def save(self, step: int) -> None:
+        self.chief.save(snapshot(step))
+        theirs = snapshot(step)
+        self.held.append((step, weakref.ref(theirs.tensors["variable/w@0"].array())))
+        self.worker.save(theirs)
+
+    def worker_holds(self) -> list[int]:
+        gc.collect()
+        return [step for step, value in self.held if value() is not None]
+
+    def end(self) -> list[int]:
+        """Lets all be written; the steps of the backups that are there."""
+        self.go_on.set()
+        assert all(queue.wait(20) for queue in self.queues)
+        return [self.stores[0].manifest(commit).position.step for commit in self.stores[0].commits()]
+
+
+def snapshot(step: int) -> Snapshot:
+    value = np.full(1000, step, np.float32)
+    return Snapshot(Position("within", 0, step, step), {"variable/w@0": HeldArray(value)}, loop_state())
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    made = Pair(tmp_path, Service(monkeypatch), monkeypatch)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize(("artefact", "newest"), [(False, 12), (True, 2)])
+def test_a_worker_holds_no_more_than_what_may_still_be_asked_for(pair: Pair, artefact: bool, newest: int) -> None:
+    pair.save(1)
+    assert pair.begun.wait(10)
+    pair.save(2)
+    if artefact:  # from here on the second one cannot be overtaken
+        pair.queues[0].submit(lambda: None, "an artefact")
+    for step in range(3, 13):
+        pair.save(step)
+        time.sleep(TIMEOUT / 2)
+    time.sleep(1)
+    assert pair.worker_holds() == [newest]
+    assert pair.end() == [1, newest]
+    assert (pair.chief.take_notes()[1:], pair.worker.take_notes()) == ([], [])  # the first tells of those left out
+    assert pair.service.values == {}
+    assert pair.worker_holds() == []
+
+
+def test_what_waits_for_a_long_artefact_is_announced_too(pair: Pair) -> None:
+    pair.queues[0].submit(lambda: pair.go_on.wait(60), "an artefact")
+    pair.save(1)
+    time.sleep(4 * TIMEOUT)
+    assert pair.worker_holds() == [1]
+    assert pair.end() == [1]
+    assert (pair.chief.take_notes(), pair.worker.take_notes()) == ([], [])
+    assert pair.service.values == {}
+
+
+class _Broken:
+    def array(self) -> Any:
+        raise MemoryError("no room")
+
+
+def test_a_state_that_cannot_be_read_is_answered(pair: Pair) -> None:
+    pair.queues[0].submit(lambda: pair.go_on.wait(60), "an artefact")
+    broken = Snapshot(Position("within", 0, 1, 1), {"variable/w@0": _Broken()}, loop_state())
+    pair.chief.save(broken)
+    pair.worker.save(snapshot(1))
+    assert pair.end() == []
+    assert "no room" in pair.chief.take_notes()[0]
+    assert pair.worker.take_notes() == []
+    assert pair.service.values == {}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("impatient"), RuntimeError("can't start new thread")])
+def test_a_save_that_is_not_handed_over_is_answered(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*given: Any, **options: Any) -> Any:
+        raise error
+
+    pair.save(1)
+    assert pair.begun.wait(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.queues[0], "wait" if isinstance(error, KeyboardInterrupt) else "submit", fail)
+        with pytest.raises(type(error)):
+            pair.chief.save(snapshot(2), must=isinstance(error, KeyboardInterrupt))
+    pair.worker.save(snapshot(2))
+    assert pair.queues[1].wait(10)
+    assert pair.end() == [1]
+    assert pair.service.values == {}
