@@ -16,7 +16,7 @@ from benchmarks import machine, processes
 from benchmarks.config import HERE, Config, Outcome
 from benchmarks.report import RESULTS, write_report
 
-_TABLES = ("blocking", "all_in", "small", "restore", "dispatch", "write", "frozen", "memory")
+_TABLES = ("blocking", "all_in", "thread", "small", "restore", "dispatch", "write", "frozen", "memory")
 _WIDTH = 190
 _QUICK_OUT = HERE.parent / "runs" / "benchmarks-quick"
 

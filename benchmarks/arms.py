@@ -5,19 +5,25 @@ Others' callbacks are called by their public hooks: with `save_freq="epoch"` the
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import xxhash
 
 import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
 from benchmarks.parts import Watch
+from keras_dist_callbacks.engine.priority import Priority
 from keras_dist_callbacks.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"
@@ -26,15 +32,17 @@ KERAS = "keras BackupAndRestore"
 WEIGHTS, WHOLE = "ModelCheckpoint .weights.h5", "ModelCheckpoint .keras"
 ORBAX, ORBAX_SYNC = "OrbaxCheckpoint background", "OrbaxCheckpoint sync"
 TENSORFLOW, TENSORFLOW_ASYNC = "tf.train.Checkpoint sync", "tf.train.Checkpoint async"
-MEMCPY, WRITE, WRITE_SYNCED = "memcpy", "os.write", "os.write, fsync"
+MEMCPY, MEMCPY_BESIDE, WRITE_BESIDE = "memcpy", "memcpy beside training", "hash, copy, write beside training"
+WRITE, WRITE_SYNCED = "os.write", "os.write, fsync"
 HOLD = "reads held, nothing written"
 ORDER = (
-    NONE, NONE_AGAIN, MEMCPY, WRITE, WRITE_SYNCED, HOLD, OURS, OURS_UNSYNCED, KERAS, WEIGHTS, WHOLE, ORBAX, ORBAX_SYNC,
-    TENSORFLOW, TENSORFLOW_ASYNC,
+    NONE, NONE_AGAIN, MEMCPY, MEMCPY_BESIDE, WRITE_BESIDE, WRITE, WRITE_SYNCED, HOLD, OURS, OURS_UNSYNCED, KERAS,
+    WEIGHTS, WHOLE, ORBAX, ORBAX_SYNC, TENSORFLOW, TENSORFLOW_ASYNC,
 )  # fmt: skip
 """In which tables list them."""
 
 _LOGS = {"loss": 0.0}
+_CHUNK, _PIECE = 4 * 2**20, 2**18
 
 
 def ours_name(fsync: bool) -> str:
@@ -160,6 +168,59 @@ def _memcpy(size: int) -> Arm:
     source, target = _bytes(size), np.zeros(size, np.uint8)
     np.copyto(target, source)  # maps the pages
     return Arm(MEMCPY, lambda: np.copyto(target, source))
+
+
+def copies_beside(size: int) -> tuple[Arm, list[float]]:
+    """Copies in a thread of the priority that our writer has, and the processor time of each copy in ms."""
+    source, target = _bytes(size), np.zeros(size, np.uint8)
+    np.copyto(target, source)  # maps the pages
+    return _beside(MEMCPY_BESIDE, lambda: np.copyto(target, source))
+
+
+def writes_beside(path: Path, size: int) -> tuple[Arm, list[float]]:
+    """The same for no more than it takes to hash, copy into a buffer and write around the page cache, one new file."""
+    source = _bytes(size)
+    memory = mmap.mmap(-1, 2 * _CHUNK)
+    begin = -np.frombuffer(memory, np.uint8).ctypes.data % _CHUNK
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    target = np.frombuffer(memory, np.uint8)[begin : begin + _CHUNK]
+
+    def write() -> None:
+        file, digest = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT), xxhash.xxh3_128()
+        for start in range(0, size // _CHUNK * _CHUNK, _CHUNK):
+            for at in range(0, _CHUNK, _PIECE):
+                piece = source[start + at : start + at + _PIECE]
+                digest.update(piece)
+                np.copyto(target[at : at + _PIECE], piece)
+            os.pwrite(file, target, start)
+        os.fsync(file)
+        os.close(file)
+        path.unlink()
+
+    return _beside(WRITE_BESIDE, write)
+
+
+def _beside(name: str, work: Callable[[], Any]) -> tuple[Arm, list[float]]:
+    spent: list[float] = []
+    running: list[threading.Thread] = []
+
+    def run() -> None:
+        Priority().take()
+        began = time.thread_time()
+        work()
+        spent.append(round((time.thread_time() - began) * 1e3, 3))
+
+    def save() -> None:
+        drain()
+        running.append(threading.Thread(target=run))
+        running[0].start()
+
+    def drain() -> None:
+        while running:
+            running.pop().join()
+
+    return Arm(name, save, drain), spent
 
 
 def _hold(model: Any) -> Arm:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from benchmarks.tables import all_in, blocking, dispatch, frozen, memory, restore, small, write
+from benchmarks.tables import all_in, blocking, dispatch, frozen, memory, restore, small, thread, write
 
 TABLES: dict[str, ModuleType] = {
     "blocking": blocking,
     "all_in": all_in,
+    "thread": thread,
     "small": small,
     "restore": restore,
     "dispatch": dispatch,

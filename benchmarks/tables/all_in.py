@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks import arms, gate, machine, models
 from benchmarks.config import Case, Config, Outcome
-from benchmarks.estimates import Blocks, Estimate, Values, median, number, ratio
-from benchmarks.parts import PARTS, Watch
+from benchmarks.estimates import Blocks, Values, median, number, ratio
+from benchmarks.parts import Watch
 from benchmarks.table import Bound, Table, at_most
 
 NOTES = [
@@ -22,19 +21,12 @@ NOTES = [
     "Ours as users have it: a backup that is due too soon stands in line, and is left out if a newer one overtakes it. "
     "At 100 MB the batch makes a step last about 40 ms. At 400 MB Adam alone makes it last longer on two cores.",
 ]
-_THREAD_NOTES = [
-    "Processor time of the thread that hashes, writes and publishes our backups, in the fits of the table above, and "
-    "that of copying as many bytes within memory in the same fit. Every other save is looked into by part, which "
-    "itself costs some of the time; the whole is that of the others.",
-]
 _DURABLE, _NOT = 0.2, 0.25
 _BATCHES = {100: 64}
 _SAVES = {8: 4, 20: 2}  # in a block, by the steps between them
 _ROUNDS = {100: 8}
 _ROUNDS_OF_LARGE = 5
-_LARGE_MB = 400  # of the thread's bound: below, what does not grow with the state counts too
 _ENOUGH = 0.7
-_COPIES = 2
 
 
 def cases(config: Config) -> list[Case]:
@@ -60,20 +52,15 @@ def measure(
     names = [arms.ours_name(fsync), arms.KERAS, arms.MEMCPY, *([arms.ORBAX] if every == 20 and fsync else [])]
     chosen = arms.make(names, workload, directory, watch)
     found = gate.run(workload, chosen, rounds=rounds, length=every * saves, every=every, drain="at_end", seed=seed)
-    return {**found, "thread": watch.made, "raw_bytes_per_second": speed}
+    return {**found, "raw_bytes_per_second": speed}
 
 
 def summarise(outcomes: list[Outcome]) -> list[Table]:
-    """One table of all sizes, modes and intervals, and one of the background thread."""
+    """One table of all sizes, modes and intervals."""
     table = Table(
         "All-in cost per save within fit()",
         ["State, steps between saves", "Arm", "cost ms", "of Keras", "of training", "left out", "unwritten", "n"],
         notes=list(NOTES),
-    )
-    thread = Table(
-        "Processor time of the background thread per save",
-        ["State, steps between saves", "memcpy ms", "first ms", "later ms", "of memcpy", *PARTS, "rest", "n"],
-        notes=list(_THREAD_NOTES),
     )
     for outcome in outcomes:
         case, blocks = outcome["case"], Blocks(outcome)
@@ -85,9 +72,7 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
             table.bounds += _bounds(blocks, ours, where, durable=case["fsync"])
         if case["every"] == min(_SAVES):
             table.bounds.append(_left_out(outcome, blocks, ours, where))
-        bound = case["fsync"] and case["megabytes"] >= _LARGE_MB
-        _add_thread(thread, outcome["thread"], blocks.processor(arms.MEMCPY), where, bound=bound)
-    return [table, thread]
+    return [table]
 
 
 def _cost(blocks: Blocks, arm: str) -> Values:
@@ -126,21 +111,3 @@ def _left_out(outcome: Outcome, blocks: Blocks, ours: str, where: str) -> Bound:
     met = missing == 0 or share >= _ENOUGH
     why = f"the disk alone needs {share:.0%} of the interval"
     return Bound(f"left out, {where}", limit, f"{missing} of {asked}", met, why)
-
-
-def _add_thread(table: Table, made: list[dict[str, float]], copies: Values, where: str, *, bound: bool) -> None:
-    first, whole = made[0]["whole"], [m["whole"] for m in made[1:] if "hash" not in m]
-    looked = [m for m in made if "hash" in m]
-    parts: dict[str, Estimate] = {name: median([m[name] for m in looked]) for name in PARTS}
-    rest = median([m["whole"] - sum(m[name] for name in PARTS) for m in looked])
-    copy = median(copies)
-    of_memcpy = Estimate(
-        *(v / copy.value for v in (median(whole).value, median(whole).low, median(whole).high)), len(whole)
-    )
-    shown: list[Any] = [copy.show(), number(first), median(whole).show(), of_memcpy.show()]
-    table.rows.append([where, *shown, *(number(p.value) for p in parts.values()), number(rest.value), str(len(whole))])
-    if bound:
-        why = ", ".join(f"{name} {number(part.value)} ms" for name, part in [*parts.items(), ("rest", rest)])
-        table.bounds.append(at_most(f"background thread / memcpy, {where}", of_memcpy, _COPIES, why))
-        once = Estimate(first / copy.value, first / copy.high, first / copy.low, 1)
-        table.bounds.append(at_most(f"background thread / memcpy, {where}, first save", once, _COPIES, why))
