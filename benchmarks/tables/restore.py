@@ -26,6 +26,7 @@ NOTES = [
 _LOAD = "load_weights"
 _LIMITS = {"default": 0.6, "mirrored": 0.9}
 _LIMIT_SMALL = 1 / 5
+_ENDLESS = 1000  # epochs: each run goes on from where the one before was stopped, and saved
 
 
 def cases(config: Config) -> list[Case]:
@@ -88,7 +89,7 @@ def measure(directory: Path, *, strategy: str, rounds: int, seed: int, **size: i
     for number in range(rounds + 1):
         for name in generator.sample(list(starts), len(starts)):
             began = time.perf_counter()
-            probe = _fit(workload, train, starts[name](), steps=1, epochs=9)
+            probe = _fit(workload, train, starts[name](), steps=1, epochs=_ENDLESS)
             if number:  # the first is a warm-up for all
                 found[name].append((round((probe.began - began) * 1e3, 3), round((probe.ended - began) * 1e3, 3)))
     return {"ms": found, "state_bytes": workload.state_bytes}
