@@ -64,6 +64,9 @@ class _Probe(keras.callbacks.Callback):
             raise _StopError
 
 
+kdc.register_callback_state(_Probe, None)  # how many steps are left is not for the next run
+
+
 def measure(directory: Path, *, strategy: str, rounds: int, seed: int, **size: int) -> Outcome:
     """Saves once, then restores in turn."""
     workload = _build(strategy, **size)
