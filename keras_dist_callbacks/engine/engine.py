@@ -151,7 +151,9 @@ class BackupEngine:
             self._deliveries.enter(self._saves, snapshot)
             return
         waits = must or self._options.when_busy == "wait"
-        if self._line.is_busy and not waits and not self._may_stand_in_line(snapshot):
+        if not self._line.is_busy:  # asked before a backup that waits behind something else makes room
+            self._left_out.begun(snapshot.position)
+        elif not waits and not self._may_stand_in_line(snapshot):
             self._leave_out(self._saves, snapshot.position)
             return
         try:
@@ -164,9 +166,7 @@ class BackupEngine:
         """Leaves a snapshot of the chief to the background, which answers the other workers."""
         if self._writer.busy:
             self._exchange.stands_in_line(self._saves)
-        if not self._line.is_busy:
-            self._left_out.begun(snapshot.position)
-        elif waits:
+        if self._line.is_busy and waits:
             if (overtaken := self._line.take_back()) is not None:
                 self._leave_out(overtaken, snapshot.position)
             self._writer.wait()
