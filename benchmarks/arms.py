@@ -124,7 +124,9 @@ def _ours(directory: Path, *, fsync: bool, watch: Watch | None) -> Arm:
         if not shared_writer().wait(300):
             raise TimeoutError("a backup was not written within 300 s")
 
-    return Arm(ours_name(fsync), gate.ask, drain, callback, None if watch is None else lambda: len(watch.made))
+    if watch is None:
+        return Arm(ours_name(fsync), gate.ask, drain, callback)
+    return Arm(ours_name(fsync), gate.ask, drain, callback, lambda: len(watch.made), lambda: watch.complete)
 
 
 def _hook(name: str, callback: Any, model: Any, drain: Callable[[], Any] | None = None) -> Arm:
@@ -177,8 +179,12 @@ def copies_beside(size: int) -> tuple[Arm, list[float]]:
     return _beside(MEMCPY_BESIDE, lambda: np.copyto(target, source))
 
 
-def writes_beside(path: Path, size: int) -> tuple[Arm, list[float]]:
-    """The same for no more than it takes to hash, copy into a buffer and write around the page cache, one new file."""
+def writes_beside(path: Path, workload: Workload, *, fsync: bool) -> tuple[Arm, list[float]]:
+    """The same for no more than it takes to hash, copy into a buffer and write around the page cache, one new file.
+
+    Every variable is read and held meanwhile, as it must be by whoever writes what training goes on to change.
+    """
+    size = workload.state_bytes
     source = _bytes(size)
     memory = mmap.mmap(-1, 2 * _CHUNK)
     begin = -np.frombuffer(memory, np.uint8).ctypes.data % _CHUNK
@@ -194,14 +200,15 @@ def writes_beside(path: Path, size: int) -> tuple[Arm, list[float]]:
                 digest.update(piece)
                 np.copyto(target[at : at + _PIECE], piece)
             os.pwrite(file, target, start)
-        os.fsync(file)
+        if fsync:
+            os.fsync(file)
         os.close(file)
         path.unlink()
 
-    return _beside(WRITE_BESIDE, write)
+    return _beside(WRITE_BESIDE, write, _hold(workload.model))
 
 
-def _beside(name: str, work: Callable[[], Any]) -> tuple[Arm, list[float]]:
+def _beside(name: str, work: Callable[[], Any], held: Arm | None = None) -> tuple[Arm, list[float]]:
     spent: list[float] = []
     running: list[threading.Thread] = []
 
@@ -209,10 +216,14 @@ def _beside(name: str, work: Callable[[], Any]) -> tuple[Arm, list[float]]:
         Priority().take()
         began = time.thread_time()
         work()
+        if held is not None:
+            held.drain()
         spent.append(round((time.thread_time() - began) * 1e3, 3))
 
     def save() -> None:
         drain()
+        if held is not None:
+            held.save()
         running.append(threading.Thread(target=run))
         running[0].start()
 

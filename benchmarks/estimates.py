@@ -128,3 +128,7 @@ class Blocks:
     def until_written(self, arm: str) -> Values:
         """From the begin of the save until everything was written, where nothing was trained meanwhile."""
         return self.blocking(arm) + self.wait(arm)
+
+    def until_complete(self, arm: str) -> Values:
+        """From the begin of the save until it was complete, whatever the arm did behind that."""
+        return np.array([b["complete"] for b in self._of(arm)]) - self.usual_gap

@@ -36,6 +36,7 @@ class Arm:
         drain: Waits until nothing is being written.
         callback: What fit() must be given for it.
         made: How many of its saves are complete. Defaults to all that it was asked for.
+        finished: When the newest of them was complete, as `time.perf_counter` tells it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Arm:
     drain: Callable[[], Any] = _nothing
     callback: Any = None
     made: Callable[[], int] | None = None
+    finished: Callable[[], float] | None = None
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Block:
         steps: Each step.
         gaps: Between later steps.
         wait: How long was waited for the writing to end.
+        complete: From the begin of the gap until the arm says that its newest save was complete.
         cpu: Processor time of the thread that trains, in each call of the arm's `save`.
         made: Saves that were complete at the block's end.
         made_in_all: And once the writing had ended.
@@ -67,35 +70,42 @@ class Block:
     steps: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     wait: float = 0.0
+    complete: float = 0.0
     cpu: list[float] = field(default_factory=list)
     made: int = 0
     made_in_all: int = 0
 
 
+@dataclass(frozen=True)
+class _Plan:
+    length: int
+    every: int
+    saves: int
+    drain: str
+
+
 class _Driver(keras.callbacks.Callback):
     """Stands in for fit's train function, and saves where callbacks do."""
 
-    def __init__(
-        self, train: Callable[[Any], Any], order: Iterator[tuple[Arm, int]], length: int, every: int, drain: str
-    ) -> None:
+    def __init__(self, train: Callable[[Any], Any], order: Iterator[tuple[Arm, int]], plan: _Plan) -> None:
         super().__init__()
-        self._train, self._order, self._length, self._every, self._drain = train, order, length, every, drain
+        self._train, self._order, self._plan = train, order, plan
         self._before = 0
         self._arm, self._block, self._left = Arm("lead"), Block("lead", 0), _LEAD_STEPS
         self._due: Arm | None = None
-        self._exit = 0.0
+        self._exit = self._began = 0.0
         self.done: list[Block] = []
 
     def __call__(self, iterator: Any) -> Any:
         entry = time.perf_counter()
         self._note_gap((entry - self._exit) * _MS)
         first = not self._block.steps
-        if first and self._drain == "before":
+        if first and self._plan.drain == "before":
             self._wait()
         began = time.perf_counter()
         result = self._train(iterator)
         self._block.steps.append((time.perf_counter() - began) * _MS)
-        if first and self._drain == "after_first":
+        if first and self._plan.drain == "after_first":
             self._wait()
         self._left -= 1
         if not self._left:
@@ -104,7 +114,8 @@ class _Driver(keras.callbacks.Callback):
         return result
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._due is not None or (self._block.steps and len(self._block.steps) % self._every == 0):
+        begins, steps = self._due is not None, len(self._block.steps)
+        if begins or (steps and steps % self._plan.every == 0 and len(self._block.cpu) < self._plan.saves):
             self._due = None
             began = time.thread_time()
             self._arm.save()
@@ -117,16 +128,18 @@ class _Driver(keras.callbacks.Callback):
         if self._block.steps:
             self._block.gaps.append(gap)
         else:
-            self._block.gap = gap
+            self._block.gap, self._began = gap, self._exit
 
     def _wait(self) -> None:
         began = time.perf_counter()
         self._arm.drain()
         self._block.wait = (time.perf_counter() - began) * _MS
+        if self._arm.finished is not None:
+            self._block.complete = (self._arm.finished() - self._began) * _MS
 
     def _next(self) -> None:
         self._block.made = self._made() - self._before
-        if self._drain == "at_end":
+        if self._plan.drain == "at_end":
             self._wait()
         self._block.made_in_all = self._made() - self._before
         if self._arm.save is not _nothing:
@@ -134,12 +147,20 @@ class _Driver(keras.callbacks.Callback):
         if self._block.arm != "lead":
             self.done.append(self._block)
         arm, number = next(self._order, (Arm("end"), 0))
-        self._arm, self._due, self._block, self._left = arm, arm, Block(arm.name, number), self._length
+        self._arm, self._due, self._block, self._left = arm, arm, Block(arm.name, number), self._plan.length
         self._before = 0 if arm.made is None else arm.made()
 
 
 def run(
-    workload: Workload, arms: Sequence[Arm], *, rounds: int, length: int, drain: str, seed: int, every: int = 0
+    workload: Workload,
+    arms: Sequence[Arm],
+    *,
+    rounds: int,
+    length: int,
+    drain: str,
+    seed: int,
+    every: int = 0,
+    saves: int = 1,
 ) -> dict[str, Any]:
     """Lets arms save in turn within one fit().
 
@@ -151,7 +172,8 @@ def run(
         drain: When to wait for the writing to end: `"before"` the first step of a block, `"after_first"`, or
             `"at_end"` of the block.
         seed: For the order.
-        every: Steps between two saves of a block. Defaults to `length`: there is one.
+        every: Steps between two saves of a block. Defaults to `length`.
+        saves: In each block, one at its begin among them.
 
     Returns:
         All blocks, the share of the processors that was busy meanwhile, and the bytes of the state.
@@ -159,7 +181,7 @@ def run(
     model = workload.model
     model.fit(workload.data, steps_per_epoch=2, verbose=0)  # traces the train function
     order = _shuffled(arms, rounds, seed)
-    driver = _Driver(model.train_function, iter(order), length, every or length, drain)
+    driver = _Driver(model.train_function, iter(order), _Plan(length, every or length, saves, drain))
     model.train_function = driver
     steps = _LEAD_STEPS + length * len(order)
     callbacks = [driver, *(arm.callback for arm in arms if arm.callback is not None)]
@@ -191,6 +213,7 @@ def _rounded(block: Block) -> dict[str, Any]:
         "steps": [round(s, 3) for s in block.steps],
         "gaps": [round(g, 4) for g in block.gaps],
         "wait": round(block.wait, 3),
+        "complete": round(block.complete, 3),
         "cpu": [round(c, 3) for c in block.cpu],
         "made": [block.made, block.made_in_all],
     }

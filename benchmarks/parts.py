@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_dist_callbacks.backups.codec import Draft
+from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.engine import committing
 from keras_dist_callbacks.storage import direct_files
 
@@ -25,26 +26,40 @@ class Watch:
 
     Attributes:
         made: Of each one the processor time of its thread in ms, whole and, of every other one, by part.
+        complete: When the newest one was there to be restored, as `time.perf_counter` tells it; what is not needed any
+            more is deleted behind that.
     """
 
     made: list[dict[str, float]] = field(default_factory=list)
+    complete: float = 0.0
     _spent: dict[str, float] | None = None
 
-    def begin(self) -> None:
-        """Replaces what is looked at; it stays so until the process ends."""
-        commit, iterate = committing.Committer.commit, Draft.__iter__
+    def begin(self, *, by_part: bool = True) -> None:
+        """Replaces what is looked at; it stays so until the process ends.
+
+        Args:
+            by_part: Look into parts.
+        """
+        commit, publish, iterate = committing.Committer.commit, BackupStore.commit, Draft.__iter__
 
         def watched(committer: Any, *given: Any) -> None:
-            self._spent = dict.fromkeys(PARTS, 0.0) if len(self.made) % 2 else None
+            self._spent = dict.fromkeys(PARTS, 0.0) if by_part and len(self.made) % 2 else None
             began = time.thread_time()
             commit(committer, *given)
             self.made.append({"whole": _rounded(time.thread_time() - began), **self._parts()})
             self._spent = None
 
+        def published(store: BackupStore, manifest: Any) -> None:
+            publish(store, manifest)
+            self.complete = time.perf_counter()
+
         def hashed(draft: Draft) -> Iterator[Any]:
             return iterate(draft) if self._spent is None else self._each("hash", iterate(draft))
 
         committing.Committer.commit = watched  # type: ignore[method-assign]
+        BackupStore.commit = published  # type: ignore[method-assign]
+        if not by_part:
+            return
         Draft.__iter__ = hashed  # type: ignore[method-assign]
         committing.fingerprints = self._part("hash", committing.fingerprints)  # type: ignore[attr-defined]
         direct_files._Stream._copy = self._part("copy", direct_files._Stream._copy)  # type: ignore[method-assign]

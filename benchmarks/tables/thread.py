@@ -15,8 +15,9 @@ NOTES = [
     "Processor time of the thread that hashes, writes and publishes our backups, a save every 8 steps of one fit(), "
     "and that of a thread of the same priority that copies as many bytes within memory instead, beside training, which "
     "takes caches and bandwidth from both; and of one that only hashes each piece, copies it into a buffer and writes "
-    "that around the page cache, to one file. A copy while training stands still is shown as well. Every other save is "
-    "looked into by part, which itself costs some of the time; the whole is that of the others.",
+    "that around the page cache, to one file, while what was read of the variables is held as ours holds it. A copy "
+    "while training stands still is shown as well. Every other save is looked into by part, which itself costs some of "
+    "the time; the whole is that of the others.",
 ]
 _EVERY, _SAVES = 8, 4
 _ROUNDS = 5
@@ -36,11 +37,13 @@ def measure(directory: Path, *, megabytes: int, fsync: bool, rounds: int, seed: 
     workload, watch = models.large(megabytes), Watch()
     watch.begin()
     copier, copied = arms.copies_beside(workload.state_bytes)
-    writer, written = arms.writes_beside(directory / "alone", workload.state_bytes)
+    writer, written = arms.writes_beside(directory / "alone", workload, fsync=fsync)
     ours = arms.ours_name(fsync)
     chosen = [*arms.make([ours, arms.MEMCPY], workload, directory, watch), copier, writer]
     length = _EVERY * _SAVES
-    found = gate.run(workload, chosen, rounds=rounds, length=length, every=_EVERY, drain="at_end", seed=seed)
+    found = gate.run(
+        workload, chosen, rounds=rounds, length=length, every=_EVERY, saves=_SAVES, drain="at_end", seed=seed
+    )
     return {**found, "thread": watch.made, "copied": copied, "written": written}
 
 
