@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 
+import keras_dist_callbacks as kdc
 from benchmarks.models import Workload
 
 _LEAD_STEPS = 3
@@ -149,6 +150,9 @@ class _Driver(keras.callbacks.Callback):
         arm, number = next(self._order, (Arm("end"), 0))
         self._arm, self._due, self._block, self._left = arm, arm, Block(arm.name, number), self._plan.length
         self._before = 0 if arm.made is None else arm.made()
+
+
+kdc.register_callback_state(_Driver, None)  # a backup would look through all that was measured so far, ever longer
 
 
 def run(
