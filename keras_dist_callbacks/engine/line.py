@@ -44,9 +44,10 @@ class Line:
                 self._one_less()
 
         with self._lock:
+            late = self._unfinished > 0
             self._unfinished += 1
         try:
-            ticket = self._writer.submit(run, what, urgent=urgent)
+            ticket = self._writer.submit(run, what, urgent=urgent, late=late)
         except BaseException:
             self._one_less()
             raise

@@ -22,6 +22,7 @@ class _Job:
     what: str
     ticket: int
     urgent: bool
+    late: bool
 
 
 class Writer:
@@ -46,19 +47,20 @@ class Writer:
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
         return self._failure is not None
 
-    def submit(self, run: Callable[[], None], what: str, *, urgent: bool = False) -> int:
+    def submit(self, run: Callable[[], None], what: str, *, urgent: bool = False, late: bool = False) -> int:
         """Appends a job.
 
         Args:
             run: What to do; it must not call a TensorFlow collective.
             what: For messages, such as `"backup at step 1200"`.
             urgent: Nothing is saved yet: training that leaves no processor idle must not hold it up.
+            late: It came due before the one of its kind that is still being written was done.
 
         Returns:
             A number for `withdraw`.
         """
         with self._condition:
-            job = _Job(run, what, next(self._tickets), urgent)
+            job = _Job(run, what, next(self._tickets), urgent, late)
             self._jobs.append(job)
             if self._thread is None:
                 try:
@@ -136,7 +138,7 @@ class Writer:
     def _hand_over(self) -> _Job | None:
         """Leaves what waits to a new thread; where none can be started, the next job for this one."""
         with self._condition:
-            self._priority.learn(cpu_times())
+            self._priority.learn(cpu_times(), late=any(job.late for job in self._jobs))
             try:
                 if self._jobs:
                     self._start(self._jobs[0])

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from keras_dist_callbacks.engine import writer as writer_module
+from keras_dist_callbacks.engine.line import Line
 from keras_dist_callbacks.engine.priority import CpuTimes, Priority, cpu_times
 from keras_dist_callbacks.engine.writer import Writer
 from tests.support.busy_machine import REAL_TAKE
@@ -81,6 +82,44 @@ def test_a_short_or_a_proportionate_wait_is_no_starvation(times: CpuTimes | None
     assert _in_thread(priority)[0] == 19
 
 
+def test_after_a_thread_that_was_held_up_while_the_next_backup_came_due_the_next_takes_more() -> None:
+    priority = Priority()
+    priority.learn(CpuTimes(ran=0.02, waited=0.2))
+    assert _in_thread(priority)[0] == 19
+    priority.learn(CpuTimes(ran=0.02, waited=0.2), late=True)
+    assert _in_thread(priority) == (10, os.SCHED_OTHER)
+    priority.learn(CpuTimes(ran=0.02, waited=0.01), late=True)
+    assert _in_thread(priority)[0] == 10, "whoever is late all the same gets no less"
+    priority.learn(CpuTimes(ran=0.02, waited=0.01))
+    assert _in_thread(priority) == (19, os.SCHED_BATCH)
+
+
+def test_a_disk_that_is_slow_takes_no_more_of_the_processor() -> None:
+    priority = Priority()
+    priority.learn(CpuTimes(ran=0.2, waited=0.1), late=True)
+    assert _in_thread(priority) == (19, os.SCHED_BATCH)
+
+
+@pytest.mark.parametrize(("behind", "then"), [("backup", 10), ("artefact", 19)])
+def test_a_backup_behind_a_backup_is_late_and_nothing_else(
+    behind: str, then: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    writer, go_on = Writer(), threading.Event()
+    line = Line(writer)
+    monkeypatch.setattr(writer_module, "cpu_times", lambda: CpuTimes(ran=0.02, waited=0.2))
+    first, second = (lambda: go_on.wait(10)), (lambda: found.append(_own()[0]))
+    if behind == "backup":
+        line.enter(1, first, "backup", lasting=False, urgent=False)
+        line.enter(2, second, "backup", lasting=False, urgent=False)
+    else:
+        writer.submit(first, "an artefact")
+        line.enter(1, second, "backup", lasting=False, urgent=False)
+    go_on.set()
+    assert writer.wait(10)
+    assert found == [then]
+
+
 def test_each_thread_of_the_writer_is_judged_by_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
     writer = Writer()
@@ -109,7 +148,7 @@ def test_each_job_has_a_thread_and_a_priority_of_its_own() -> None:
     """Else what stands in line behind the first backup would be written at training's priority, for the whole run."""
     found, learned = list[tuple[int, int]](), list[CpuTimes | None]()
     writer = Writer()
-    writer._priority.learn = learned.append  # type: ignore[method-assign]
+    writer._priority.learn = lambda times, **_: learned.append(times)  # type: ignore[method-assign]
     go_on = threading.Event()
     writer.submit(lambda: (go_on.wait(10), found.append(_own())), "first", urgent=True)
     for _ in range(2):
