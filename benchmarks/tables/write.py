@@ -67,7 +67,10 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
         why = f"{median(ours).value - median(floor).value:.0f} ms more than os.write takes"
         if not case["fsync"] and (raw := outcome["raw_bytes_per_second"]):
             only = blocks.state_bytes / raw * 1e3
-            why += f", which leaves all in memory; the disk alone takes {only:.0f} ms for it, and ours has it there"
+            why += (
+                f", which may leave all in memory; ours has it on the disk, which alone takes {only:.0f} ms for it, "
+                "and hashes and copies between the writes"
+            )
         bound = Bound(
             f"background write / os.write, {where}", f"≥ {_SHARE}", speed.show(), met, why, speed.low >= _SHARE
         )
