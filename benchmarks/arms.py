@@ -23,7 +23,7 @@ import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
 from benchmarks.parts import Watch
-from keras_dist_callbacks.engine.priority import Priority
+from keras_dist_callbacks.engine.priority import Pace, Priority
 from keras_dist_callbacks.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"
@@ -211,11 +211,13 @@ def writes_beside(path: Path, workload: Workload, *, fsync: bool) -> tuple[Arm, 
 def _beside(name: str, work: Callable[[], Any], held: Arm | None = None) -> tuple[Arm, list[float]]:
     spent: list[float] = []
     running: list[threading.Thread] = []
+    pace = Pace()
 
-    def run() -> None:
-        Priority().take()
+    def run(share: float) -> None:
+        Priority().take(share)
         began = time.thread_time()
-        work()
+        with pace.done():
+            work()
         if held is not None:
             held.drain()
         spent.append(round((time.thread_time() - began) * 1e3, 3))
@@ -224,7 +226,7 @@ def _beside(name: str, work: Callable[[], Any], held: Arm | None = None) -> tupl
         drain()
         if held is not None:
             held.save()
-        running.append(threading.Thread(target=run))
+        running.append(threading.Thread(target=run, args=(pace.due(),)))
         running[0].start()
 
     def drain() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from keras_dist_callbacks.engine.priority import Pace
 from keras_dist_callbacks.engine.writer import Writer
 
 
@@ -18,6 +19,7 @@ class Line:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._lock = threading.Lock()
+        self._pace = Pace()
         self._unfinished = 0
         self._last: tuple[int, int] | None = None  # ticket and number of the newest save, if it may be overtaken
 
@@ -39,15 +41,17 @@ class Line:
 
         def run() -> None:
             try:
-                write()
+                with self._pace.done():
+                    write()
             finally:
                 self._one_less()
 
+        share = self._pace.due()
         with self._lock:
             late = self._unfinished > 0
             self._unfinished += 1
         try:
-            ticket = self._writer.submit(run, what, urgent=urgent, late=late)
+            ticket = self._writer.submit(run, what, urgent=urgent, late=late, share=share)
         except BaseException:
             self._one_less()
             raise

@@ -3,23 +3,30 @@
 On Linux a thread has a priority of its own. At a normal one, hashing and writing slow down the steps beside them where
 training uses every core: with 100 MB on two cores the next step took 27 ms longer, with `SCHED_BATCH` and niceness 19
 14 ms, of which copying on write is 8. Where other threads never leave a core idle, such a thread gets little
-(4.6 s instead of 0.1 s for these 100 MB), so after a backup that had to wait like that the next ones take more. So they
-do after one that waited for longer than it ran while the next one came due: a save every 0.2 s would else have each one
-later than the last, until one is left out (4 to 8 of 65, and 0 of 55 so). `SCHED_IDLE` was a little gentler still, but
-took 19 s there.
+(4.6 s instead of 0.1 s for these 100 MB; `SCHED_IDLE`: 19 s), so it gets no less than what lets a backup be done before
+the next one comes due, as the kernel shares a core out by niceness: 400 MB every 0.85 s need 77 ms of a processor, for
+which niceness 19 took 2.0 s. More than that after a backup that had to wait all the same: for very long, or for longer
+than it ran while the next one came due.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import math
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _GENTLE = 19
-_FIRMER = 10
+_FIRMER_BY = 9
+_PER_NICENESS = 1.25  # what a thread gets beside another one, for each that it is less nice: sched(7)
+_RESERVE = 3.0  # of the time until the next backup, disks and others need some too
+_REMEMBERED = 10
 _STARVED_SECONDS = 0.5
 _STARVED_SHARE = 4.0
 _CPU_TIMES = Path("/proc/thread-self/schedstat")
@@ -41,17 +48,24 @@ class Priority:
     """The priority of successive background threads."""
 
     def __init__(self) -> None:
-        self._firmer = False
+        self._most = self._taken = _GENTLE
 
-    def take(self) -> None:
-        """Gives the calling thread, and those that it will start, the priority that is right now."""
+    def take(self, share: float = 0.0) -> None:
+        """Gives the calling thread, and those that it will start, the priority that is right now.
+
+        It cannot be raised again, and a thread that this one starts cannot have a higher one.
+
+        Args:
+            share: Of one processor's time, what the thread needs at least.
+        """
         if sys.platform != "linux":
             return
-        if not self._firmer:
+        self._taken = min(self._most, _niceness(share * _RESERVE))
+        if self._taken == _GENTLE:
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         with contextlib.suppress(OSError):  # forbidden here: then all threads have the same priority
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FIRMER if self._firmer else _GENTLE)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._taken)
 
     def learn(self, times: CpuTimes | None, *, late: bool = False) -> None:
         """Decides about the next thread by what this one had.
@@ -65,9 +79,46 @@ class Priority:
         held_up = times.waited > times.ran
         starved = times.waited > _STARVED_SECONDS and times.waited > _STARVED_SHARE * times.ran
         if starved or (late and held_up):
-            self._firmer = True
+            self._most = max(0, self._taken - _FIRMER_BY)
         elif not held_up and not late:
-            self._firmer = False
+            self._most = _GENTLE
+
+
+class Pace:
+    """How fast something must be done that comes due again and again."""
+
+    def __init__(self) -> None:
+        self._ran = 0.0
+        self._due: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
+
+    def due(self) -> float:
+        """The share of a processor's time that it needs to be done in time; 0 if nobody knows. Call it when it is due.
+
+        One may stand in line. So the next two are expected after as short a time as there was for two of late: pauses,
+        such as for validation, do not count, nor that the end of an epoch came right behind another one.
+        """
+        self._due.append(time.monotonic())
+        times = list(self._due)
+        spans = [(later - earlier) / 2 for earlier, later in zip(times, times[2:], strict=False)]
+        every = min(spans, default=times[-1] - times[0])
+        return self._ran / every if every > 0 else 0.0
+
+    @contextlib.contextmanager
+    def done(self) -> Iterator[None]:
+        """In here, the calling thread does it."""
+        before = cpu_times()
+        yield
+        if before is not None and (after := cpu_times()) is not None:
+            self._ran = after.ran - before.ran
+
+
+def _niceness(share: float) -> int:
+    """The highest one with which a thread gets this share of a core that another one, of niceness 0, never leaves."""
+    if share <= 0:
+        return _GENTLE
+    if share >= 0.5:
+        return 0
+    return min(_GENTLE, math.floor(math.log((1 - share) / share, _PER_NICENESS)))
 
 
 def cpu_times() -> CpuTimes | None:

@@ -1,8 +1,8 @@
 """One ordered queue for everything that a run publishes.
 
-Jobs run one after the other on a background thread, in the order in which they were handed over: a backup
-that refers to the state after an artefact was decided is never visible before that artefact. The thread
-lives only while there is work, so that nothing is left behind when training ends, however it ends.
+Jobs run one after the other in the background, in the order in which they were handed over: a backup that
+refers to the state after an artefact was decided is never visible before that artefact. Threads live only
+while there is work, so that nothing is left behind when training ends, however it ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class _Job:
     ticket: int
     urgent: bool
     late: bool
+    share: float
 
 
 class Writer:
@@ -47,7 +48,9 @@ class Writer:
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
         return self._failure is not None
 
-    def submit(self, run: Callable[[], None], what: str, *, urgent: bool = False, late: bool = False) -> int:
+    def submit(
+        self, run: Callable[[], None], what: str, *, urgent: bool = False, late: bool = False, share: float = 0.0
+    ) -> int:
         """Appends a job.
 
         Args:
@@ -55,16 +58,17 @@ class Writer:
             what: For messages, such as `"backup at step 1200"`.
             urgent: Nothing is saved yet: training that leaves no processor idle must not hold it up.
             late: It came due before the one of its kind that is still being written was done.
+            share: Of one processor's time, what it needs to be done before the next one of its kind comes due.
 
         Returns:
             A number for `withdraw`.
         """
         with self._condition:
-            job = _Job(run, what, next(self._tickets), urgent, late)
+            job = _Job(run, what, next(self._tickets), urgent, late, share)
             self._jobs.append(job)
             if self._thread is None:
                 try:
-                    self._start(job)
+                    self._start()
                 except BaseException:
                     self._jobs.remove(job)
                     raise
@@ -103,50 +107,50 @@ class Writer:
             failure, self._failure = self._failure, None
         return failure
 
-    def _start(self, first: _Job) -> None:
-        """Lets a thread begin with a job; it has a priority of its own, which it could not raise again."""
-        thread = threading.Thread(target=self._work, args=(first.urgent,), name="kdc-writer")
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name="kdc-writer")
         thread.start()
         self._thread = thread
 
-    def _work(self, urgent: bool) -> None:
-        if not urgent:
-            self._priority.take()
+    def _work(self) -> None:
+        """Gives each job a thread of its own, and keeps training's priority itself.
+
+        A thread may lower its priority and not raise it again, and what it starts gets no higher one.
+        """
         job = self._next()
         while job is not None:
+            thread = threading.Thread(target=self._run, args=(job,), name="kdc-writer-job")
             try:
-                job.run()
-            except BaseException as error:  # noqa: BLE001 - surfaces in raise_failure
-                error.add_note(f"in the background: {job.what}")
-                with self._condition:
-                    self._failure = self._failure or error
-            del job  # a waiting thread must not hold what was written
-            job = self._hand_over()
+                thread.start()
+            except RuntimeError:  # there can be no further thread
+                self._attempt(job)
+            else:
+                thread.join()
+            del job, thread  # whoever waits for the end must not find what was written still held
+            job = self._next()
 
     def _next(self) -> _Job | None:
         with self._condition:
             if self._jobs:
                 return self._jobs.popleft()
-            self._done()  # what there was has been withdrawn
+            self._thread = None
+            self._condition.notify_all()
             return None
 
-    def _done(self) -> None:
-        """There is nothing to do any more; whoever calls this holds the lock."""
-        self._thread = None
-        self._condition.notify_all()
-
-    def _hand_over(self) -> _Job | None:
-        """Leaves what waits to a new thread; where none can be started, the next job for this one."""
+    def _run(self, job: _Job) -> None:
+        if not job.urgent:
+            self._priority.take(job.share)
+        self._attempt(job)
         with self._condition:
-            self._priority.learn(cpu_times(), late=any(job.late for job in self._jobs))
-            try:
-                if self._jobs:
-                    self._start(self._jobs[0])
-                else:
-                    self._done()
-            except RuntimeError:
-                return self._jobs.popleft()
-            return None
+            self._priority.learn(cpu_times(), late=any(waiting.late for waiting in self._jobs))
+
+    def _attempt(self, job: _Job) -> None:
+        try:
+            job.run()
+        except BaseException as error:  # noqa: BLE001 - surfaces in raise_failure
+            error.add_note(f"in the background: {job.what}")
+            with self._condition:
+                self._failure = self._failure or error
 
 
 _shared = Writer()

@@ -76,10 +76,10 @@ def test_backups_are_urgent_until_one_is_committed(tmp_path: Path, monkeypatch: 
     urgencies: list[bool] = []
     submit = Writer.submit
 
-    def note(self: Writer, run: Any, what: str, *, urgent: bool = False, late: bool = False) -> None:
+    def note(self: Writer, run: Any, what: str, *, urgent: bool = False, **others: Any) -> int:
         if what.startswith("backup"):
             urgencies.append(urgent)
-        submit(self, run, what, urgent=urgent, late=late)
+        return submit(self, run, what, urgent=urgent, **others)
 
     monkeypatch.setattr(Writer, "submit", note)
     backup = kdc.BackupAndRestore(tmp_path, save_freq=2, when_busy="wait")

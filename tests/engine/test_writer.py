@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import threading
 
 import pytest
 
+from keras_dist_callbacks.engine import priority as priority_module
 from keras_dist_callbacks.engine import writer as writer_module
 from keras_dist_callbacks.engine.line import Line
-from keras_dist_callbacks.engine.priority import CpuTimes, Priority, cpu_times
+from keras_dist_callbacks.engine.priority import CpuTimes, Pace, Priority, cpu_times
 from keras_dist_callbacks.engine.writer import Writer
 from tests.support.busy_machine import REAL_TAKE
 
@@ -28,9 +31,9 @@ def _own() -> tuple[int, int]:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), os.sched_getscheduler(0)
 
 
-def _in_thread(priority: Priority) -> tuple[int, int]:
+def _in_thread(priority: Priority, share: float = 0.0) -> tuple[int, int]:
     found: list[tuple[int, int]] = []
-    thread = threading.Thread(target=lambda: (priority.take(), found.append(_own())))
+    thread = threading.Thread(target=lambda: (priority.take(share), found.append(_own())))
     thread.start()
     thread.join()
     return found[0]
@@ -98,6 +101,119 @@ def test_a_disk_that_is_slow_takes_no_more_of_the_processor() -> None:
     priority = Priority()
     priority.learn(CpuTimes(ran=0.2, waited=0.1), late=True)
     assert _in_thread(priority) == (19, os.SCHED_BATCH)
+
+
+def test_whoever_was_held_up_with_what_it_got_gets_more_again() -> None:
+    priority, found = Priority(), []
+    for _ in range(4):
+        found.append(_in_thread(priority)[0])
+        priority.learn(CpuTimes(ran=0.02, waited=0.2), late=True)
+    assert found == [19, 10, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("share", "niceness"), [(0.0, 19), (1e-9, 19), (0.004, 19), (0.01, 15), (0.1, 3), (0.16, 0), (0.2, 0), (1e300, 0)]
+)
+def test_a_thread_gets_what_it_needs_to_be_done_in_time(share: float, niceness: int) -> None:
+    got, policy = _in_thread(Priority(), share)
+    assert got == niceness
+    assert policy == (os.SCHED_BATCH if niceness == 19 else os.SCHED_OTHER)
+    assert niceness == 0 or _part_beside_another(niceness) >= 3 * share or niceness == 19
+    assert niceness in (0, 19) or _part_beside_another(niceness + 1) < 3 * share, "and not more"
+
+
+def _part_beside_another(niceness: int) -> float:
+    weight = 1.25**-niceness
+    return weight / (1 + weight)
+
+
+def _due_at(monkeypatch: pytest.MonkeyPatch, *times: float, ran: float = 0.06) -> list[float]:
+    pace, found = Pace(), []
+    spent = iter([CpuTimes(1.0, 0.0), CpuTimes(1.0 + ran, 9.0)] * len(times))
+    monkeypatch.setattr(priority_module, "cpu_times", lambda: next(spent))
+    for time in times:
+        monkeypatch.setattr(priority_module.time, "monotonic", lambda time=time: time)
+        found.append(round(pace.due(), 4))
+        with pace.done():
+            pass
+    return found
+
+
+def test_what_a_backup_needs_is_known_from_the_second_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _due_at(monkeypatch, 100, 100.6, 101.2) == [0.0, 0.1, 0.1]
+
+
+def test_a_pause_does_not_slow_down_the_backup_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _due_at(monkeypatch, 100, 101, 102, 132, 133) == [0.0, 0.06, 0.06, 0.06, 0.06]
+
+
+def test_two_backups_close_to_each_other_are_not_hurried_as_one_may_stand_in_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _due_at(monkeypatch, 100, 110, 110.01, 120, 120.01)[2:] == [0.012, 0.012, 0.012]
+
+
+def test_what_was_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _due_at(monkeypatch, 100, 101, 102, *range(112, 222, 10))
+    assert found[3] == 0.06
+    assert found[-1] == 0.006
+
+
+def test_backups_due_in_the_same_instant_need_what_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _due_at(monkeypatch, 100, 100) == [0.0, 0.0]
+
+
+def test_what_failed_does_not_tell_how_long_it_takes() -> None:
+    pace = Pace()
+    with pytest.raises(ValueError, match="no space"), pace.done():
+        raise ValueError("no space")
+    pace.due()
+    assert pace.due() == 0.0
+
+
+def test_a_line_asks_for_what_its_backups_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, asked = Writer(), list[float]()
+    monkeypatch.setattr(writer._priority, "take", asked.append)
+    line = Line(writer)
+
+    def busy() -> None:
+        before = cpu_times()
+        while before is not None and (now := cpu_times()) is not None and now.ran < before.ran + 0.01:
+            sum(range(1000))
+
+    for save in (1, 2):
+        line.enter(save, busy, "backup", lasting=False, urgent=False)
+        assert writer.wait(30)
+    assert asked[0] == 0.0
+    assert asked[1] > 0.0
+
+
+_WITHOUT_PRIVILEGES = """
+import json, os, resource, threading
+from keras_dist_callbacks.engine.writer import Writer
+
+resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setresuid(65534, 65534, 65534)
+writer, found, go_on = Writer(), [], threading.Event()
+note = lambda: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+writer.submit(lambda: (note(), go_on.wait(60)), "at the lowest priority")
+writer.submit(note, "behind it", share=0.1)
+writer.submit(note, "at that of training", urgent=True)
+go_on.set()
+assert writer.wait(60)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.process
+def test_what_stands_behind_a_thread_of_the_lowest_priority_gets_more_without_a_right_to_raise_any() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_PRIVILEGES], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [19, 3, 0]
 
 
 @pytest.mark.parametrize(("behind", "then"), [("backup", 10), ("artefact", 19)])
@@ -177,24 +293,32 @@ def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for(monkeypatch: pyte
 
 def test_where_no_further_thread_starts_the_one_there_is_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, done, go_on = Writer(), list[int](), threading.Event()
+    start = threading.Thread.start
 
-    def refuse(first: object) -> None:
-        raise RuntimeError("can't start new thread")
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "kdc-writer-job":
+            raise RuntimeError("can't start new thread")
+        start(self)
 
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = _own()
     writer.submit(lambda: (go_on.wait(10), done.append(1)), "first")
-    monkeypatch.setattr(writer, "_start", refuse)
     for number in (2, 3):
         writer.submit(lambda number=number: done.append(number), "in line")  # type: ignore[misc]
     go_on.set()
     assert writer.wait(10)
     assert done == [1, 2, 3]
+    assert _own() == before
 
 
 def test_a_job_that_is_withdrawn_before_its_thread_gets_to_it_leaves_nothing_to_wait_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     writer, done, go_on = Writer(), list[int](), threading.Event()
-    monkeypatch.setattr(writer._priority, "take", lambda: go_on.wait(10))  # the thread has begun, and no job of it
+    begin = writer._next
+    monkeypatch.setattr(
+        writer, "_next", lambda: begin() if go_on.wait(10) else None
+    )  # its thread has begun, it has not
     ticket = writer.submit(lambda: done.append(1), "withdrawn")
     assert writer.withdraw(ticket)
     assert not writer.withdraw(ticket)

@@ -19,7 +19,7 @@ def share_processors() -> None:
     import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops, iterator_ops
 
-    Priority.take = lambda self: None  # type: ignore[method-assign]
+    Priority.take = lambda self, share=0.0: None  # type: ignore[method-assign]
     create, options_of = iterator_ops.OwnedIterator._create_iterator, dataset_ops.DatasetV2.options
 
     def options(self: tf.data.Dataset) -> tf.data.Options:
