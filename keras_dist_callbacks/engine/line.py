@@ -14,6 +14,10 @@ class Line:
 
     Args:
         writer: The queue of this process, in which other jobs may stand too.
+
+    Attributes:
+        is_busy: Whether a backup waits or is being written, asked after every step; other jobs of the queue do not
+            count.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -21,12 +25,8 @@ class Line:
         self._lock = threading.Lock()
         self._pace = Pace()
         self._unfinished = 0
+        self.is_busy = False
         self._last: tuple[int, int] | None = None  # ticket and number of the newest save, if it may be overtaken
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a backup waits or is being written; other jobs of the queue do not count."""
-        return self._unfinished > 0
 
     def enter(self, save: int, write: Callable[[], None], what: str, *, lasting: bool, urgent: bool) -> None:
         """Hands over a backup.
@@ -48,8 +48,8 @@ class Line:
 
         share = self._pace.due()
         with self._lock:
-            late = self._unfinished > 0
-            self._unfinished += 1
+            late = self.is_busy
+            self._count(1)
         try:
             ticket = self._writer.submit(run, what, urgent=urgent, late=late, share=share)
         except BaseException:
@@ -72,4 +72,8 @@ class Line:
 
     def _one_less(self) -> None:
         with self._lock:
-            self._unfinished -= 1
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._unfinished += change
+        self.is_busy = self._unfinished > 0
