@@ -51,7 +51,7 @@ class Priority:
         self._most = self._taken = _GENTLE
 
     def take(self, share: float = 0.0) -> None:
-        """Gives the calling thread, and those that it will start, the priority that is right now.
+        """Gives the calling thread, which has that of training, and those that it will start the one that is right now.
 
         It cannot be raised again, and a thread that this one starts cannot have a higher one.
 
@@ -60,12 +60,13 @@ class Priority:
         """
         if sys.platform != "linux":
             return
-        self._taken = min(self._most, _niceness(share * _RESERVE))
+        self._taken = min(self._most, _niceness(share * _RESERVE))  # less than training, which may be nice itself
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         if self._taken == _GENTLE:
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         with contextlib.suppress(OSError):  # forbidden here: then all threads have the same priority
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._taken)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(_GENTLE, own + self._taken))
 
     def learn(self, times: CpuTimes | None, *, late: bool = False) -> None:
         """Decides about the next thread by what this one had.
