@@ -24,7 +24,7 @@ NOTES = [
     "file, flushed where ours is: the least that a backup can cost that is written so, without anything that makes it "
     "one.",
     "Ours as users have it: a backup that is due too soon stands in line, and is left out if a newer one overtakes it. "
-    "At 100 MB the batch makes a step last about 40 ms. At 400 MB Adam alone makes it last longer on two cores.",
+    "At 100 MB the batch makes a step last longer. At 400 MB Adam alone does.",
 ]
 _DURABLE, _NOT = 0.2, 0.25
 _BATCHES = {100: 64}

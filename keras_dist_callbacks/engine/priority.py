@@ -3,10 +3,10 @@
 On Linux a thread has a priority of its own. At a normal one, hashing and writing slow down the steps beside them where
 training uses every core: with 100 MB on two cores the next step took 27 ms longer, with `SCHED_BATCH` and niceness 19
 14 ms, of which copying on write is 8. Where other threads never leave a core idle, such a thread gets little
-(4.6 s instead of 0.1 s for these 100 MB; `SCHED_IDLE`: 19 s), so it gets no less than what lets a backup be done before
-the next one comes due, as the kernel shares a core out by niceness: 400 MB every 0.85 s need 77 ms of a processor, for
-which niceness 19 took 2.0 s. More than that after a backup that had to wait all the same: for very long, or for longer
-than it ran while the next one came due.
+(4.6 s instead of 0.1 s for these 100 MB; `SCHED_IDLE`: 19 s), so it gets no less than what should let a backup be done
+before the next one comes due, as the kernel shares a core out by niceness: 400 MB every 0.85 s need 77 ms of a
+processor, for which niceness 19 took 2.0 s. More than that after a backup that had to wait all the same: for very long,
+or for longer than it ran while the next one came due.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Priority:
         """
         if sys.platform != "linux":
             return
-        self._taken = min(self._most, _niceness(share * _RESERVE))  # less than training, which may be nice itself
-        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        self._taken = min(self._most, _niceness(share * _RESERVE))
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())  # training may be nice itself
         if self._taken == _GENTLE:
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -268,9 +268,8 @@ def test_a_job_that_is_withdrawn_before_its_thread_gets_to_it_leaves_nothing_to_
 ) -> None:
     writer, done, go_on = Writer(), list[int](), threading.Event()
     begin = writer._next
-    monkeypatch.setattr(
-        writer, "_next", lambda: begin() if go_on.wait(10) else None
-    )  # its thread has begun, it has not
+    # The writer's thread has begun, and the job has not.
+    monkeypatch.setattr(writer, "_next", lambda: begin() if go_on.wait(10) else None)
     ticket = writer.submit(lambda: done.append(1), "withdrawn")
     assert writer.withdraw(ticket)
     assert not writer.withdraw(ticket)
