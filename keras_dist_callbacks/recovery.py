@@ -19,7 +19,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import printable, warn
+from keras_dist_callbacks.texts import print_line, printable, warn
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "make_or_restore_model"
@@ -256,4 +256,4 @@ def _report_foreign(checkpoints: CheckpointDirectory) -> None:
 
 def _say(cluster: Cluster, what: str) -> None:
     if cluster.is_chief:
-        print(printable(f"keras_dist_callbacks: {what}"), flush=True)
+        print_line(f"keras_dist_callbacks: {what}")

@@ -50,29 +50,3 @@ def test_each_room_says_what_lives_there_and_has_its_tests(room: str) -> None:
     module = ast.parse((ROOT / PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
     assert len((ast.get_docstring(module) or "").split()) > 12
     assert list((ROOT / "tests" / room).glob("test_*.py"))
-
-
-def sources() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / name for name in listed.stdout.split()]
-
-
-@pytest.mark.process
-def test_no_file_is_longer_than_350_lines_and_no_function_than_40() -> None:
-    too_long = []
-    for path in filter(Path.exists, sources()):
-        text = path.read_text(encoding="utf-8")
-        if text.count("\n") > 350:
-            too_long.append(f"{path}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _lines(node) > 40:
-                too_long.append(f"{path}:{node.lineno}: {node.name} has {_lines(node)} lines")
-    assert not too_long
-
-
-def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Without the docstring, which may be as long as its arguments need."""
-    first = function.body[0]
-    has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    docstring = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
-    return (function.end_lineno or 0) - function.lineno + 1 - docstring

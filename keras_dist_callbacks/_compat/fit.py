@@ -203,6 +203,16 @@ def current_logs(model: Any) -> dict[str, Any]:
     return logs
 
 
+def draws_bar(model: Any) -> bool:
+    """Whether Keras' progress bar may be in the current line of the output; it ends that line with its epoch."""
+    from keras.callbacks import ProgbarLogger
+
+    frame = fit_frame(model)
+    callbacks = None if frame is None else frame.f_locals.get("callbacks")
+    loggers = [c for c in getattr(callbacks, "callbacks", ()) if isinstance(c, ProgbarLogger)]
+    return any(logger.verbose == 1 and logger.progbar is not None and logger.seen for logger in loggers)
+
+
 def move_last(callback: Any) -> None:
     """Moves `callback` to the end of the CallbackList that is being given its model.
 

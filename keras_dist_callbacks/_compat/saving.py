@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_dist_callbacks.errors import CompatError
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.texts import print_line, warn
 
 _METHODS = {
     "_save_model": ("self", "epoch", "batch", "logs"),
@@ -80,7 +80,7 @@ class DecidingModelCheckpoint(keras.callbacks.ModelCheckpoint):
         improved = current is None or np.ndim(current) > 0 or bool(self.monitor_op(current, self.best))
         if self.verbose > 0:
             what = f"saving model to {filepath}" if improved else f"{self.monitor} did not improve from {self.best:.5f}"
-            print(f"\nEpoch {epoch + 1}: {what}")
+            print_line(f"Epoch {epoch + 1}: {what}", after_bar=True)
         if improved and current is not None and np.ndim(current) == 0:
             self.best = current
         return improved

@@ -25,7 +25,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import printable, warn
+from keras_dist_callbacks.texts import print_line, warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
@@ -314,7 +314,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
 
     def _say(self, text: str) -> None:
         if self.verbose and Cluster.detect().is_chief:
-            print(printable(text), flush=True)
+            print_line(text, after_bar=seam.draws_bar(self.model))
 
     def _require_session(self) -> FitSession:
         if self._session is None:

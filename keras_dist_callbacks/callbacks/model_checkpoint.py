@@ -31,6 +31,7 @@ from keras_dist_callbacks.progress import uploads
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import print_line
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "ModelCheckpoint"
@@ -240,7 +241,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
             if self.max_to_keep is not None:
                 self._kept = artifacts.keep_newest(self._directory, self._kept, self.max_to_keep, self._generation)
             if self.verbose > 0:
-                print(f"\nEpoch {artifact.epoch}: saved {self._storage.display(artifact.name)}", flush=True)
+                print_line(f"Epoch {artifact.epoch}: saved {self._storage.display(artifact.name)}", after_bar=True)
         finally:
             shutil.rmtree(directory)
             self._idle.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import re
 import socket
 import uuid
@@ -65,7 +66,12 @@ def explained(role: Role, error: BaseException) -> PeerLostError:
 @functools.cache
 def _bound_exit() -> None:
     """Once: what TensorFlow does at the process' end may wait for a peer that is cut off (measured: for a minute)."""
-    atexit.register(exit_after, _EXIT_SECONDS, RESTART_EXIT_CODE)
+    atexit.register(_exit_soon, os.getpid())
+
+
+def _exit_soon(process: int) -> None:
+    if os.getpid() == process:  # a forked child has nothing to do with the lost peer
+        exit_after(_EXIT_SECONDS, RESTART_EXIT_CODE)
 
 
 def explained_here(error: Exception) -> Exception:

@@ -11,7 +11,7 @@ from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.texts import print_line, warn
 
 _LISTINGS = 5
 _NAME = re.compile(r"[A-Za-z0-9./_-]{1,80}")
@@ -119,7 +119,7 @@ def _walk_back(
         raise DamagedBackupError(_nothing_whole(store.storage.display(), list(damaged.values())))
     _set_aside(store, damaged)
     if damaged or store.has_leftovers():
-        print(f"{store.storage.display()}: an earlier run committed no backup; starting fresh", flush=True)
+        print_line(f"{store.storage.display()}: an earlier run committed no backup; starting fresh")
     return None, False
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -159,3 +160,12 @@ _shared = Writer()
 def shared_writer() -> Writer:
     """The queue of this process: backups and artefacts go through the same one."""
     return _shared
+
+
+def _replace_in_child() -> None:
+    """A forked child has neither the thread nor what may hold the lock."""
+    global _shared
+    _shared = Writer()
+
+
+os.register_at_fork(after_in_child=_replace_in_child)

@@ -59,7 +59,7 @@ class WorkerProcess:
                 raise ConfigError(
                     f"cannot start {command[0]!r}: {error.strerror or error}; check the command"
                 ) from error
-        self._last_resort = weakref.finalize(self, _end, self._process)
+        self._last_resort = weakref.finalize(self, _end, self._process, os.getpid())
 
     @property
     def pid(self) -> int:
@@ -103,9 +103,9 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills the group of a process that was not collected yet, and collects it."""
-    if process.returncode is None:
+def _end(process: subprocess.Popen[bytes], starter: int) -> None:
+    """Kills the group of a process that was not collected yet, and collects it; not in a fork of the starter."""
+    if process.returncode is None and os.getpid() == starter:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, is_temporary
+from keras_dist_callbacks.texts import print_line
 
 _LOST_PEER = {"UnavailableError", "DeadlineExceededError", "AbortedError"}
 
@@ -37,7 +38,7 @@ def restartable() -> Iterator[None]:
             raise
         told = _explained(error)
         sys.excepthook(type(told), told, told.__traceback__)
-        print(f"exit code {RESTART_EXIT_CODE}: start this job again", file=sys.stderr, flush=True)
+        print_line(f"exit code {RESTART_EXIT_CODE}: start this job again", to_stderr=True)
         raise SystemExit(RESTART_EXIT_CODE) from error
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -24,7 +26,7 @@ from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.texts import print_line, warn
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.leave_options import LeaveOptions
@@ -130,11 +132,14 @@ class Checkpointer(OfOneLoop):
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
-        place, rate, name = arguments.path("backup_dir", backup_dir), max_bytes_per_second, f"loop{next(_opened)}"
-        self._storage = Storage.open(place, storage_options, retry=retry, max_bytes_per_second=rate)
+        limits: dict[str, Any] = {"retry": retry, "max_bytes_per_second": max_bytes_per_second}
+        self._storage = Storage.open(arguments.path("backup_dir", backup_dir), storage_options, **limits)
+        name = f"loop{next(_opened)}"
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         asked = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
-        self._leaving = Leaving(LeaveOptions.parse(*asked, peer_timeout), self._engine, self._cluster, name, self._say)
+        leave = LeaveOptions.parse(*asked, peer_timeout)
+        self._say = functools.partial(_say, self._cluster)
+        self._leaving = Leaving(leave, self._engine, self._cluster, name, self._say, _is_alive(self))
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
 
     def restore(self) -> bool:
@@ -289,10 +294,6 @@ class Checkpointer(OfOneLoop):
                 self._open = False
                 self._leaving.close()
 
-    def _say(self, text: str) -> None:
-        if self._cluster.is_chief:
-            print(text, flush=True)
-
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
         reasons, conditions = exactness.inexact_reasons(saved, now), [*exactness.conditions(saved), _LOOP]
         refused = reasons or (conditions if self._strict == "certain" else [])
@@ -330,3 +331,14 @@ class Checkpointer(OfOneLoop):
     def _require_open(self) -> None:
         if not self._open:
             raise BackupError("call restore() before training, and make a new Checkpointer after close()")
+
+
+def _say(cluster: Cluster, text: str) -> None:
+    if cluster.is_chief:
+        print_line(text)
+
+
+def _is_alive(owner: Any) -> Callable[[], bool]:
+    """Whether an object still exists; asking for it does not keep it."""
+    known = weakref.ref(owner)
+    return lambda: known() is not None

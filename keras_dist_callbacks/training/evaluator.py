@@ -18,7 +18,7 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.texts import printable, warn
+from keras_dist_callbacks.texts import print_line, warn
 from keras_dist_callbacks.training import evaluator_options as options
 from keras_dist_callbacks.training.evaluator_log import BestExport, EvaluationLog
 from keras_dist_callbacks.training.evaluator_model import EvaluatedModel, check_model
@@ -235,7 +235,7 @@ class SidecarEvaluator:
 
     def _say(self, what: str) -> None:
         if self._verbose:
-            print(printable(f"keras_dist_callbacks: {what}"), flush=True)
+            print_line(f"keras_dist_callbacks: {what}")
 
     def _say_once(self, what: str) -> None:
         if what not in self._told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
 _ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
 _Wish = tuple[str, str, int] | None  # of a `StopRequest`
-_open: list[Leaving] = []
+_open: list[Leaving] = []  # a fit() within a callback of another fit() adds one
 _told: set[str] = set()
 _unheeded: list[signal.Signals] = []  # which came while a run ended, and which the next one obeys
 
@@ -73,6 +74,7 @@ class Leaving:
         self._watchdog = Watchdog(options.grace_period, self._last_words)
         self._loss_watchdog = Watchdog(max(_LEAST_SECONDS, options.peer_timeout - known), self._words_after_loss)
         self._runs = runs
+        self._process = os.getpid()
         self._impatience: threading.Timer | None = None
         self._signalled: signal.Signals | None = None
         self._begun = self._finishing = self._stuck = False
@@ -83,8 +85,8 @@ class Leaving:
         if self.options.on_preemption and self.options.notice is not None:
             self._notice = NoticeWatch(self.options.notice, lambda why: self._stop.request(PREEMPTED, why))
             self._notice.start()  # first: it may raise, and nothing is to be given back then
-        while _open:
-            _open.pop().close()  # of a run that was never closed
+        for abandoned in [run for run in _open if not run._runs()]:
+            abandoned.close()
         self._begun = True
         _open.append(self)
         peers.begin(self._cluster, self._on_loss)
@@ -154,8 +156,9 @@ class Leaving:
 
         Raises:
             PeerLostError: The exception means that another worker is lost; this one says which.
+            Preempted: The process was asked to exit meanwhile; its children were too, maybe, and that is the reason.
         """
-        if self.departed:
+        if self.departed or not self._is_here:
             return
         lost, together = None, False
         if loss.is_loss(self._cluster, error):
@@ -176,8 +179,19 @@ class Leaving:
         notes = [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
         for note in [*notes, *self._cost(step)]:
             (lost or error).add_note(note)
+        self._raise_preempted(lost or error)
         if lost is not None:
             raise lost from error
+
+    def _raise_preempted(self, error: BaseException) -> None:
+        pending = self._stop.pending
+        if pending is None or pending.kind != PREEMPTED or not isinstance(error, Exception):
+            return
+        reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        text = f"{_cause(pending, self._cluster.num_workers)}, then {reason}"
+        self.departed = True
+        self._say(f"{text}. Start the job again to resume")
+        raise Preempted(text) from error
 
     def _save_at(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> bool:
         """Saves if the state is known and all workers end there; whether they do, so none is lost to the rest."""
@@ -216,12 +230,14 @@ class Leaving:
         return [where] if self._cluster.is_chief else []
 
     def _saves_at(self, error: BaseException) -> bool:
+        if isinstance(error, Preempted):  # of a fit() within a callback of this one
+            return self.options.on_preemption
         ours = isinstance(error, KdcError) and not isinstance(error, StorageError)
         return self.options.on_exception and not ours
 
     def close(self) -> None:
         """The run is over: gives signals back. A watchdog that counts goes on if the run was left for it."""
-        if not self._begun:
+        if not self._begun or not self._is_here:
             return
         self._begun = False
         peers.end(self._on_loss)
@@ -238,11 +254,23 @@ class Leaving:
         if not self._stuck:  # else a thread that writes would hold up the process' end
             self._loss_watchdog.cancel()
         if self._signalled is not None and not self.departed:
-            handler = self._signals.earlier(self._signalled)
-            if handler is not None:
-                handler(int(self._signalled), None)
-            else:
-                _unheeded[:] = [self._signalled]
+            self._pass_on(self._signalled)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Leaves a signal that came too late for this run to the run around it, to the user, or to the next run."""
+        outer = next((run for run in reversed(_open) if run._signals.watches(number)), None)
+        handler = self._signals.earlier(number)
+        if outer is not None:
+            outer._on_signal(number)
+        elif handler is not None:
+            handler(int(number), None)
+        else:
+            _unheeded[:] = [number]
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this is the process that trains, not one that a callback or the input forked from it."""
+        return os.getpid() == self._process
 
     # --- what asks for it
 

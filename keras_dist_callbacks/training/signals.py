@@ -1,7 +1,9 @@
-"""Signals that ask a process to end, seen at once, also while the main thread sits in a long operation."""
+"""Signals that ask a process to exit, seen at once, also while the main thread is busy in a long operation."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import threading
@@ -10,10 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-_END = b"\0"
+_END = 0
 _JOIN_SECONDS = 5.0
-_installed: list[SignalWatch] = []
 _PROC_STATUS = Path("/proc/self/status")
+_installed: list[SignalWatch] = []  # a fit() within a callback of another fit() adds one
+_taken: set[signal.Signals] = set()  # by any watch, so far
+_mask = threading.local()
 
 
 class SignalWatch:
@@ -21,6 +25,9 @@ class SignalWatch:
 
     Python runs its handlers in the main thread, between two bytecodes: not while a step runs. The interpreter writes
     the number of a signal to a file descriptor at once, though, and a thread reads it there.
+
+    Watches nest: the last one that was installed gets the signals; when it is removed, the one before gets them again.
+    A forked child has no watch: its signals do what they did before the first one was installed.
 
     Args:
         on_signal: Called with each signal, in the thread.
@@ -38,68 +45,83 @@ class SignalWatch:
         self._at_once = at_once
         self._held = set(held)
         self._arrived: set[int] = set()
-        self._earlier: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._wakeup: int | None = None
         self._thread: threading.Thread | None = None
 
     def install(self, signals: Sequence[signal.Signals]) -> None:
         """Takes the signals over; in the main thread."""
-        while _installed:
-            _installed.pop().remove()  # of a run that was never closed
-        _installed.append(self)
+        _register_fork_hooks()
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         self._pipe = reading, writing
         self._thread = threading.Thread(target=self._read, args=(reading,), name="kdc-signals", daemon=True)
         self._thread.start()
-        loops = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        if loops == -1:
+        current = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if current == -1 or _is_ours(current):
             self._wakeup = writing
         else:
-            signal.set_wakeup_fd(loops)  # an event loop's: Python's own handlers tell the thread, a little later
+            signal.set_wakeup_fd(current)  # an event loop's: Python's own handlers notify the thread, a little later
+        _installed.append(self)
         for number in signals:
-            self._earlier[number] = handler_of(number)
-            signal.signal(number, self._handle)
+            _taken.add(number)
+            self._previous[number] = signal.signal(number, self._handle)
+
+    def watches(self, number: signal.Signals) -> bool:
+        """Whether this watch took a signal over, even if an inner one gets it at present."""
+        return number in self._previous
 
     def earlier(self, number: signal.Signals) -> Callable[[int, types.FrameType | None], Any] | None:
-        """The handler in Python that was there before, if there was one."""
-        handler = self._earlier.get(number)
+        """The user's Python handler, if there was one."""
+        handler = _without(self._previous.get(number), number)
         return handler if callable(handler) and handler is not signal.default_int_handler else None
 
     def release(self, number: signal.Signals) -> None:
         """Gives one signal back; in the main thread."""
-        if number in self._earlier and signal.getsignal(number) == self._handle:
-            signal.signal(number, self._earlier.pop(number))
+        if number in self._previous and signal.getsignal(number) == self._handle:
+            signal.signal(number, self._next_handler(number))
+            del self._previous[number]
 
     def remove(self, *, keep_defaults: bool = False) -> None:
-        """Gives the signals back, where nobody else has taken them since; does nothing in another thread.
+        """Gives the signals back, unless other code has taken them since; does nothing in another thread.
 
         Args:
-            keep_defaults: Those that would end the process stay caught, because it is ending already.
+            keep_defaults: Those that would terminate the process stay caught, because it is exiting already.
         """
         if self._pipe is None or threading.current_thread() is not threading.main_thread():
             return
-        if self in _installed:
-            _installed.remove(self)
-        for number, handler in self._earlier.items():
-            deadly = handler in (None, signal.SIG_DFL)
+        _installed.remove(self)
+        for number in self._previous:
+            handler = self._next_handler(number)
+            deadly = handler == signal.SIG_DFL
             if signal.getsignal(number) == self._handle and not (deadly and keep_defaults):
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if self._wakeup is not None:
-            current = signal.set_wakeup_fd(-1)
-            if current != self._wakeup:
-                signal.set_wakeup_fd(current)
-            self._wakeup = None
+                signal.signal(number, handler)
+        self._give_wakeup_back()
         (_, writing), self._pipe = self._pipe, None
-        os.write(writing, _END)
+        os.write(writing, bytes([_END]))
         os.close(writing)
         if self._thread is not None:
             self._thread.join(_JOIN_SECONDS)
 
+    def _next_handler(self, number: signal.Signals) -> Any:
+        """What handles a signal once this watch is removed: an outer watch, the user's handler, or the default."""
+        handler = _without(self._previous[number], number, keep=_installed)
+        return signal.SIG_DFL if handler is None else handler
+
+    def _give_wakeup_back(self) -> None:
+        if self._wakeup is None:
+            return
+        outer = next((watch._wakeup for watch in reversed(_installed) if watch._wakeup is not None), -1)
+        current = signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
+        if current != self._wakeup:
+            signal.set_wakeup_fd(current)
+        self._wakeup = None
+
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         if self._pipe is not None:
-            os.write(self._pipe[1], bytes([number]))
+            with contextlib.suppress(BlockingIOError):  # the thread has enough to read
+                os.write(self._pipe[1], bytes([number]))
             self._at_once(signal.Signals(number))
         if number in self._held:
             if number in self._arrived:
@@ -108,19 +130,58 @@ class SignalWatch:
 
     def _read(self, reading: int) -> None:
         seen: set[int] = set()
-        with open(reading, "rb", buffering=0) as pipe:
-            while (numbers := pipe.read(64)) and numbers != _END:
-                for number in set(numbers) & {int(s) for s in self._earlier} - seen:
-                    seen.add(number)  # a second one changes nothing
-                    self._on_signal(signal.Signals(number))
+        numbers = b""
+        while _END not in numbers and (numbers := os.read(reading, 64)):
+            for number in set(numbers) & {int(s) for s in self._previous} - seen:
+                seen.add(number)  # a second one changes nothing
+                self._on_signal(signal.Signals(number))
+        os.close(reading)
 
 
 def handler_of(number: signal.Signals) -> Any:
-    """A signal's handler as users know it: behind what a run that was never closed has left."""
-    handler = signal.getsignal(number)
-    while isinstance(watch := getattr(handler, "__self__", None), SignalWatch):
-        handler = watch._earlier.get(number)
+    """A signal's handler as the user sees it, without any watch."""
+    return _without(signal.getsignal(number), number)
+
+
+def _without(handler: Any, number: signal.Signals, keep: Sequence[SignalWatch] = ()) -> Any:
+    """A handler, or what it has replaced if it is that of a watch that is not to be kept."""
+    while isinstance(watch := getattr(handler, "__self__", None), SignalWatch) and watch not in keep:
+        handler = watch._previous.get(number)
     return handler
+
+
+def _is_ours(descriptor: int) -> bool:
+    return any(watch._wakeup == descriptor for watch in _installed)
+
+
+@functools.cache
+def _register_fork_hooks() -> None:
+    """A forked child must not answer a signal in its parent's place, nor fail to end at one."""
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_leave_to_parent)
+
+
+def _block() -> None:
+    """Until the child has no watch: a signal to it would be written into the parent's pipe."""
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _taken)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
+def _leave_to_parent() -> None:
+    for number in _taken:
+        if handler_of(number) != signal.getsignal(number):
+            signal.signal(number, handler_of(number) or signal.SIG_DFL)
+    current = signal.set_wakeup_fd(-1)
+    if not _is_ours(current):
+        signal.set_wakeup_fd(current)
+    for watch in _installed:
+        for end in watch._pipe or ():
+            os.close(end)
+        watch._pipe = watch._wakeup = None
+    _installed.clear()
+    _unblock()
 
 
 def is_foreign(number: signal.Signals) -> bool:

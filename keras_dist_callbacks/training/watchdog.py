@@ -5,6 +5,8 @@ A thread of Python's does it, which has last words; where it does not come to it
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import sys
 import threading
@@ -62,7 +64,11 @@ class Watchdog:
             return
         flushing = threading.Thread(target=_flush, daemon=True)  # the main thread may hold their locks
         flushing.start()
-        os.write(2, f"{printable(self._last_words())}\n".encode())
+        with contextlib.suppress(OSError):  # stderr may be closed
+            os.write(2, f"{printable(self._last_words())}\n".encode())
+        for child in multiprocessing.active_children():
+            if child.daemon:
+                child.kill()  # as the interpreter's exit would, which does not follow
         flushing.join(_FLUSH_SECONDS)
         os._exit(RESTART_EXIT_CODE)
 

@@ -101,15 +101,69 @@ def test_signals_are_given_back(seen: Seen) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_run_that_was_never_closed_gives_way_to_the_next(seen: Seen, watch: SignalWatch) -> None:
-    left_behind = Seen()
-    SignalWatch(left_behind, left_behind.at_once.append).install([signal.SIGUSR1])
+def test_the_outer_watch_gets_signals_again_when_the_inner_one_is_removed(seen: Seen, watch: SignalWatch) -> None:
+    within = Seen()
+    inner = SignalWatch(within, within.at_once.append)
     watch.install([signal.SIGUSR1])
+    inner.install([signal.SIGUSR1])
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert within.came.wait(SOON)
+    assert seen.signals == seen.at_once == []
+    inner.remove()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert seen.came.wait(SOON)
-    assert left_behind.signals == left_behind.at_once == []
+    assert seen.at_once == within.at_once == [signal.SIGUSR1]
     watch.remove()
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_watches_may_be_removed_in_any_order(seen: Seen, watch: SignalWatch) -> None:
+    inner = SignalWatch(Seen(), lambda number: None)
+    watch.install([signal.SIGUSR1])
+    inner.install([signal.SIGUSR1])
+    watch.remove()
+    assert signal.getsignal(signal.SIGUSR1) == inner._handle
+    inner.remove()
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.process
+def test_a_forked_child_has_the_users_handlers_and_says_nothing_to_its_parent() -> None:
+    """A fork of another thread too, as pools make them; and a child that gets a signal as it begins."""
+    code = """
+        import os, signal, threading, time
+        from keras_dist_callbacks.training.signals import SignalWatch
+        signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))
+        seen = []
+        watch = SignalWatch(seen.append, seen.append)
+        watch.install([signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+        ends = watch._pipe
+        def fork(number, expected):
+            pid = os.fork()
+            if pid == 0:
+                if number is None:
+                    os._exit(0 if signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                             and signal.set_wakeup_fd(-1) == -1
+                             and not any(os.path.exists(f"/proc/self/fd/{end}") for end in ends) else 1)
+                time.sleep(60)
+                os._exit(0)
+            if number is not None:
+                os.kill(pid, number)
+            found = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            assert found == expected, (found, expected)
+        for number, expected in [(signal.SIGTERM, -15), (signal.SIGUSR2, 7), (None, 0)] * 20:
+            fork(number, expected)
+        thread = threading.Thread(target=fork, args=(signal.SIGTERM, -15))
+        thread.start()
+        thread.join()
+        assert seen == [], seen
+        os.kill(os.getpid(), signal.SIGTERM)
+        while len(seen) < 2:
+            time.sleep(0.01)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
 
 
 def test_a_handler_that_was_set_meanwhile_stays(seen: Seen) -> None:

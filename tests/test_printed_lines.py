@@ -1,0 +1,108 @@
+"""What is printed is a line of its own, and never ends training."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.texts import print_line
+from tests.support import ROOT, tiny
+from tests.support.left_early import FOREVER, At, raise_signal
+
+
+class Writes(io.StringIO):
+    """A stream that notes each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.writes.append(text)
+        return super().write(text)
+
+
+def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's progress bar would come between two."""
+    stream = Writes()
+    monkeypatch.setattr(sys, "stdout", stream)
+    print_line("saved")
+    print_line("saved", after_bar=True)
+    assert stream.writes == ["saved\n", "\nsaved\n"]
+
+
+def test_a_stream_of_another_encoding_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    print_line("größe")
+    assert raw.getvalue() == b"gr\\xf6\\xdfe\n"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "no space left"), ValueError("I/O operation on closed file")])
+def test_a_stream_that_fails_is_ignored(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    monkeypatch.setattr(sys, "stdout", Fails())
+    print_line("saved")
+    monkeypatch.setattr(sys, "stdout", None)
+    print_line("saved")
+
+
+@pytest.mark.slow
+def test_a_preemption_is_reported_on_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny.model()
+    backup = kdc.BackupAndRestore(tmp_path, preemption_signals=["SIGUSR1"], grace_period=FOREVER)
+    try:
+        with pytest.raises(kdc.Preempted):
+            model.fit(
+                tiny.shuffled(),
+                epochs=2,
+                shuffle=False,
+                callbacks=[backup, At("on_train_batch_end", (0, 2), raise_signal())],
+            )
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert "\nPreempted by SIGUSR1" in capsys.readouterr().out
+
+
+JOB = """
+    import os, signal, sys
+    import keras, numpy as np
+    import keras_dist_callbacks as kdc
+    from tests.support import tiny
+    class Ends(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and sys.argv[2] == "signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+    sys.stdin.read()  # until the other end of stdout is closed
+    model = tiny.model()
+    saver = kdc.ModelCheckpoint(sys.argv[1] + "/files/{epoch}.keras", verbose=1)
+    backup = kdc.BackupAndRestore(sys.argv[1] + "/backup", save_freq=1, delete_checkpoint=False)
+    model.fit(tiny.shuffled(), epochs=2, verbose=0, callbacks=[saver, kdc.PrintLR(), backup, Ends()])
+    open(sys.argv[1] + "/end", "w").close()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_pipe_without_a_reader_changes_no_exit_code(tmp_path: Path) -> None:
+    for what, expected in (("signal", 138), ("resume", 0)):
+        job = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(JOB), str(tmp_path), what],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert job.stdout is not None
+        job.stdout.close()
+        error: Any = job.communicate(timeout=120)[1]
+        assert job.returncode == expected, error.decode()
+    assert (tmp_path / "end").exists()
