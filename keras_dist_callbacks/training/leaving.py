@@ -17,7 +17,7 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.notices import NoticeWatch
-from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign
+from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign, let_children_end
 from keras_dist_callbacks.training.watchdog import GIL_SECONDS, Watchdog
 
 PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
@@ -131,6 +131,7 @@ class Leaving:
         self.departed = True
         if self._impatience is not None:
             self._impatience.cancel()
+        let_children_end()
         preempted, position = request.kind == PREEMPTED, snapshot.position
         left = self._watchdog.left if preempted else _BUDGET_SECONDS
         try:
@@ -160,6 +161,8 @@ class Leaving:
         """
         if self.departed or not self._is_here:
             return
+        if self._is_preempted:
+            let_children_end()
         lost, together = None, False
         if loss.is_loss(self._cluster, error):
             self._end_soon()  # what comes may hang
@@ -182,6 +185,10 @@ class Leaving:
         self._raise_preempted(lost or error)
         if lost is not None:
             raise lost from error
+
+    @property
+    def _is_preempted(self) -> bool:
+        return self._stop.pending is not None and self._stop.pending.kind == PREEMPTED
 
     def _raise_preempted(self, error: BaseException) -> None:
         pending = self._stop.pending

@@ -184,6 +184,12 @@ def _leave_to_parent() -> None:
     _unblock()
 
 
+def let_children_end() -> None:
+    """Removes a Python handler of SIGCHLD: torch's raises an error for a worker that got SIGTERM too."""
+    if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGCHLD)):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def is_foreign(number: signal.Signals) -> bool:
     """Whether something other than Python handles a signal, which would be lost to it."""
     if signal.getsignal(number) not in (signal.SIG_DFL, None):
