@@ -5,6 +5,7 @@ Callbacks do not see fit's data iterator. It is found here, walking up from a ca
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import weakref
@@ -95,8 +96,7 @@ class RunningFit:
         Raises:
             ValueError: Its elements are not like those of the dataset that fit was given.
         """
-        frame = fit_frame(self.model)
-        weights = None if frame is None else frame.f_locals.get("class_weight")
+        weights = self.argument("class_weight")
         if weights is not None:
             from keras.src.trainers.data_adapters import tf_dataset_adapter
 
@@ -116,10 +116,10 @@ class RunningFit:
 
     def validates(self, epoch: int) -> bool:
         """Whether validation follows this epoch."""
-        frame = fit_frame(self.model)
-        if frame is None or frame.f_locals.get("validation_data") is None:
+        local = _fit_variables(self.model)
+        if local.get("validation_data") is None:
             return False
-        return bool(self.model._should_eval(epoch, frame.f_locals["validation_freq"]))
+        return bool(self.model._should_eval(epoch, local["validation_freq"]))
 
     @property
     def validation_source(self) -> Any:
@@ -128,8 +128,7 @@ class RunningFit:
 
     def argument(self, name: str) -> Any:
         """An argument or variable of the running fit(); None if it has none of that name."""
-        frame = fit_frame(self.model)
-        return None if frame is None else frame.f_locals.get(name)
+        return _fit_variables(self.model).get(name)
 
     @property
     def begins_iterator(self) -> bool:
@@ -142,11 +141,10 @@ class RunningFit:
 
         None if there is none, or if it is of arrays, which have no state.
         """
-        frame = fit_frame(self.model)
-        if frame is None or frame.f_locals.get("validation_data") is None:
+        local = _fit_variables(self.model)
+        if local.get("validation_data") is None:
             return None
         if getattr(self.model, "_eval_epoch_iterator", None) is None:
-            local = frame.f_locals
             iterator = type(self.epoch_iterator)(
                 x=local["val_x"],
                 y=local["val_y"],
@@ -184,10 +182,9 @@ class RunningFit:
 
 def find_fit(model: Any) -> RunningFit | None:
     """The fit() of `model` that runs the caller, or None."""
-    frame = fit_frame(model)
-    if frame is None:
+    local = _fit_variables(model)
+    if not local:
         return None
-    local = frame.f_locals
     callbacks = local.get("callbacks")
     return RunningFit(
         model, local["epoch_iterator"], callbacks if hasattr(callbacks, "on_train_begin") else None, local["epochs"]
@@ -196,8 +193,7 @@ def find_fit(model: Any) -> RunningFit | None:
 
 def current_logs(model: Any) -> dict[str, Any]:
     """The logs of fit after the last step: the very dict, which may be updated in place while it is still empty."""
-    frame = fit_frame(model)
-    logs = None if frame is None else frame.f_locals.get("logs")
+    logs = _fit_variables(model).get("logs")
     if not isinstance(logs, dict):
         raise incompatible("fit() keeps no dict `logs`")
     return logs
@@ -207,8 +203,7 @@ def draws_bar(model: Any) -> bool:
     """Whether Keras' progress bar may be in the current line of the output; it ends that line with its epoch."""
     from keras.callbacks import ProgbarLogger
 
-    frame = fit_frame(model)
-    callbacks = None if frame is None else frame.f_locals.get("callbacks")
+    callbacks = list_of_callbacks(model)
     loggers = [c for c in getattr(callbacks, "callbacks", ()) if isinstance(c, ProgbarLogger)]
     return any(logger.verbose == 1 and logger.progbar is not None and logger.seen for logger in loggers)
 
@@ -223,7 +218,7 @@ def move_last(callback: Any) -> None:
 
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner = _variables(frame).get("self")
         if isinstance(owner, CallbackList) and any(c is callback for c in owner.callbacks):
             owner.callbacks = [c for c in owner.callbacks if c is not callback] + [callback]
             return
@@ -236,7 +231,7 @@ def callbacks_being_set(callback: Any) -> list[Any] | None:
 
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner = _variables(frame).get("self")
         if isinstance(owner, CallbackList) and any(c is callback for c in owner.callbacks):
             return list(owner.callbacks)
         frame = frame.f_back
@@ -246,19 +241,36 @@ def callbacks_being_set(callback: Any) -> list[Any] | None:
 def still_runs(model: Any) -> Callable[[], bool]:
     """What tells, in any thread, whether the fit() of `model` that runs the caller has not ended."""
     thread, known = threading.get_ident(), weakref.ref(model)
-    return lambda: fit_frame(known(), sys._current_frames().get(thread)) is not None
+    return lambda: bool(_fit_variables(known(), sys._current_frames().get(thread)))
 
 
-def fit_frame(model: Any, frame: FrameType | None = None) -> FrameType | None:
-    """The frame of the fit() of `model` that runs the caller, or another frame."""
+def list_of_callbacks(model: Any) -> Any:
+    """The CallbackList of the running fit() of `model`; None if there is none yet."""
+    return _fit_variables(model).get("callbacks")
+
+
+def _fit_variables(model: Any, frame: FrameType | None = None) -> dict[str, Any]:
+    """The local variables of the fit() of `model` that runs the caller, or another frame; empty if there is none."""
     frame = frame or sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            iterator = frame.f_locals.get("epoch_iterator")
-            if hasattr(iterator, "_enumerate_iterator"):
-                return frame
+        if frame.f_code.co_name == "fit":
+            local = _variables(frame)
+            if local.get("self") is model and hasattr(local.get("epoch_iterator"), "_enumerate_iterator"):
+                return local
         frame = frame.f_back
-    return None
+    return {}
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a function that runs.
+
+    Before Python 3.13, the frame keeps what was looked at until the next look: an iterator over a past epoch, say.
+    """
+    seen = frame.f_locals
+    local = dict(seen)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        seen.clear()
+    return local
 
 
 def incompatible(what: str) -> CompatError:

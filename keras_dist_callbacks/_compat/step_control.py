@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
-from keras_dist_callbacks._compat.fit import RunningFit, fit_frame, incompatible
+from keras_dist_callbacks._compat.fit import RunningFit, incompatible, list_of_callbacks
 
 _ITERATOR_METHODS = ("_enumerate_iterator", "catch_stop_iteration")
 
@@ -212,8 +212,7 @@ def _triple(step: tuple[Any, ...], steps_per_execution: int) -> tuple[int, int, 
 
 
 def _list_of_callbacks(model: Any) -> Any:
-    frame = fit_frame(model)
-    callbacks = None if frame is None else frame.f_locals.get("callbacks")
+    callbacks = list_of_callbacks(model)
     if not hasattr(callbacks, "on_epoch_begin"):
         raise incompatible("fit() keeps no list `callbacks` with epoch hooks")
     return callbacks

@@ -1,0 +1,39 @@
+"""What is looked up in a running fit()."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import keras
+import pytest
+
+from keras_dist_callbacks._compat import fit as seam
+from tests.support import tiny
+
+
+class Looks(keras.callbacks.Callback):
+    """Looks at fit's iterator at each epoch's end, and notes in the next epoch whether it still exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.iterator: Any = None
+        self.is_kept: list[bool] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 1 and self.iterator is not None:
+            gc.collect()
+            self.is_kept.append(self.iterator() is not None)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        fit = seam.find_fit(self.model)
+        assert fit is not None
+        self.iterator = weakref.ref(fit.argument("iterator"))
+
+
+@pytest.mark.slow
+def test_a_look_at_fit_does_not_keep_the_iterators_of_past_epochs() -> None:
+    looks = Looks()
+    tiny.fit(tiny.model(), None, [looks])
+    assert looks.is_kept == [False, False]
