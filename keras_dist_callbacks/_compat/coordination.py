@@ -28,12 +28,10 @@ def configure(
         CompatError: This TensorFlow has another coordination service.
     """
     try:
-        from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-    except ImportError:
-        try:
-            from tensorflow.core.protobuf import coordination_config_pb2
-        except ImportError as error:
-            raise _incompatible("coordination_config_pb2") from error
+        # its own path has moved between versions: TensorFlow's context imports it in each of them
+        from tensorflow.python.eager.context import coordination_config_pb2
+    except ImportError as error:
+        raise _incompatible("coordination_config_pb2") from error
     configure_service = _context().configure_coordination_service
     if "heartbeat_timeout_in_ms" not in inspect.signature(configure_service).parameters:
         raise _incompatible("configure_coordination_service")
@@ -136,6 +134,6 @@ def _incompatible(what: str) -> CompatError:
     import tensorflow as tf
 
     return CompatError(
-        f"TensorFlow {tf.__version__} has no {what} that this package can use; install TensorFlow 2.18 or newer "
-        "of the 2.x line, or a newer keras-dist-callbacks"
+        f"TensorFlow {tf.__version__} has no {what} that this package can use, so multi-worker training cannot start; "
+        "install a TensorFlow that the README lists under Supported versions, or a newer keras-dist-callbacks"
     )
