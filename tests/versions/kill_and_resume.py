@@ -1,0 +1,153 @@
+"""The README's first example, killed by SIGKILL and resumed; must end as the uninterrupted run, bit by bit.
+
+`python kill_and_resume.py README.md DIRECTORY` runs it on one worker and on two, with the package that is
+installed, and prints a line for each: `1 ok`, `2 ok`, or what went wrong. Nothing of `tests` is imported: the
+environment has only what a user's would have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from keras_dist_callbacks.testing import LocalCluster, assert_same_run
+
+STEPS, BATCH, FEATURES = 70, 8, 16  # of an epoch; the example trains twelve
+KILL = "epoch=5,batch=59"  # training step 409, in the middle of an epoch
+RESUMED = re.compile(r"\(step 400\)\W+exact$", re.MULTILINE)  # the example saves every 100 steps
+TIMEOUT = 300.0
+GRACE = 60.0  # seconds; twice what the README promises for the end of a worker that has lost another one
+
+# What the example leaves to the user: reproducible runs, a model and data.
+BEFORE = """
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(42)
+if "TF_CONFIG" in os.environ:  # the README asks for it where there are several replicas
+    tf.config.experimental.enable_op_determinism()
+
+
+def build_model():
+    layers = keras.layers
+    model = keras.Sequential([
+        keras.Input((FEATURES,)),
+        layers.Dense(16, activation="relu"),
+        layers.BatchNormalization(),
+        layers.Dropout(0.3),
+        layers.Dense(1, activation="sigmoid"),
+    ])
+    model.compile(keras.optimizers.Adam(1e-3), "binary_crossentropy", metrics=["accuracy", "AUC"])
+    return model
+
+
+def load(rows, seed):
+    x = np.random.default_rng(seed).normal(size=(rows, FEATURES)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, (x.sum(axis=1, keepdims=True) > 0).astype("float32")))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return data.with_options(options)
+
+"""
+DATA = """
+dataset = load(STEPS * BATCH, 1).shuffle(STEPS * BATCH, seed=3).batch(BATCH)
+val = load(10 * BATCH, 2).batch(BATCH)
+"""
+
+
+class RunError(Exception):
+    """A run did not end as it must."""
+
+
+def example(readme: Path, directory: Path) -> str:
+    """The first Python block of the README, with a local directory, data and a place for the kill."""
+    found = re.search(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    if found is None:
+        raise RunError(f"{readme} has no example in Python")
+    code = found[1]
+    for old, new in (
+        ("gs://bucket", str(directory)),
+        ("model.fit(", f"{DATA}\nmodel.fit("),
+        ("        kdc.PrintLR(),\n", "        kdc.PrintLR(),\n        *kills,\n"),
+    ):
+        if old not in code:
+            raise RunError(f"the example in {readme} has no {old.strip()} any more; change {Path(__file__).name} too")
+        code = code.replace(old, new)
+    return BEFORE + code
+
+
+def train(readme: Path, directory: Path, kill: str | None) -> None:
+    """What every worker runs: the example, then a recording of all that it ended with."""
+    from keras_dist_callbacks import Cluster
+    from keras_dist_callbacks.testing import KillAt, record_run
+
+    kills = [KillAt.from_string(kill)] if kill else []
+    names = {"FEATURES": FEATURES, "STEPS": STEPS, "BATCH": BATCH, "kills": kills}
+    exec(compile(example(readme, directory), str(readme), "exec"), names)  # noqa: S102 - our own README
+    model = names["model"]
+    record_run(directory / f"final-{Cluster.detect().worker_index}", model, model.history)  # type: ignore[attr-defined]
+
+
+def run(readme: Path, directory: Path, workers: int, *, killed: bool) -> None:
+    """One training, uninterrupted or killed and resumed."""
+    command = [sys.executable, __file__, str(readme), str(directory), "--train"]
+    with LocalCluster(command, workers, directory / "logs", grace=GRACE) as cluster:
+        if killed:
+            cluster.start(["--kill", f"{KILL},worker={workers - 1}"])
+            codes = cluster.wait(TIMEOUT)
+            others_left = all(code > 0 for code in codes[:-1])
+            if codes[-1] != -signal.SIGKILL or not others_left:
+                raise RunError(f"the run to be killed ended with {codes}: {_reason(cluster)}")
+        cluster.restart()
+        if any(codes := cluster.wait(TIMEOUT)):
+            raise RunError(f"the {'resumed' if killed else 'uninterrupted'} run ended with {codes}: {_reason(cluster)}")
+        if killed and not RESUMED.search(cluster.log(0)):
+            raise RunError(f"the killed run was not resumed at step 400 and exact: {_reason(cluster)}")
+
+
+def _reason(cluster: LocalCluster) -> str:
+    """The line of the workers' logs that says why."""
+    lines = [line for i in range(cluster.num_workers) for line in cluster.log(i).splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Preempted)\b", line)]
+    return (errors or lines or ["the logs are empty"])[-1]
+
+
+def check(readme: Path, directory: Path, workers: int) -> str:
+    """`ok`, or what went wrong."""
+    plain, killed = directory / f"{workers}-uninterrupted", directory / f"{workers}-killed"
+    try:
+        run(readme, plain, workers, killed=False)
+        run(readme, killed, workers, killed=True)
+        for index in range(workers):
+            assert_same_run(plain / f"final-{index}", killed / f"final-{index}")
+    except Exception as error:
+        traceback.print_exc()
+        return str(error).replace("\n", " ") or type(error).__name__
+    return "ok"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("readme", type=Path)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--kill", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.train:
+        train(arguments.readme, arguments.directory, arguments.kill)
+        return
+    os.environ.pop("TF_CONFIG", None)
+    for workers in (1, 2):
+        print(workers, check(arguments.readme, arguments.directory, workers), flush=True)
+
+
+if __name__ == "__main__":
+    main()
