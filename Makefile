@@ -12,7 +12,11 @@ SEED ?= $(shell date +%j | sed 's/^0*//')
 SHARE ?= 0.15
 PART ?= tests
 
-.PHONY: help venv demo test quick lint recipes chaos chaos-full bench clean
+# Interpreters of `make versions`: names on PATH or paths; and pairs such as 2.21:3.12 or 2.21:newest.
+PYTHONS ?=
+PAIRS ?=
+
+.PHONY: help venv demo test quick lint recipes versions chaos chaos-full bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +25,7 @@ help:
 	@echo "make quick       within a minute: style, and tests that need no other process"
 	@echo "make lint        the gate without the tests"
 	@echo "make recipes     the examples with other libraries, killed and resumed; in an environment of their own"
+	@echo "make versions    the README's example, killed and resumed, under each supported Python, TensorFlow and Keras"
 	@echo "make chaos       of every campaign a share, by seed: SEED=$(SEED) SHARE=$(SHARE)"
 	@echo "make chaos-full  every campaign whole; goes on where an earlier run on this commit ended; PART=$(PART)"
 	@echo "make bench       what backups cost, measured beside Keras', Orbax' and TensorFlow's own"
@@ -58,6 +63,9 @@ recipes: .venv/recipes/.installed
 	.venv/recipes/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	.venv/recipes/bin/python -m pip install --quiet --editable ".[test]" --group recipes
 	touch $@
+
+versions:
+	$(PYTHON) tests/versions/matrix.py $(PYTHONS) $(if $(PAIRS),--pairs $(PAIRS))
 
 chaos: $(STAMP)
 	@echo "the same cases again: make chaos SEED=$(SEED) SHARE=$(SHARE)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import keras
@@ -12,6 +13,7 @@ import pytest
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.training import continuing
 from tests.support import ROOT, tiny
+from tests.versions import kill_and_resume, matrix
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -66,3 +68,21 @@ def test_the_table_of_examples_names_each_of_them_once() -> None:
         path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")
     )
     assert all(hasattr(kdc, name) for name in re.findall(r"\bkdc\.(\w+)", (ROOT / "examples/README.md").read_text()))
+
+
+def test_make_versions_finds_its_places_in_the_readmes_example(tmp_path: Path) -> None:
+    code = kill_and_resume.example(ROOT / "README.md", tmp_path)
+    compile(code, "README.md", "exec")
+    assert "gs://" not in code
+    assert code.index("dataset = ") < code.index("model.fit(") < code.index("*kills")
+
+
+def test_the_bounds_of_the_package_are_those_that_make_versions_runs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pairs = [tuple(pair.split(":")) for pair in matrix.PAIRS]
+    assert pairs[0] == ("2.18", "3.8")
+    assert {f"tensorflow>={pairs[0][0]}", f"keras>={pairs[0][1]}"} <= set(project["dependencies"])
+    versions = [name.removeprefix("python") for name in matrix.PYTHONS]
+    assert project["requires-python"] == f">={versions[0]}"
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert named == versions

@@ -92,7 +92,7 @@ class Environment:
 def _run(command: Sequence[str | Path | None]) -> str:
     """What a command printed, with the environment of a user."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TF_CONFIG")}
-    result = subprocess.run(  # noqa: S603 - commands of this file
+    result = subprocess.run(
         [str(part) for part in command],
         cwd=tempfile.gettempdir(),  # not in the tree, whose package would be imported
         env=inherited,
@@ -107,9 +107,8 @@ def _run(command: Sequence[str | Path | None]) -> str:
     return result.stdout
 
 
-def pair_rows(interpreter: str, pair: str, wheel: Path, directory: Path) -> Iterator[Row]:
+def pair_rows(interpreter: str, python: str, pair: str, wheel: Path, directory: Path) -> Iterator[Row]:
     """The rows of one Python, TensorFlow and Keras."""
-    python = _run([interpreter, "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"]).strip()
     tensorflow, _, keras = pair.partition(":")
     name = f"{python}-{tensorflow}-{keras}"
     with Environment(interpreter, directory / f"{name}-env") as environment:
@@ -123,13 +122,8 @@ def pair_rows(interpreter: str, pair: str, wheel: Path, directory: Path) -> Iter
         wanted = "keras" if keras == NEWEST else f"keras=={keras}.*"
         environment.install(f"tensorflow=={tensorflow}.*", wanted, f"{wheel}[tensorboard]")
         versions = environment.version("tensorflow"), environment.version("keras")
-        check = [
-            environment.python,
-            Path(__file__).with_name("kill_and_resume.py"),
-            ROOT / "README.md",
-            directory / name,
-        ]
-        printed = _run(check)
+        script = Path(__file__).with_name("kill_and_resume.py")
+        printed = _run([environment.python, script, ROOT / "README.md", directory / name])
         results = dict(re.findall(r"^([12]) (.+)$", printed, re.MULTILINE))
         for workers in ("1", "2"):
             yield Row(python, *versions, workers, results.get(workers, f"failed: it printed {printed[-200:]!r}"))
@@ -137,22 +131,29 @@ def pair_rows(interpreter: str, pair: str, wheel: Path, directory: Path) -> Iter
 
 def rows(interpreters: Sequence[str], pairs: Sequence[str], directory: Path) -> Iterator[Row]:
     """All rows, as they come."""
-    builder = next((found for one in interpreters if (found := shutil.which(one))), sys.executable)
-    wheels = directory / "wheel"
-    _run([builder, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, ROOT])
-    (wheel,) = wheels.glob("*.whl")
-    for one in interpreters:
-        found = shutil.which(one)
-        if found is None:
-            yield Row(one, "-", "-", "-", "skipped: not on PATH")
+    wheel = build_wheel(directory / "wheel")
+    for interpreter in interpreters:
+        try:
+            python = _run([interpreter, "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"]).strip()
+        except (CommandError, OSError):
+            outcome = "skipped" if interpreter in PYTHONS else "failed"
+            yield Row(interpreter, "-", "-", "-", f"{outcome}: there is no such interpreter")
             continue
         for pair in pairs:
             try:
-                yield from pair_rows(found, pair, wheel, directory)
+                yield from pair_rows(interpreter, python, pair, wheel, directory)
             except (CommandError, subprocess.TimeoutExpired) as error:
-                tensorflow, _, keras = pair.partition(":")
                 lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-                yield Row(one, tensorflow, keras, "-", f"failed: {' '.join(lines[-3:])}")
+                yield Row(python, *pair.split(":"), "-", f"failed: {' '.join(lines[-3:])}")
+
+
+def build_wheel(directory: Path) -> Path:
+    """A wheel of this tree."""
+    uv = shutil.which("uv")
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", directory, ROOT]
+    _run([uv, "build", "--wheel", "--out-dir", directory, ROOT] if uv else pip)
+    (wheel,) = directory.glob("*.whl")
+    return wheel
 
 
 def main() -> int:
