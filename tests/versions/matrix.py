@@ -25,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("python3.11", "python3.12", "python3.13")
 NEWEST = "newest"
-# TensorFlow and Keras, each in its latest patch: the oldest and the newest Keras with the oldest and the newest
-# TensorFlow, and the newest Keras with each.
-PAIRS = ("2.18:3.8", "2.18:newest", "2.19:newest", "2.20:newest", "2.21:3.8", "2.21:newest")
+# TensorFlow and Keras, each in its latest patch: the oldest Keras that the oldest and the newest TensorFlow take (this
+# package requires 3.8, TensorFlow 2.21 requires 3.12), and the newest Keras with each TensorFlow.
+PAIRS = ("2.18:3.8", "2.18:newest", "2.19:newest", "2.20:newest", "2.21:3.12", "2.21:newest")
 NO_WHEEL = ("no wheels with a matching", "no matching distribution", "no usable wheels")
 TIMEOUT = 1800  # seconds for each command
 
