@@ -198,9 +198,9 @@ def _fetch_exactly(checkpoints: CheckpointDirectory, agreed: Artifact, into: Pat
 
 
 def _load_model(path: Path, custom_objects: Mapping[str, Any], compile: bool) -> Any:
-    import keras
+    from keras_dist_callbacks._compat.loading import load_model
 
-    return keras.models.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=True)
+    return load_model(path, custom_objects, compile=compile)
 
 
 def _load_tf_checkpoint(model: Any, path: Path) -> Any:

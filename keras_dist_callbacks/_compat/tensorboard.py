@@ -29,12 +29,20 @@ def set_counters(board: Any, state: dict[str, Any]) -> None:
     """Goes on at the steps that `get_counters` returned, after `on_train_begin` or `on_epoch_begin`."""
     for name, value in zip(_COUNTERS, state["counters"], strict=True):
         setattr(board, name, value)
-    if board._prev_summary_state:  # the default step, for summaries of the user's own
+    if board._prev_summary_state and pushes_each_step():  # the default step, for summaries of the user's own
         board._pop_writer()
         board._push_writer(board._train_writer, board._global_train_batch)
     if board.write_steps_per_second:  # of what this process trains, not of what it found
         board._previous_epoch_iterations = float(board.model.optimizer.iterations.numpy())
         board._epoch_start_time = time.time()
+
+
+def pushes_each_step() -> bool:
+    """Whether TensorBoard sets its writer and default step at each step; Keras 3.8 does so at the start of fit() only.
+
+    There a writer that was set at another step would record nothing, unless `update_freq` divides that step.
+    """
+    return "_push_writer" in keras.callbacks.TensorBoard.on_train_batch_begin.__code__.co_names
 
 
 class OpenTensorBoard(keras.callbacks.TensorBoard):

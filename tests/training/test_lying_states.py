@@ -69,7 +69,7 @@ def test_a_senseless_state_of_a_callback_is_refused_by_its_name(tmp_path: Path) 
         given = callbacks(tmp_path)
         with pytest.raises(BackupMismatchError, match=callback):
             tiny.fit(tiny.model(), tmp_path / "b", given, save_freq=1)
-        log = given[2].csv_file  # Keras leaves it open where training did not begin
+        log = getattr(given[2], "csv_file", None)  # Keras leaves it open where training did not begin
         if log is not None:
             log.close()
         assert (tmp_path / "log.csv").read_bytes().startswith(rows), (callback, name)

@@ -117,7 +117,7 @@ def pair_rows(interpreter: str, python: str, pair: str, wheel: Path, directory: 
         except CommandError as error:
             if not any(reason in str(error).lower() for reason in NO_WHEEL):
                 raise
-            yield Row(python, tensorflow, "-", "-", "skipped: TensorFlow has no wheel for this Python")
+            yield Row(python, tensorflow, keras, "-", "skipped: TensorFlow has no wheel for this Python")
             return
         wanted = "keras" if keras == NEWEST else f"keras=={keras}.*"
         environment.install(f"tensorflow=={tensorflow}.*", wanted, f"{wheel}[tensorboard]")
