@@ -1,7 +1,7 @@
 """The README's first example, killed by SIGKILL and resumed; must end as the uninterrupted run, bit by bit.
 
 `python kill_and_resume.py README.md DIRECTORY` runs it on one worker and on two, with the package that is
-installed, and prints a line for each: `1 ok`, `2 ok`, or what went wrong. Nothing of `tests` is imported: the
+installed, and prints a line for each: `1 ok`, or `2 failed: ...`. Nothing of `tests` is imported: the
 environment has only what a user's would have.
 """
 
@@ -122,7 +122,7 @@ def _reason(cluster: LocalCluster) -> str:
 
 
 def check(readme: Path, directory: Path, workers: int) -> str:
-    """`ok`, or what went wrong."""
+    """`ok`, or `failed` and why."""
     plain, killed = directory / f"{workers}-uninterrupted", directory / f"{workers}-killed"
     try:
         run(readme, plain, workers, killed=False)
@@ -131,7 +131,7 @@ def check(readme: Path, directory: Path, workers: int) -> str:
             assert_same_run(plain / f"final-{index}", killed / f"final-{index}")
     except (AssertionError, KdcError, RunError) as error:
         traceback.print_exc()
-        return str(error).replace("\n", " ") or type(error).__name__
+        return f"failed: {str(error) or type(error).__name__}".replace("\n", " ")
     return "ok"
 
 
