@@ -79,7 +79,13 @@ class BackupMismatchError(BackupError, ValueError):
 
 
 class FencedError(BackupError):
-    """A newer run owns the backup directory; this one must stop."""
+    """This run does not own the backup directory any more and must stop.
+
+    Attributes:
+        nothing_left: The directory was deleted or renamed, and every backup with it; else a newer run owns it.
+    """
+
+    nothing_left = False
 
 
 class Preempted(SystemExit):

@@ -30,7 +30,7 @@ from keras_dist_callbacks.backups.snapshot import (
     WorkerState,
 )
 from keras_dist_callbacks.backups.staging import Staging
-from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 
 
@@ -74,51 +74,27 @@ class BackupStore:
             The generation, 1 or more.
 
         Raises:
-            BackupError: The directory's numbers have come to their end, which no run could have done.
+            BackupError: No number is free: the store's listings are not consistent, or the numbers are impossible.
         """
         if self.storage.is_local and not self._made_directory:
             earlier = (owners.read_owner(self.storage, generation) for generation in self._owners())
             self._made_directory = any(owner.made_directory for owner in earlier)
         content = owners.write_owner(info, made_directory=self._made_directory)
-        while True:
-            generation = self.newest_generation() + 1
-            if generation >= names.MOST_GENERATIONS:
-                raise BackupError(
-                    f"{self.storage.display()} is said to be the directory of {generation - 1} runs, which cannot be; "
-                    f"give another directory, or delete what is too high in {OWNERS}/ and {COMMITS}/"
-                )
-            try:
-                self.storage.create(owner_name(generation), [content])
-            except FileExistsError:
-                continue  # another run was faster; take the number after it
-            self.generation, self._claim = generation, content
-            return generation
+        self.generation = owners.take_next(self.storage, self.newest_generation(), content)
+        self._claim = content
+        return self.generation
 
     def newest_generation(self) -> int:
         """The number of the newest owner record or commit, 0 if there is none."""
         return max([0, *self._owners(), *(commit.generation for commit in self.commits())])
 
     def check_ownership(self) -> None:
-        """Makes sure that no newer run has taken the directory, or has taken it and deleted its backup.
+        """Makes sure that the directory is there and that no newer run has taken it.
 
         Raises:
-            FencedError: One has.
+            FencedError: That is not so.
         """
-        newest = self.newest_generation()
-        if newest != self.generation:
-            raise self._fenced(f"generation {newest or 'gone'}, this run is {self.generation}")
-        try:
-            record = self.storage.read(owner_name(self.generation), 0, len(self._claim) + 1)
-        except FileNotFoundError:
-            record = b""
-        if record != self._claim:  # it deleted its backup at its end, and a third run began to count anew
-            raise self._fenced(f"which has the number {self.generation} too, after a backup was deleted")
-
-    def _fenced(self, how: str) -> FencedError:
-        return FencedError(
-            f"{self.storage.display()} was taken over by a newer run ({how}); this run must stop. Give each run a "
-            "directory of its own"
-        )
+        owners.check(self.storage, self.newest_generation(), self.generation, self._claim)
 
     # --- writing
 

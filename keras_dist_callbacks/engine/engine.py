@@ -38,7 +38,11 @@ _KEPT_COMMITS = 2
 
 
 class BackupEngine:
-    """Saves snapshots of one run and finds the newest good one of earlier runs."""
+    """Saves snapshots of one run and finds the newest good one of earlier runs.
+
+    Attributes:
+        fenced: Why this run does not own the directory any more; None as long as that is not known.
+    """
 
     def __init__(
         self, store: BackupStore, cluster: Cluster, exchange: Exchange, writer: Writer, options: EngineOptions
@@ -55,6 +59,7 @@ class BackupEngine:
         self._committer = Committer(store, exchange, options, self._note)
         self._deliveries = Deliveries(exchange, writer, self._note)
         self._failed = 0
+        self.fenced: FencedError | None = None
         self._lock = threading.Lock()
         self._notes: list[str] = []
 
@@ -120,18 +125,19 @@ class BackupEngine:
         self._committer.newest = state.position
         return commit, state
 
-    def claim(self, info: Mapping[str, JSON]) -> int:
+    def claim(self, info: Mapping[str, JSON], by: str = "BackupAndRestore") -> int:
         """Takes the directory for this run; fences every earlier one.
 
         Args:
             info: What manifests tell about this run: versions, strategy, replicas.
+            by: What claims it, for the message that an earlier run gets.
 
         Returns:
             The generation, on every worker.
         """
         told = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
         self._committer.info = told
-        taken = self._cluster.on_chief(lambda: self._store.claim(told), "claiming the backup directory")
+        taken = self._cluster.on_chief(lambda: self._store.claim({**told, "by": by}), "claiming the backup directory")
         self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
         self._room = min(self._cluster.gather(self._own_room(), "memory for backups", kind=int))
         return self._store.generation
@@ -290,7 +296,10 @@ class BackupEngine:
         self._left_out.begun(snapshot.position)
         try:
             self._committer.commit(save, snapshot)
-        except FencedError:
+        except FencedError as error:
+            self.fenced = error
+            if error.nothing_left:
+                self._committer.newest = None
             raise
         except (StorageError, BackupError, ClusterError, MemoryError) as error:
             self._failed += 1

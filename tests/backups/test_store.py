@@ -236,7 +236,7 @@ def test_a_newer_run_that_deleted_its_backup_still_fences_the_older_one(tmp_path
     newer = new_store(tmp_path)
     commit(newer, 1)
     newer.delete_everything()
-    with pytest.raises(FencedError, match="generation gone"):
+    with pytest.raises(FencedError, match="was deleted or renamed during the run; nothing is saved there any more"):
         commit(older, 2)
 
 

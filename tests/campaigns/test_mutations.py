@@ -107,7 +107,7 @@ def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(dir
 def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(directory: Path, count: int) -> None:
     (record,) = (directory / "backup/owners").glob("*.json")
     body = json.loads(record.read_bytes())
-    wanted = ("claimed", "token", "made_directory")
+    wanted = ("claimed", "token", "made_directory", "by", "script", "host", "pid")
     storage = Storage.open(directory / "backup")
     for what, text in cases(count, {key: body[key] for key in wanted}, lambda place: False, 0.1):
         record.write_bytes(text)
