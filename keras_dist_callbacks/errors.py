@@ -55,10 +55,12 @@ class StorageError(KdcError, OSError):
     Attributes:
         unavailable: Trying again later may help: the store did not answer, or refused for the time being.
         forbidden: The right to do this is missing.
+        full: There is no room for it on the disk, or within the quota.
     """
 
     unavailable = False
     forbidden = False
+    full = False
 
 
 def is_temporary(error: BaseException) -> bool:

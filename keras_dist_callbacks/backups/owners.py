@@ -50,7 +50,13 @@ class Owner(msgspec.Struct):
 
     def __str__(self) -> str:
         """Who claimed the directory, as far as the record says."""
-        known = (self.by, self.script, self.pid and f"process {self.pid}", self.host and f"on {self.host}", self._since())
+        known = (
+            self.by,
+            self.script,
+            self.pid and f"process {self.pid}",
+            self.host and f"on {self.host}",
+            self._since(),
+        )
         return ", ".join(filter(None, known))
 
     def _since(self) -> str | None:
@@ -105,9 +111,9 @@ def take_next(storage: Storage, newest: int, content: bytes) -> int:
             continue
         return generation
     raise BackupError(
-        f"{storage.display(OWNERS)}: the listings of this store are not consistent: the newest record in them is {newest}, "
-        f"but {owner_name(newest + 1)} to {owner_name(newest + _TRIES)} exist too. Turn off the cache for listings (in the "
-        "store's client, a proxy or the mount), or give another directory"
+        f"{storage.display(OWNERS)}: the listings of this store are not consistent: the newest record in them is "
+        f"{newest}, but {owner_name(newest + 1)} to {owner_name(newest + _TRIES)} exist too. Turn off the cache for "
+        "listings (in the store's client, a proxy or the mount), or give another directory"
     )
 
 
@@ -141,17 +147,17 @@ def _fenced(storage: Storage, newest: int, how: str) -> FencedError:
     owner = str(read_owner(storage, newest))
     return FencedError(
         f"{storage.display()} was taken over by a newer run ({how}); this run must stop."
-        f"{f' The newer run: {owner}.' if owner else ''} Give each run a directory of its own. A script that only reads "
-        "a backup, such as an evaluation, must use kdc.load_backup: BackupAndRestore and Checkpointer.restore() take "
-        "the directory over"
+        f"{f' The newer run: {owner}.' if owner else ''} Give each run a directory of its own. A script that only "
+        "reads a backup, such as an evaluation, must use kdc.load_backup: BackupAndRestore and Checkpointer.restore() "
+        "take the directory over"
     )
 
 
 def _gone(storage: Storage) -> FencedError:
     failure = FencedError(
-        f"{storage.display()} was deleted or renamed during the run; nothing is saved there any more: the directory holds "
-        "no backup of this run. If it was renamed, rename it back before you start the job again. (A newer run that ends "
-        "and deletes its backup leaves the directory like this too)"
+        f"{storage.display()} was deleted or renamed during the run; nothing is saved there any more: the directory "
+        "holds no backup of this run. If it was renamed, rename it back before you start the job again. (A newer run "
+        "that ends and deletes its backup leaves the directory like this too)"
     )
     failure.nothing_left = True
     return failure

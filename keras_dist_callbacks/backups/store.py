@@ -183,23 +183,43 @@ class BackupStore:
         """Deletes the files that were kept to be written over."""
         self._staging.drop_spares()
 
+    def make_room(self, keep: int) -> None:
+        """Deletes everything that no restart needs, also what is kept for the next save to be faster."""
+        self.prune(keep)
+        self.drop_spares()
+        self.collect_orphans()
+
     def collect_orphans(self) -> None:
-        """Deletes what interrupted saves of earlier generations left: blobs and files that no manifest names."""
-        needed = {blob.path for manifest in self._own_manifests() for blob in manifest.blobs}
+        """Deletes what earlier generations left: the orphans, and owner records that no commit refers to any more.
+
+        Not before this owner's first commit: a run that it fenced may still be writing, and what that leaves is found
+        by its owner record.
+        """
+        needed = self.delete_orphans()
+        for generation in self._generations():
+            if generation not in needed:
+                self._forget_owner(generation)
+                self.storage.remove_empty_directories([names.blob_directory(generation)])
+
+    def delete_orphans(self) -> set[int]:
+        """Deletes the files that interrupted saves of earlier generations left: unfinished ones, and unnamed blobs.
+
+        Returns:
+            The generations whose files are needed.
+        """
+        manifests = {**self._manifests, **{manifest.id: manifest for manifest in self._own_manifests()}}
+        needed = {blob.path for manifest in manifests.values() for blob in manifest.blobs}
         inspected = {commit.generation for commit in self._set_aside()}  # a damaged backup's blobs are kept
         for generation in self._generations():
-            if generation in inspected:
-                continue
             directory = names.blob_directory(generation)
-            ours = {f"{directory}/{f.name}" for f in self.storage.files(directory) if names.is_blob(f.name)}
-            for path in sorted(ours - needed):
-                self.storage.delete(path)
-            if not ours & needed:
-                self._forget_owner(generation)
-                self.storage.remove_empty_directories([directory])
+            for file in self.storage.files(directory):
+                unfinished, path = names.is_unfinished(file.name, BLOBS), f"{directory}/{file.name}"
+                if unfinished or (names.is_blob(file.name) and generation not in inspected and path not in needed):
+                    self.storage.delete(path)
         for file in self.storage.files(COMMITS):  # not in owners/: one there may be that of a run that begins now
             if names.is_unfinished(file.name, COMMITS):
                 self.storage.delete(f"{COMMITS}/{file.name}")
+        return inspected | {number for number in map(names.blob_generation, needed) if number is not None}
 
     def delete_everything(self) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.store_errors import advice, is_forbidden, is_trouble, may_pass
+from keras_dist_callbacks.texts import data_size
 
 _READING = ("read", "look up")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-def told(error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None) -> Exception:
+def told(
+    error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None, room: str = ""
+) -> Exception:
     """The error to raise.
 
     Args:
@@ -18,6 +25,7 @@ def told(error: Exception, verb: str, where: str, redactor: Redactor, seconds: f
         where: With what, without credentials.
         redactor: Knows the secrets of the directory.
         seconds: For how long that was tried in a remote store; None: it is a local directory.
+        room: How much room was needed, in words.
 
     Returns:
         `error` itself if callers know its type and it shows no secret.
@@ -30,7 +38,21 @@ def told(error: Exception, verb: str, where: str, redactor: Redactor, seconds: f
     if clean and not (isinstance(error, OSError) or (not is_local and is_trouble(error))):
         return error
     tried = f" (tried for {seconds:.0f} s)" if seconds is not None and seconds >= 1 and may_pass(error) else ""
-    hint = advice(error, missing=missing and not is_local)
+    hint = room if is_full(error) and room else advice(error, missing=missing and not is_local)
     failure = StorageError(f"cannot {verb} {where}: {redactor.reason(error)}{tried}{hint}")
-    failure.unavailable, failure.forbidden = may_pass(error), is_forbidden(error)
+    failure.unavailable, failure.forbidden, failure.full = may_pass(error), is_forbidden(error), is_full(error)
     return redactor.caused(failure, error)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the disk or the quota is used up."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def room_in_words(root: str, needed: int) -> str:
+    """How much room a file needs in a local directory, and how much there is, as the end of a message."""
+    try:
+        free = f" and {data_size(shutil.disk_usage(root).free)} are free on that disk"
+    except OSError:  # it was deleted meanwhile
+        free = ""
+    return f"; it needs {data_size(needed)}{free}: free some space"
