@@ -50,14 +50,9 @@ class Owner(msgspec.Struct):
 
     def __str__(self) -> str:
         """Who claimed the directory, as far as the record says."""
-        known = (
-            self.by,
-            self.script,
-            self.pid and f"process {self.pid}",
-            self.host and f"on {self.host}",
-            self._since(),
-        )
-        return ", ".join(filter(None, known))
+        process = None if self.pid is None else f"process {self.pid}"
+        host = None if self.host is None else f"on {self.host}"
+        return ", ".join(filter(None, [self.by, self.script, process, host, self._since()]))
 
     def _since(self) -> str | None:
         try:
