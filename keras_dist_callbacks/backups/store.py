@@ -21,6 +21,7 @@ from keras_dist_callbacks.backups.manifest import check_workers, decode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES
+from keras_dist_callbacks.backups.rereading import read_verified
 from keras_dist_callbacks.backups.snapshot import (
     BlobInfo,
     CommitId,
@@ -264,16 +265,19 @@ class BackupStore:
             DamagedBackupError: It is not what was written.
             BackupMismatchError: A newer version of this package wrote it.
         """
-        if commit not in self._manifests:
-            where = self.storage.display(commit.name)
-            try:
-                content = records.read(self.storage, commit.name, self._limit)
-            except FileNotFoundError as error:
-                raise DamagedBackupError(f"{where} is gone") from error
-            manifest = decode_manifest(content, where, self._limit)
+        where = self.storage.display(commit.name)
+
+        def read() -> Manifest:
+            manifest = decode_manifest(records.read(self.storage, commit.name, self._limit), where, self._limit)
             if manifest.id != commit:
                 raise DamagedBackupError(f"{where} holds the manifest of another commit")
-            self._manifests[commit] = manifest
+            return manifest
+
+        if commit not in self._manifests:
+            try:
+                self._manifests[commit] = read_verified(self.storage, commit.name, read)
+            except FileNotFoundError as error:
+                raise DamagedBackupError(f"{where} is gone") from error
         return self._manifests[commit]
 
     def is_readable(self, commit: CommitId) -> bool:

@@ -15,7 +15,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def told(
-    error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None, room: str = ""
+    error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None, room: tuple[str, int] = ("", 0)
 ) -> Exception:
     """The error to raise.
 
@@ -25,7 +25,7 @@ def told(
         where: With what, without credentials.
         redactor: Knows the secrets of the directory.
         seconds: For how long that was tried in a remote store; None: it is a local directory.
-        room: How much room was needed, in words.
+        room: The local directory, and how many bytes were to be written into it.
 
     Returns:
         `error` itself if callers know its type and it shows no secret.
@@ -38,7 +38,11 @@ def told(
     if clean and not (isinstance(error, OSError) or (not is_local and is_trouble(error))):
         return error
     tried = f" (tried for {seconds:.0f} s)" if seconds is not None and seconds >= 1 and may_pass(error) else ""
-    hint = room if is_full(error) and room else advice(error, missing=missing and not is_local)
+    hint = (
+        _room_in_words(*room)
+        if is_local and is_full(error) and room[1]
+        else advice(error, missing=missing and not is_local)
+    )
     failure = StorageError(f"cannot {verb} {where}: {redactor.reason(error)}{tried}{hint}")
     failure.unavailable, failure.forbidden, failure.full = may_pass(error), is_forbidden(error), is_full(error)
     return redactor.caused(failure, error)
@@ -49,7 +53,7 @@ def is_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL
 
 
-def room_in_words(root: str, needed: int) -> str:
+def _room_in_words(root: str, needed: int) -> str:
     """How much room a file needs in a local directory, and how much there is, as the end of a message."""
     try:
         free = f" and {data_size(shutil.disk_usage(root).free)} are free on that disk"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.storage.direct_files import Buffer
+from keras_dist_callbacks.storage.listed import UnfinishedUpload
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.store_errors import is_taken, status_of
 from keras_dist_callbacks.storage.traffic import Traffic
@@ -144,8 +145,13 @@ class RemoteFiles:
         with contextlib.suppress(FileNotFoundError):
             self._try("rm_file", path)
 
-    def unfinished_uploads(self, path: str) -> list[tuple[str, float]]:
-        """Keys of uploads in parts below a path that nobody finished, and when they began."""
+    def unfinished_uploads(self, path: str) -> list[UnfinishedUpload]:
+        """Uploads in parts below a path that were not finished, the oldest first."""
+        now = time.time()
+        begun = [(key.removeprefix(f"{path}/"), then) for key, then in self._uploads_in_parts(path)]
+        return [UnfinishedUpload(name, max(0.0, now - then)) for name, then in sorted(begun, key=lambda one: one[1])]
+
+    def _uploads_in_parts(self, path: str) -> list[tuple[str, float]]:
         if "s3" not in self.fs.protocol:
             return []
         bucket, _, prefix = path.partition("/")

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.direct_files import Buffer, Listed, Parts
-from keras_dist_callbacks.storage.failures import is_full, room_in_words, told
+from keras_dist_callbacks.storage.failures import told
 from keras_dist_callbacks.storage.listed import FileInfo, UnfinishedUpload
 from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.opening import open_filesystem
@@ -193,6 +193,12 @@ class Storage:
             end = start + len(view)
             raise StorageError(f"cannot read {self.display(name)}: it ends after {start + filled} of {end} bytes")
 
+    def drop_cached(self, name: str) -> None:
+        """Lets the next read of a local file come from the disk, as far as the operating system allows."""
+        if self.is_local:
+            path = self._full(name)
+            self._run("read", name, lambda: self._local.drop_cached(path))
+
     def create(self, name: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
         """Publishes a new object, whole or not at all.
 
@@ -278,12 +284,7 @@ class Storage:
 
     def unfinished_uploads(self) -> list[UnfinishedUpload]:
         """Uploads anywhere below the directory that interrupted writes left behind; the oldest first."""
-        if self.is_local:
-            return []
-        found = self._run("list", "", lambda: self._remote.unfinished_uploads(self.root))
-        now = time.time()
-        uploads = [UnfinishedUpload(path.removeprefix(f"{self.root}/"), max(0.0, now - t)) for path, t in found]
-        return sorted(uploads, key=lambda upload: -upload.age)
+        return [] if self.is_local else self._run("list", "", lambda: self._remote.unfinished_uploads(self.root))
 
     def probe(self) -> bool:
         """Finds out whether the directory can be used: writes, reads back and deletes a small object.
@@ -343,8 +344,7 @@ class Storage:
             raise
         except Exception as error:
             seconds = None if self.is_local else time.monotonic() - began
-            room = room_in_words(self.root, needed) if self.is_local and needed and is_full(error) else ""
-            failure = told(error, verb, self.display(name), self._redactor, seconds, room)
+            failure = told(error, verb, self.display(name), self._redactor, seconds, (self.root, needed))
             if failure is error:
                 raise
         raise failure
