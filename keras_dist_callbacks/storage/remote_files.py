@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.direct_files import Buffer
 from keras_dist_callbacks.storage.listed import UnfinishedUpload
 from keras_dist_callbacks.storage.retry import RetryPolicy
@@ -122,7 +122,7 @@ class RemoteFiles:
             content = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(views)
             self._upload(path, size, lambda: iter([memoryview(content)]), "pipe_file", content, mode="create")
         else:
-            with tempfile.NamedTemporaryFile(prefix="kdc-upload-") as file:
+            with temporary.file("upload") as file:
                 for view in views:
                     file.write(view)
                 file.flush()
