@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import shutil
+import sys
+from dataclasses import dataclass
 
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.store_errors import advice, is_forbidden, is_trouble, may_pass
-from keras_dist_callbacks.texts import data_size
+from keras_dist_callbacks.texts import data_size, printable
 
 _READING = ("read", "look up")
+QUICK_SECONDS = 5.0
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -46,6 +49,41 @@ def told(
     failure = StorageError(f"cannot {verb} {where}: {redactor.reason(error)}{tried}{hint}")
     failure.unavailable, failure.forbidden, failure.full = may_pass(error), is_forbidden(error), is_full(error)
     return redactor.caused(failure, error)
+
+
+@dataclass
+class RetryNotice:
+    """Tells the user, once, that a store does not answer as it should and is still being tried.
+
+    Not for what passes within seconds. It is printed and not a warning: it may come from any thread, and where warnings
+    are errors it must not end what is being tried.
+
+    Args:
+        where: The directory, without credentials.
+        redactor: Knows its secrets.
+        total_seconds: For how long a request is tried.
+    """
+
+    where: str
+    redactor: Redactor
+    total_seconds: float
+    _told: bool = False
+
+    def failed(self, error: BaseException, seconds: float) -> None:
+        """A try has failed, so many seconds after the first one began."""
+        if seconds >= QUICK_SECONDS and isinstance(error, Exception):
+            reason = f"{self.redactor.reason(error)}{advice(error)}"
+            self._tell(f"a request has failed for {seconds:.0f} s and is tried again, for up to", reason)
+
+    def silent(self) -> None:
+        """The first request has no answer yet."""
+        self._tell(f"no answer for {QUICK_SECONDS:.0f} s; the request is tried for up to", advice(TimeoutError())[2:])
+
+    def _tell(self, what: str, why: str) -> None:
+        if not self._told:
+            self._told = True
+            text = f"keras_dist_callbacks: {self.where}: {what} {self.total_seconds:g} s in all: {why}"
+            print(printable(text), file=sys.stderr, flush=True)
 
 
 def is_full(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.direct_files import Buffer, Listed, Parts
-from keras_dist_callbacks.storage.failures import told
+from keras_dist_callbacks.storage.failures import RetryNotice, told
 from keras_dist_callbacks.storage.listed import FileInfo, UnfinishedUpload
 from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.opening import open_filesystem
@@ -104,7 +104,7 @@ class Storage:
             fsync=fsync,
             retry=policy,
             _local=LocalFiles(root, fsync, traffic),
-            _remote=RemoteFiles(connection, policy, traffic),
+            _remote=RemoteFiles(connection, policy, traffic, RetryNotice(redact(text), redactor, policy.total_seconds)),
             _traffic=traffic,
             _redactor=redactor,
         )
