@@ -185,10 +185,10 @@ class BackupStore:
         self._staging.drop_spares()
 
     def make_room(self, keep: int) -> None:
-        """Deletes everything that no restart needs, also what is kept for the next save to be faster."""
+        """Deletes every blob that no restart needs, also what is kept for the next save to be faster."""
         self.prune(keep)
         self.drop_spares()
-        self.collect_orphans()
+        self.delete_orphans()
 
     def collect_orphans(self) -> None:
         """Deletes what earlier generations left: the orphans, and owner records that no commit refers to any more.
@@ -218,7 +218,7 @@ class BackupStore:
                 if unfinished or (names.is_blob(file.name) and generation not in inspected and path not in needed):
                     self.storage.delete(path)
         for file in self.storage.files(COMMITS):  # not in owners/: one there may be that of a run that begins now
-            if names.is_unfinished(file.name, COMMITS):
+            if names.is_unfinished(file.name, COMMITS) and int(file.name.partition("-")[0]) <= self.generation:
                 self.storage.delete(f"{COMMITS}/{file.name}")
         return inspected | {number for number in map(names.blob_generation, needed) if number is not None}
 

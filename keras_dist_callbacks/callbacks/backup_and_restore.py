@@ -74,8 +74,8 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             are left out and a resume says that it is not exact.
         max_held_bytes: Bytes that the states of backups on their way may take: the state once for the one being
             written, and once for one in the queue; where two do not fit, a backup that is due meanwhile is skipped.
-            None: half of the memory that is free as the run starts, as far as the system tells; workers of one host share
-            it. With several workers the least that one of them has counts for all.
+            None: half of the memory that is free as the run starts, as far as the system tells; workers of one host
+            share it. With several workers the least that one of them has counts for all.
         fsync: Whether local files reach the disk before a backup counts.
         retry: How long a request to a store that is not local may take, and how long one that fails is tried again.
             Defaults to `RetryPolicy()`: two minutes, with growing pauses.

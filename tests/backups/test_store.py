@@ -25,7 +25,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.blobs import through_a_blob
-from tests.support.states import HASH, loop_state
+from tests.support.states import HASH, TOKEN, loop_state
 
 TENSORS = {
     "a": np.arange(12, dtype="float32").reshape(3, 4),
@@ -197,7 +197,11 @@ def test_orphans_are_deleted_before_the_first_commit_and_owner_records_stay(tmp_
     newer = new_store(tmp_path)
     held = {"a": HeldArray(np.arange(5))}
     newer.stage_all(Packer({}, newer.blob_directory).pack(held, fingerprints(held)))
+    unfinished = [tmp_path / f"commits/{n:06d}-00000001-{TOKEN}.json.tmp-{HASH}" for n in (1, 2, 3)]
+    for path in unfinished:
+        path.touch()
     older.delete_orphans()
+    assert [path.exists() for path in unfinished] == [False, False, True]
     assert newer.staged.keys() == {str(path.relative_to(tmp_path)) for path in tmp_path.glob("blobs/000003/*")}
     assert not [name for name in orphans if (tmp_path / "blobs/000001" / name).exists()]
     assert len(list(tmp_path.glob("owners/*.json"))) == 3
