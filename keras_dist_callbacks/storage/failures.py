@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.redaction import Redactor
@@ -53,7 +53,7 @@ def told(
 
 @dataclass
 class RetryNotice:
-    """Tells the user, once, that a store does not answer as it should and is still being tried.
+    """Tells the user, once each, that a store does not answer and what requests fail with, while they are repeated.
 
     Not for what passes within seconds. It is printed and not a warning: it may come from any thread, and where warnings
     are errors it must not end what is being tried.
@@ -67,23 +67,26 @@ class RetryNotice:
     where: str
     redactor: Redactor
     total_seconds: float
-    _told: bool = False
+    _told: set[str] = field(default_factory=set)
 
     def failed(self, error: BaseException, seconds: float) -> None:
         """A try has failed, so many seconds after the first one began."""
         if seconds >= QUICK_SECONDS and isinstance(error, Exception):
-            reason = f"{self.redactor.reason(error)}{advice(error)}"
-            self._tell(f"a request has failed for {seconds:.0f} s and is tried again, for up to", reason)
+            self._tell(
+                "failed", f"a request has failed for {seconds:.0f} s", f"{self.redactor.reason(error)}{advice(error)}"
+            )
 
     def silent(self) -> None:
         """The first request has no answer yet."""
-        self._tell(f"no answer for {QUICK_SECONDS:.0f} s; the request is tried for up to", advice(TimeoutError())[2:])
+        self._tell("silent", f"no answer for {QUICK_SECONDS:.0f} s", advice(TimeoutError())[2:])
 
-    def _tell(self, what: str, why: str) -> None:
-        if not self._told:
-            self._told = True
-            text = f"keras_dist_callbacks: {self.where}: {what} {self.total_seconds:g} s in all: {why}"
-            print(printable(text), file=sys.stderr, flush=True)
+    def _tell(self, kind: str, what: str, why: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            trying = f"it is being tried for about {self.total_seconds:g} s in all"
+            print(
+                printable(f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}"), file=sys.stderr, flush=True
+            )
 
 
 def is_full(error: Exception) -> bool:
