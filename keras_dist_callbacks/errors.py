@@ -55,10 +55,12 @@ class StorageError(KdcError, OSError):
     Attributes:
         unavailable: Trying again later may help: the store did not answer, or refused for the time being.
         forbidden: The right to do this is missing.
+        full: There is no room for it on the disk, or within the quota.
     """
 
     unavailable = False
     forbidden = False
+    full = False
 
 
 def is_temporary(error: BaseException) -> bool:
@@ -79,7 +81,13 @@ class BackupMismatchError(BackupError, ValueError):
 
 
 class FencedError(BackupError):
-    """A newer run owns the backup directory; this one must stop."""
+    """This run does not own the backup directory any more and must stop.
+
+    Attributes:
+        nothing_left: The directory was deleted or renamed, and every backup with it; else a newer run owns it.
+    """
+
+    nothing_left = False
 
 
 class Preempted(SystemExit):

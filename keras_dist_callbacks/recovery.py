@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from keras_dist_callbacks.backups.foreign import Foreign
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import print_line, printable, warn
@@ -109,17 +109,17 @@ def make_or_restore_model(
     directory, series = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
     checkpoints = CheckpointDirectory.at(storage)
-    with tempfile.TemporaryDirectory(prefix="kdc-restore-") as temporary:
-        artifact = _same_on_all(cluster, checkpoints, series, Path(temporary), told=not adopt)
+    with temporary.directory("restore") as copies:
+        artifact = _same_on_all(cluster, checkpoints, series, copies, told=not adopt)
         if artifact is None:
             loaders = _loaders(build_fn, objects, compile)
-            adopted = newest_that_loads(cluster, checkpoints, series, Path(temporary), loaders) if adopt else None
+            adopted = newest_that_loads(cluster, checkpoints, series, copies, loaders) if adopt else None
             if adopted is not None:
                 return _say_adopted(cluster, storage, *adopted)
             model = build_fn()
             _say(cluster, f"no checkpoint in {storage.display()}: starting with a new model")
             return model
-        path = Path(temporary) / artifact.name
+        path = copies / artifact.name
         shown = storage.display(artifact.name)
         if artifact.kind == "weights":
             model = _load_weights(build_fn(), path, shown)

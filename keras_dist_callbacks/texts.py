@@ -9,6 +9,7 @@ import unicodedata
 import warnings
 from typing import Any
 
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _NOT_THE_USERS = {"keras_dist_callbacks", "keras", "tensorflow", "contextlib", "threading"}
 
 
@@ -71,6 +72,18 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     while frame.f_back is not None and _is_not_the_users(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     warnings.warn(printable(text), category, stacklevel=level)
+
+
+def data_size(count: int) -> str:
+    """A number of bytes, as `812 B` or `6.9 MiB`."""
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in _UNITS:
+        value /= 1024
+        if value < 1023.95 or unit == _UNITS[-1]:
+            break
+    return f"{value:.1f} {unit}"
 
 
 def _is_not_the_users(module: str) -> bool:

@@ -66,16 +66,16 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
         when_busy: What to do when a backup within an epoch is due while the last one is still being written: with
-            `"skip"` the newest state stands in line, and those that it overtakes are left out; with `"wait"` training
+            `"skip"` it is queued, and a newer one supersedes it in the queue; with `"wait"` training
             waits. At the end of an epoch it always does.
         max_failed_saves: Backups that may fail in a row, with a warning each, before training ends with the
             reason. None: any number.
         max_local_state: Bytes of worker-local values that a worker sends to the chief per backup; above it they
             are left out and a resume says that it is not exact.
         max_held_bytes: Bytes that the states of backups on their way may take: the state once for the one being
-            written, and once for one in line; where two do not fit, a backup that is due meanwhile is left out. None:
-            half of the memory that is free as the run starts, as far as the system tells; workers of one host share
-            it. With several workers the least that one of them has counts for all.
+            written, and once for one in the queue; where two do not fit, a backup that is due meanwhile is skipped.
+            None: half of the memory that is free as the run starts, as far as the system tells; workers of one host
+            share it. With several workers the least that one of them has counts for all.
         fsync: Whether local files reach the disk before a backup counts.
         retry: How long a request to a store that is not local may take, and how long one that fails is tried again.
             Defaults to `RetryPolicy()`: two minutes, with growing pauses.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
@@ -217,7 +217,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         if target is not None and storage is None:
             return target
         if self._local is None:
-            self._local = Path(tempfile.mkdtemp(prefix="kdc-tensorboard-"))
+            self._local = temporary.make_directory("tensorboard")
             if storage is not None:
                 self._sync = EventSync(self._local, storage, self._sync_seconds)
             else:

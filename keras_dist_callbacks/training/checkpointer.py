@@ -161,7 +161,7 @@ class Checkpointer(OfOneLoop):
         now = describe(self._strategy, self._cluster.num_workers)
         if picked is not None:
             self._apply(picked[0].name, require_loop(picked[1]), now)
-        self._engine.claim(now)
+        self._engine.claim(now, by="Checkpointer")
         self._open = True
         self._leaving.begin()
         return picked is not None

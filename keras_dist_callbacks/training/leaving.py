@@ -223,7 +223,9 @@ class Leaving:
 
     def _cost(self, step: int) -> list[str]:
         """What a restart costs."""
-        newest = self._engine.committed
+        newest, fenced = self._engine.committed, self._engine.fenced
+        if fenced is not None and not fenced.nothing_left:
+            return []  # what a restart finds is up to the newer run
         lost = step - (newest.step if newest else 0)
         return [
             f"{where}; a restart {f'trains {lost} step(s) again' if lost > 0 else 'loses no step'}"

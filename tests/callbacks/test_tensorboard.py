@@ -21,6 +21,7 @@ from tests.support.callback_helpers import (
     scalars,
     tiny_model,
 )
+from tests.support.leftovers import leftovers
 
 pytestmark = ignore_keras_warnings
 
@@ -61,7 +62,7 @@ def test_another_worker_writes_to_a_temporary_directory_that_is_gone_afterwards(
     spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(list(temporary.rglob("events*"))))
     fit(tiny_model(), TensorBoard(tmp_path / "logs"), spy)
     assert seen[0] != []
-    assert list(temporary.iterdir()) == []
+    assert leftovers(temporary) == []
     assert not (tmp_path / "logs").exists()
 
 
@@ -115,7 +116,7 @@ def test_a_store_that_tensorflow_cannot_write_gets_complete_copies(tmp_path: Pat
     copy = mirror(url, tmp_path / "copy")
     assert [v for _, v in scalars(copy / "train")["epoch_loss"]] == pytest.approx(history.history["loss"])
     assert len(scalars(copy / "validation")["epoch_loss"]) == 2
-    assert list(temporary.iterdir()) == []
+    assert leftovers(temporary) == []
 
 
 @pytest.mark.slow
