@@ -106,10 +106,9 @@ def random_operation_reason(label: str) -> str:
 
 
 def _hidden_in_input(name: str) -> str:
-    # A plain generator's thread draws while states are being put back.
-    random = (
-        "draws from no global random state" if "Python generator" in name else "shares no random state with callbacks"
-    )
+    # A plain generator's thread draws while states are being put back; of parallel calls no one orders the draws.
+    is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel"))
+    random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"
     return (
         f"the Python code of {name} keeps no state of its own, and {random} (give the "
         "input get_state and set_state, or wrap it in kdc.stateless_input if that is so)"
