@@ -22,6 +22,10 @@ UNSEEN = "unseen"
 UNTOLD = "untold"
 """The topic with callbacks that an exception kept from hearing of the last batch."""
 
+OF_LOOP = "user"
+"""The topic that a loop's backup has and a fit's has not: the user's own state."""
+
+_LOOP = "your loop changes nothing but what the Checkpointer was given"
 _OLDER = "nothing hides state (the backup was written by an older version, which did not look for it)"
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
@@ -83,6 +87,8 @@ def conditions(saved: WorkerState) -> list[str]:
     found += saved.state.get(UNSEEN) or ()
     if INPUT not in saved.state:
         found.append(_OLDER)
+    if OF_LOOP in saved.state:
+        found.append(_LOOP)
     return list(dict.fromkeys(printable(str(condition)) for condition in found))
 
 
