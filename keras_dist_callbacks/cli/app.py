@@ -16,8 +16,9 @@ from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.cli import checkpoint_details, exporting, human, leftovers, pruning, render, verifying
 from keras_dist_callbacks.cli import doctor as diagnosing
+from keras_dist_callbacks.cli.absent import why_nothing
 from keras_dist_callbacks.cli.details import describe_commit
-from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
+from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory, wrong_sizes
 from keras_dist_callbacks.cli.listing import list_directory
 from keras_dist_callbacks.cli.liveness import QUIET_SECONDS, liveness
 from keras_dist_callbacks.cli.output import (
@@ -86,15 +87,17 @@ def kdc(
 def list_command(url: Url, storage_options: Options = None, as_json: Json = False) -> None:
     """Lists the backups and checkpoints in a directory, the newest first.
 
-    Manifests are checked and blobs looked for; `kdc verify` reads them.
+    Manifests are checked, and the sizes of blobs and checkpoints compared; `kdc verify` reads their content.
     """
     with opened(url, storage_options) as target:
         entries = read_entries(target.store)
+        published = artifacts.find(target.checkpoints)
         found = list_directory(
             target.url,
             entries,
             blob_sizes(target.storage, entries),
-            artifacts.find(target.checkpoints),
+            published,
+            wrong_sizes(target.checkpoints, published.artifacts),
             foreign.names(target.checkpoints),
             earlier_runs=target.store.has_leftovers(),
             now=time.time(),
@@ -103,7 +106,7 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
         if as_json:
             print_json(listing)
         if listing.is_empty:
-            raise fail(f"{target.url}: no backup and no checkpoint is in this directory itself", CANNOT)
+            raise _nothing(target)
         if not as_json:
             render.show_listing(console(), readable(listing))
         if listing.has_problem:
@@ -280,7 +283,7 @@ def _show_checkpoint(target: Target, name: str, *, every_tensor: bool, as_json: 
 
 
 def _nothing(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
-    return fail(f"{target.url}: no {what} is in this directory itself; `kdc ls` lists what is", CANNOT)
+    return fail(target.redactor.clean(why_nothing(target.storage, what)), CANNOT)
 
 
 def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
