@@ -35,7 +35,7 @@ from keras_dist_callbacks.cli.output import (
     readable,
 )
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
-from keras_dist_callbacks.launch.restarting import run_script
+from keras_dist_callbacks.launch.restarting import ProgramNotFoundError, run_program
 
 _EXIT_CODES = (
     "Exit codes: 0 all is well; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or the "
@@ -235,14 +235,19 @@ def prune(
 
 
 @app.command(
-    epilog="Exit codes: those of the script, and 138 where starting it again helps.",
+    epilog="Exit codes: those of the script, 138 where starting it again helps, and 2 if there is no such script.",
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 def run(
-    context: typer.Context, script: Annotated[str, typer.Argument(help="A Python script; its arguments follow.")]
+    context: typer.Context,
+    program: Annotated[str, typer.Argument(help="A Python script, or with -m a module; its arguments follow.")],
+    is_module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
 ) -> None:
     """Runs a training script; it ends with 138 after a preemption, or when a worker or the store was lost."""
-    run_script(script, context.args)
+    try:
+        run_program(program, context.args, is_module=is_module)
+    except ProgramNotFoundError as error:
+        raise fail(str(error), CANNOT) from None
 
 
 @app.command(epilog=_EXIT_CODES)
