@@ -192,7 +192,9 @@ def empty(directory: Path) -> None:
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, nargs="?", default=Path("runs/demo"), help="what a demo left is removed")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=Path("runs/demo"), help="what a demo left is removed"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kill", help=argparse.SUPPRESS)
     return parser.parse_args(given)

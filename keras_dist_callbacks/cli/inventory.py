@@ -59,6 +59,16 @@ class Entry:
         """A short name that people can type."""
         return self.id.label
 
+    def readable(self) -> Manifest:
+        """What the commit says.
+
+        Raises:
+            DamagedBackupError: It cannot be read.
+        """
+        if self.manifest is None:
+            raise DamagedBackupError(f"{self.problem}. `kdc ls` shows the other backups")
+        return self.manifest
+
 
 @dataclass(frozen=True)
 class SetAside:

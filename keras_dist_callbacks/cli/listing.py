@@ -108,7 +108,8 @@ class DirectoryListing:
     @property
     def has_problem(self) -> bool:
         """Whether anything is damaged."""
-        return bool(self.checkpoint_problems) or any(r.state == "damaged" for r in (*self.commits, *self.checkpoints))
+        states = [row.state for row in self.commits] + [row.state for row in self.checkpoints]
+        return bool(self.checkpoint_problems) or "damaged" in states
 
 
 def list_directory(

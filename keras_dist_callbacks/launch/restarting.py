@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import os
 import runpy
 import signal
 import sys
@@ -64,7 +63,7 @@ def _explained(error: Exception) -> Exception:
 
 
 def run_program(program: str, arguments: Sequence[str], *, is_module: bool = False) -> None:
-    """Runs a program as `python program.py args` or `python -m program args` does, with the exit codes of `restartable`.
+    """Runs a program as `python PROGRAM ARGS` or `python -m PROGRAM ARGS` does, with the exit codes of `restartable`.
 
     Args:
         program: The path of a script, or the name of a module.
@@ -76,7 +75,7 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool = Fal
         SystemExit: It failed; its error was printed, as the script's own.
     """
     sys.argv = [program, *arguments]
-    sys.path[0] = os.getcwd() if is_module else str(Path(program).resolve().parent)
+    sys.path[0] = str(Path.cwd()) if is_module else str(Path(program).resolve().parent)
     try:
         if is_module:
             _require_module(program)

@@ -25,7 +25,9 @@ _HIDDEN = "***"
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 _AZURE = {"az", "abfs", "abfss"}
 _SCHEMES = _BUCKETS | {"file", "ftp", "hdfs", "http", "https", "memory", "ram", "sftp"}
-_MISTYPED = re.compile(rf"(?i)((?:\w+::)*)(?:({'|'.join(_SCHEMES)}):/(?!/)|({'|'.join(_BUCKETS)})(?::(?![/:])|//))(.*)", re.DOTALL)
+_MISTYPED = re.compile(
+    rf"(?i)((?:\w+::)*)(?:({'|'.join(_SCHEMES)}):/(?!/)|({'|'.join(_BUCKETS)})(?::(?![/:])|//))(.*)", re.DOTALL
+)
 _LINK = re.compile(r"(?:::)?(?:[A-Za-z][\w+.-]*::)*([A-Za-z][\w+.-]*)://")
 _ANY_URL = re.compile(r"\b[A-Za-z][\w+.-]*://[^\s'\"<>]*")
 _COLON = re.compile(":|%3a", re.IGNORECASE)

@@ -74,9 +74,7 @@ def test_the_suggested_url_shows_no_credentials(url: str) -> None:
 
 
 @pytest.mark.parametrize("public", PLACES)
-def test_every_public_path_refuses_mistyped_urls(
-    public: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_public_path_refuses_mistyped_urls(public: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for place in ("s3:/bucket/x", "gs//bucket/x", Path("s3://bucket/x")):
         with pytest.raises(ConfigError, match=r"use '(s3|gs)://bucket/x"):

@@ -90,9 +90,7 @@ def commit(
         for blob in packer.pack(held, prints, prefix=f"worker{worker}/" if worker else ""):
             store.stage_all([blob])
         records.append(
-            WorkerRecord(
-                packer.locate(held, prints), {**fit_state(), **states[worker]} if worker < len(states) else {}
-            )
+            WorkerRecord(packer.locate(held, prints), {**fit_state(), **states[worker]} if worker < len(states) else {})
         )
     created = {} if age is None else {"created": time.time() - age}
     manifest = Manifest(

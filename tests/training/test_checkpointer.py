@@ -211,7 +211,11 @@ def test_an_exception_in_a_loop_with_batches_of_its_own_saves_nothing(tmp_path: 
         yield from list(tiny.shuffled())[:2]
         raise tiny.Stop
 
-    with pytest.raises(tiny.Stop), kdc.Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
-        checkpointer.restore()
-        trained_apart(checkpointer, optimizer, model, rows(), epochs=1, step=True)
+    def train() -> None:
+        with kdc.Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
+            checkpointer.restore()
+            trained_apart(checkpointer, optimizer, model, rows(), epochs=1, step=True)
+
+    with pytest.raises(tiny.Stop):
+        train()
     assert kdc_json("ls", tmp_path)["commits"] == []
