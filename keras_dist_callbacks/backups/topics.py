@@ -20,8 +20,7 @@ from keras_dist_callbacks.errors import DamagedBackupError
 
 CALLBACK = "callback:"
 """In front of a callback's name."""
-OF_LOOP = "user"
-"""The topic that a loop's backup has and a fit's has not: the user's own state."""
+OF_LOOP = exactness.OF_LOOP
 ATTRIBUTES = "callback_attributes"
 """The topic with plain attributes of what a fit calls."""
 

@@ -57,8 +57,8 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         write_on: `"chief"`, or `"all"` workers, each to a `log_dir` of its own. Defaults to `"chief"`.
 
     Raises:
-        ConfigError: An argument is wrong, `write_on="all"` has a `worker_log_dir`, or a protocol is unknown or needs
-            a package that is not installed.
+        ConfigError: An argument is wrong, `write_on="all"` has a `worker_log_dir`, a protocol is unknown, or a
+            package is not installed: tensorboard, or the protocol's.
         CompatError: The installed Keras is not supported.
     """
 

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cli.absent import require_no_file, why_nothing
 from keras_dist_callbacks.cli.inventory import MOST_BYTES
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
 from keras_dist_callbacks.storage.redaction import Redactor, redact
@@ -71,6 +72,7 @@ def opened(url: str, options: str | None) -> Iterator[Target]:
         redactor = Redactor.of(url, parsed)
         with _clean_logs(redactor):
             storage = _open(url, parsed, redactor)
+            require_no_file(storage)
             yield Target(storage, BackupStore(storage, max_manifest_bytes=MOST_BYTES), redactor)
     except (BrokenPipeError, typer.Exit, typer.Abort):
         raise  # whoever read our output has left, or the command has told what there is to tell
@@ -87,6 +89,11 @@ def fail(message: str, code: int) -> typer.Exit:
     """Prints one line to the standard error; to be raised."""
     print(f"kdc: {printable(message)}", file=sys.stderr)
     return typer.Exit(code)
+
+
+def nothing_in(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
+    """Prints why a command found nothing to show; to be raised."""
+    return fail(target.redactor.clean(why_nothing(target.storage, what)), CANNOT)
 
 
 def print_json(result: Any, **conclusions: bool) -> None:

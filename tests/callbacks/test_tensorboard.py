@@ -1,12 +1,14 @@
 import copy
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
 
-from keras_dist_callbacks import TensorBoard
+from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, TensorBoard
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, StorageError
@@ -26,6 +28,21 @@ from tests.support.leftovers import leftovers
 pytestmark = ignore_keras_warnings
 
 
+def backup_and_restore(place: str) -> Any:
+    return BackupAndRestore(place)
+
+
+def model_checkpoint(place: str) -> Any:
+    return ModelCheckpoint(f"{place}/{{epoch}}.keras")
+
+
+def tensorboard(place: str) -> Any:
+    return TensorBoard(place)
+
+
+MADE_OF_A_PLACE = [backup_and_restore, model_checkpoint, tensorboard]
+
+
 def mirror(url: str, target: Path) -> Path:
     """A local copy of what a store holds under the runs' directories."""
     storage = Storage.open(url)
@@ -43,6 +60,28 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(path))
     return path
+
+
+def test_without_the_package_tensorboard_the_constructor_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError, match=r'pip install "keras-dist-callbacks\[tensorboard\]"'):
+        TensorBoard(tmp_path)
+
+
+@pytest.mark.parametrize("make", MADE_OF_A_PLACE, ids=lambda make: make.__name__)
+def test_a_missing_package_of_a_store_is_an_error_of_the_constructor(
+    make: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "s3fs"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r'pip install "keras-dist-callbacks\[s3\]"'):
+        make("s3://bucket/run")
 
 
 @pytest.mark.slow
