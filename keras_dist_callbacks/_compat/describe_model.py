@@ -56,6 +56,13 @@ def compile_facts(model: Any) -> dict[str, str]:
     return facts
 
 
+def file_facts(config: Mapping[str, Any], *, compiled: bool) -> dict[str, str]:
+    """The facts of a model's JSON, as a `.keras` file holds it, with its compile() unless that is not compared."""
+    model = {key: value for key, value in config["config"].items() if key != "name"}
+    compile_config = (config.get("compile_config") or {}) if compiled else {}
+    return {"class": str(config["class_name"]), **_flat({"model": model, "compile": compile_config}, "")}
+
+
 def compilation(model: Any) -> Any:
     """What Keras keeps of compile()'s arguments: another object after each call, None before the first."""
     return getattr(model, "_compile_config", None)

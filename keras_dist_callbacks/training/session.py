@@ -229,7 +229,7 @@ class FitSession:
 
     def over_warning(self, saved: WorkerState) -> str | None:
         """Why a run without a step may not be what the user wants."""
-        changes = self._unlisted.compile_changes(saved)
+        changes = self._unlisted.changes_of_training(saved)
         return continuing.over_warning(self._directory, saved, changes)
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
@@ -338,7 +338,11 @@ class FitSession:
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
         judged = judge(saved, self._description, self._data.reasons, generator=self._fit.is_python_generator)
-        found = ([], []) if self.is_over or self._goes_on else judged
+        if self.is_over:
+            warning = self.over_warning(saved)
+            judged = ([] if warning is None else [warning], [])
+            self._deletes = warning is None and saved.position.kind == "end"
+        found = ([], []) if self._goes_on else judged
         self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)
         self._announce(self.restored)
