@@ -10,6 +10,7 @@ import pytest
 
 from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, make_or_restore_model
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.training import continuing
 
 Change = dict[str, Any]
 
@@ -40,7 +41,9 @@ def build(
     return model
 
 
-def train(model: keras.Model, directory: Path, epochs: int, *, backup: bool, checkpoint: bool) -> BackupAndRestore | None:
+def train(
+    model: keras.Model, directory: Path, epochs: int, *, backup: bool, checkpoint: bool
+) -> BackupAndRestore | None:
     callbacks: list[Any] = []
     if checkpoint:
         callbacks.append(ModelCheckpoint(str(directory / "ckpt" / "{epoch}.keras")))
@@ -110,3 +113,31 @@ def test_with_checkpoint_and_backup_the_verdict_is_that_of_the_edit(
 def test_a_model_instead_of_a_function_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pass the function that builds the model"):
         make_or_restore_model(build(), tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_finished_backup_of_other_labels_is_reported_and_not_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.ones((8, 3), np.float32)
+    first = BackupAndRestore(tmp_path, delete_checkpoint=False)
+    build().fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[first])
+    monkeypatch.setattr(continuing, "_trained", set())  # as in a process of its own
+    second = BackupAndRestore(tmp_path, delete_checkpoint=False)
+    with pytest.warns(RuntimeWarning, match="belongs to another training"):
+        build().fit(x, 5 * x[:, :1], batch_size=4, verbose=0, callbacks=[second])
+    assert second.restored is not None and second.restored.verdict == "not exact"
+
+
+def test_the_backup_callback_of_keras_in_the_same_list_is_refused(tmp_path: Path) -> None:
+    x = np.ones((8, 3), np.float32)
+    theirs = keras.callbacks.BackupAndRestore(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match=r"keras\.callbacks\.BackupAndRestore"):
+        build().fit(x, x[:, :1], verbose=0, callbacks=[theirs, BackupAndRestore(tmp_path / "ours")])
+
+
+def test_an_error_that_a_restart_repeats_does_not_advise_a_restart(tmp_path: Path) -> None:
+    train(build(), tmp_path, 1, backup=True, checkpoint=False)
+    with pytest.raises(BackupMismatchError) as raised:
+        train(build(width=5), tmp_path, 2, backup=True, checkpoint=False)
+    notes = " ".join(getattr(raised.value, "__notes__", []))
+    assert "loses no step" not in notes

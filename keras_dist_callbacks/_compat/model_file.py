@@ -43,7 +43,9 @@ def differences(model: Any, config: Mapping[str, Any], *, compiled: bool) -> lis
         now = json.loads(saving_lib._serialize_model_as_json(model)[0])
     before, after = (describe_model.file_facts(item, compiled=compiled) for item in (config, now))
     names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
-    return [f"{name}: {before.get(name, 'absent')} in the checkpoint, {after.get(name, 'absent')} now" for name in names]
+    return [
+        f"{name}: {before.get(name, 'absent')} in the checkpoint, {after.get(name, 'absent')} now" for name in names
+    ]
 
 
 def load_state(model: Any, path: Path) -> None:

@@ -341,7 +341,6 @@ class FitSession:
         if self.is_over:
             warning = self.over_warning(saved)
             judged = ([] if warning is None else [warning], [])
-            self._deletes = warning is None and saved.position.kind == "end"
         found = ([], []) if self._goes_on else judged
         self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)
