@@ -107,7 +107,9 @@ def test_with_checkpoint_and_backup_the_verdict_is_that_of_the_edit(
     train(build(), tmp_path, 1, backup=True, checkpoint=True)
     model = make_or_restore_model(lambda: build(**change), tmp_path / "ckpt")
     ours = train(model, tmp_path, 2, backup=True, checkpoint=True)
-    assert ours is not None and ours.restored is not None and ours.restored.verdict == verdict
+    assert ours is not None
+    assert ours.restored is not None
+    assert ours.restored.verdict == verdict
 
 
 def test_a_model_instead_of_a_function_is_refused(tmp_path: Path) -> None:
@@ -125,7 +127,8 @@ def test_a_finished_backup_of_other_labels_is_reported_and_not_exact(
     second = BackupAndRestore(tmp_path, delete_checkpoint=False)
     with pytest.warns(RuntimeWarning, match="belongs to another training"):
         build().fit(x, 5 * x[:, :1], batch_size=4, verbose=0, callbacks=[second])
-    assert second.restored is not None and second.restored.verdict == "not exact"
+    assert second.restored is not None
+    assert second.restored.verdict == "not exact"
 
 
 def test_the_backup_callback_of_keras_in_the_same_list_is_refused(tmp_path: Path) -> None:

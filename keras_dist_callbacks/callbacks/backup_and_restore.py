@@ -14,7 +14,6 @@ from keras_dist_callbacks._compat import building, multi_worker, strategies
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.backups import exactness
-from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster

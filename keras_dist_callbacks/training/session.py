@@ -229,7 +229,9 @@ class FitSession:
 
     def over_warning(self, saved: WorkerState) -> str | None:
         """Why a run without a step may not be what the user wants."""
-        changes = self._unlisted.changes_of_training(saved)
+        finished = saved.position.kind == "end" and saved.position.epoch <= self._fit.epochs
+        facts = self._unlisted  # of a loop of fits that is started again, each may have its own data
+        changes = facts.changes_of_training(saved) if finished else facts.compile_changes(saved)
         return continuing.over_warning(self._directory, saved, changes)
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:

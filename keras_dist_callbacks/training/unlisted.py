@@ -83,6 +83,10 @@ class UnlistedState:
                 raise
             raise type(error)(f"{error}. Since then: {'; '.join(reasons)}") from error
 
+    def compile_changes(self, saved: WorkerState) -> list[str]:
+        """Which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""
+        return self._facts.compile_changes(saved.tensors)
+
     def changes_of_training(self, saved: WorkerState) -> list[str]:
         """What differs from the run that wrote a backup: model, data, compile's arguments; one sentence each."""
         changes = self._facts.differences(saved.tensors, rate_is_loaded=True)
