@@ -99,8 +99,8 @@ def make_or_restore_model(
         ConfigError: An argument is wrong, `checkpoint_dir` has an unknown protocol or one whose package is not
             installed, TF_CONFIG names several workers but no strategy joins them, or `build_fn` returns a model that
             is not built.
-        BackupMismatchError: The state does not fit the model that `build_fn` makes; the message names what differs; or with `adopt` none of the
-            checkpoints of other tools loads.
+        BackupMismatchError: The state does not fit the model that `build_fn` makes; the message names what
+            differs; or with `adopt` none of the checkpoints of other tools loads.
         DamagedBackupError: There are checkpoints, but none of them is whole.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """

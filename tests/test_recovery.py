@@ -158,7 +158,8 @@ def test_a_model_left_uncompiled_is_compiled_as_the_checkpoint_was(tmp_path: Pat
     fit(build("sgd"), ModelCheckpoint(tmp_path / "m.keras"))
     restored = make_or_restore_model(build, tmp_path)
     assert isinstance(restored.layers[0], Unregistered)
-    assert restored.compiled and isinstance(restored.optimizer, keras.optimizers.SGD)
+    assert restored.compiled
+    assert isinstance(restored.optimizer, keras.optimizers.SGD)
     assert not make_or_restore_model(build, tmp_path, compile=False).compiled
 
 

@@ -12,7 +12,7 @@ import xxhash
 
 from keras_dist_callbacks._compat import layers
 
-_IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module"}
+_IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module", "shared_object_id"}
 _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?$", re.DOTALL)
 
 

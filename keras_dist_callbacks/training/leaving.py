@@ -13,15 +13,7 @@ from keras_dist_callbacks.cluster import loss, messaging, peers
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.errors import (
-    BackupMismatchError,
-    ClusterError,
-    CompatError,
-    ConfigError,
-    KdcError,
-    Preempted,
-    StorageError,
-)
+from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.notices import NoticeWatch
 from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign
@@ -210,7 +202,7 @@ class Leaving:
 
     def _cost(self, step: int, error: BaseException) -> list[str]:
         """What a restart costs; of an error that each restart repeats, that it does not help."""
-        if isinstance(error, BackupMismatchError | ConfigError | CompatError):
+        if is_repeated(error):
             return [f"{where}; a restart alone raises this error again" for where in self._newest()]
         newest = self._engine.committed
         lost = step - (newest.step if newest else 0)
