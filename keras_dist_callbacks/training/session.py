@@ -229,7 +229,6 @@ class FitSession:
 
     def _over_warning(self, saved: WorkerState) -> str | None:
         finished = saved.position.kind == "end" and saved.position.epoch <= self._fit.epochs
-        # In a loop of fits that is started again, each may have its own data.
         changes = self._unlisted.changes_of_training if finished else self._unlisted.compile_changes
         return continuing.over_warning(self._directory, saved, changes(saved))
 
@@ -345,8 +344,6 @@ class FitSession:
         self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)
         self._announce(self.restored)
-
-    # --- capturing
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with collector_paused():
