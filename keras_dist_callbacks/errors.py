@@ -68,6 +68,11 @@ def is_temporary(error: BaseException) -> bool:
     return isinstance(error, ClusterError | StorageError) and error.unavailable
 
 
+def is_repeated(error: BaseException) -> bool:
+    """Whether a restart of the same code raises the same error."""
+    return isinstance(error, BackupMismatchError | ConfigError | CompatError)
+
+
 class BackupError(KdcError, RuntimeError):
     """A backup could not be written, found, verified or restored."""
 

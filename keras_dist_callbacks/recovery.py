@@ -77,13 +77,15 @@ def make_or_restore_model(
     on the chief says what was loaded. A backup that `BackupAndRestore` finds in `fit()` wins over it.
 
     Args:
-        build_fn: Makes the compiled model; called if there is no checkpoint, or if it holds weights only.
+        build_fn: Makes the compiled model; always called. The checkpoint's weights and optimizer variables are loaded
+            into it, so the new code is in force. What differs from the checkpoint is named in a warning, with both
+            values. A learning rate that is a number is an optimizer variable: the checkpoint's is in force.
         checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
             from that template count.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
-        custom_objects: Passed to `keras.models.load_model`.
-        compile: Passed to `keras.models.load_model`. Defaults to True.
+        custom_objects: Classes that the checkpoint's compile() configuration names.
+        compile: Compile a model that `build_fn` left uncompiled as the checkpoint's was. Defaults to True.
         adopt: Where `ModelCheckpoint` has saved nothing yet, start from what another tool left directly in the
             directory: the checkpoint that was written last of those that load. Known are Keras' `.keras`,
             `.weights.h5` and legacy `.h5` files, Keras' BackupAndRestore (its weights, and the epoch that it was in)
@@ -91,18 +93,18 @@ def make_or_restore_model(
             it or beside it). They are not known to be whole, only to load. Defaults to False.
 
     Returns:
-        A Keras model. A `.keras` file is loaded with `safe_mode=True`.
+        The model of `build_fn`. No code of the checkpoint is run.
 
     Raises:
         ConfigError: An argument is wrong, `checkpoint_dir` has an unknown protocol or one whose package is not
             installed, TF_CONFIG names several workers but no strategy joins them, or `build_fn` returns a model that
             is not built.
-        BackupMismatchError: The weights do not fit the model that `build_fn` makes; or with `adopt` none of the
-            checkpoints of other tools loads.
+        BackupMismatchError: The state does not fit the model that `build_fn` makes; the message names what
+            differs; or with `adopt` none of the checkpoints of other tools loads.
         DamagedBackupError: There are checkpoints, but none of them is whole.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
-    arguments.function("build_fn", build_fn, "a function that returns a model")
+    _require_function(build_fn)
     compile, objects = arguments.flag("compile", compile), arguments.mapping("custom_objects", custom_objects)
     adopt = arguments.flag("adopt", adopt)
     cluster = _training_cluster()
@@ -124,7 +126,7 @@ def make_or_restore_model(
         if artifact.kind == "weights":
             model = _load_weights(build_fn(), path, shown)
         else:
-            model = _load_model(path, objects, compile)
+            model = _load_model(build_fn, path, shown, objects, compile, warns=cluster.is_chief)
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, artifact.epoch, artifact.step)
     how = f"; without BackupAndRestore, give fit() initial_epoch={artifact.epoch}" if artifact.epoch else ""
     _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step}){how}")
@@ -159,7 +161,7 @@ def _training_cluster() -> Cluster:
 
 def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool) -> dict[str, Load]:
     return {
-        "model": lambda path: _load_model(path, objects, compile),
+        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, warns=True),
         "weights": lambda path: _load_weights(build_fn(), path, path.name),
         "tf": lambda path: _load_tf_checkpoint(build_fn(), path),
     }
@@ -197,10 +199,53 @@ def _fetch_exactly(checkpoints: CheckpointDirectory, agreed: Artifact, into: Pat
         raise BackupMismatchError(f"{checkpoints.display(agreed.name)} was replaced while the workers were loading it")
 
 
-def _load_model(path: Path, custom_objects: Mapping[str, Any], compile: bool) -> Any:
-    import keras
+def _require_function(build_fn: Any) -> None:
+    if hasattr(build_fn, "get_weights"):
+        raise ConfigError("build_fn is a model; pass the function that builds the model")
+    arguments.function("build_fn", build_fn, "a function that returns a model")
 
-    return keras.models.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=True)
+
+def _load_model(
+    build_fn: Callable[[], Any],
+    path: Path,
+    shown: str,
+    custom_objects: Mapping[str, Any],
+    compile: bool,
+    *,
+    warns: bool,
+) -> Any:
+    """The model of `build_fn` with the state of a file; a file that is not `.keras` is loaded by Keras alone."""
+    from keras_dist_callbacks._compat import model_file
+
+    config = model_file.read_config(path)
+    if config is None:
+        import keras
+
+        return keras.models.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=True)
+    model = build_fn()
+    model_file.prepare(model, config, custom_objects, compile=compile)
+    _require_built(model, shown)
+    _keep_compiled_rates(model)
+    found = model_file.differences(model, config, compiled=compile)
+    try:
+        model_file.load_state(model, path)
+    except ValueError as error:
+        why = "; ".join(found) or str(error)
+        raise BackupMismatchError(f"the state of {shown} does not fit the model of build_fn: {why}") from error
+    if found and warns:
+        warn(
+            f"not exact: the model of build_fn differs from {shown}: {'; '.join(found)}. The new code is in force, "
+            "except for a learning rate that is a number: the checkpoint's is in force (a callback may have changed it)"
+        )
+    return model
+
+
+def _keep_compiled_rates(model: Any) -> None:
+    """Notes the learning rates that the code gives to compile(), before a checkpoint's replace them."""
+    from keras_dist_callbacks._compat.optimizers import fixed_rates
+
+    if getattr(model, "optimizer", None) is not None:
+        model._kdc_compiled_rates = model.optimizer, fixed_rates(model.optimizer)
 
 
 def _load_tf_checkpoint(model: Any, path: Path) -> Any:
@@ -225,6 +270,7 @@ def _require_built(model: Any, shown: str) -> None:
 
 def _load_weights(model: Any, path: Path, shown: str) -> Any:
     _require_built(model, shown)
+    _keep_compiled_rates(model)
     try:
         model.load_weights(path)
     except ValueError as error:

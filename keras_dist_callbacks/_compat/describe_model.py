@@ -12,7 +12,7 @@ import xxhash
 
 from keras_dist_callbacks._compat import layers
 
-_IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module"}
+_IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module", "shared_object_id"}
 _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?$", re.DOTALL)
 
 
@@ -54,6 +54,13 @@ def compile_facts(model: Any) -> dict[str, str]:
             config.pop("learning_rate", None)  # a number is a variable, which is restored
         facts.update(_flat(config, "optimizer"))
     return facts
+
+
+def file_facts(config: Mapping[str, Any], *, compiled: bool) -> dict[str, str]:
+    """The facts of a model's JSON, as a `.keras` file holds it, with its compile() unless that is not compared."""
+    model = {key: value for key, value in config["config"].items() if key != "name"}
+    compile_config = (config.get("compile_config") or {}) if compiled else {}
+    return {"class": str(config["class_name"]), **_flat({"model": model, "compile": compile_config}, "")}
 
 
 def compilation(model: Any) -> Any:

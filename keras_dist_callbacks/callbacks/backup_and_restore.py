@@ -14,7 +14,6 @@ from keras_dist_callbacks._compat import building, multi_worker, strategies
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.backups import exactness
-from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -180,7 +179,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
         if session.is_over and saved is not None:
-            self._tell_over(session, saved, fit.epochs)
+            self._say(continuing.over_words(saved, fit.epochs))
         self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
         if session.restored is None and session.saved is None:
             self._continue_from_checkpoint(session)
@@ -272,6 +271,11 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
                 f"two BackupAndRestore callbacks in one fit ({self._storage.display()} and "
                 f"{others[0]._storage.display()}): which one to restore from would be undecided; keep one"
             )
+        if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
+            raise ConfigError(
+                "keras.callbacks.BackupAndRestore is in the same list of callbacks: both would restore the model and "
+                "set the epoch; remove it"
+            )
         cluster.require_connection(model.distribute_strategy)
         reason = strategies.why_not_this(model.distribute_strategy, model)
         if reason is not None:
@@ -299,12 +303,6 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {answer}")
         if restored.notes and Cluster.detect().is_chief:
             warn("the resume is not exact: " + "; ".join(restored.notes))
-
-    def _tell_over(self, session: FitSession, saved: WorkerState, epochs: int) -> None:
-        self._say(continuing.over_words(saved, epochs))
-        warning = session.over_warning(saved)
-        if warning is not None and Cluster.detect().is_chief:
-            warn(warning)
 
     def _advise(self, replicas: int) -> None:
         for advice in reproducibility_advice(replicas):

@@ -78,16 +78,16 @@ def over_words(saved: WorkerState, epochs: int) -> str:
     return f"No step is run: {why}, and the backup is at {position}; it stays as it is"
 
 
-def over_warning(directory: str, saved: WorkerState, compile_changes: Collection[str]) -> str | None:
+def over_warning(directory: str, saved: WorkerState, changes: Collection[str]) -> str | None:
     """Why a fit that runs no step may not be what the user wants; None if it looks like a job that was run again."""
     advice = _ADVICE if saved.state["stop_training"] else _ADVICE + _MORE
     if directory in _trained:
         return (
             f"fit() runs no step: an earlier fit() of this process has left {directory} at {saved.position}; {advice}"
         )
-    if compile_changes:
+    if changes:
         return (
-            f"fit() runs no step: {directory} is at {saved.position}, but of a model that was compiled in another way "
-            f"({'; '.join(compile_changes)}); {advice}"
+            f"fit() runs no step: {directory} is at {saved.position}, and this backup belongs to another training: "
+            f"{'; '.join(changes)}; delete it or use another directory"
         )
     return None

@@ -26,7 +26,7 @@ class Fingerprint:
 
     def __init__(self, fit: RunningFit) -> None:
         self._fit = fit
-        self._rates = {} if fit.model.optimizer is None else optimizers.fixed_rates(fit.model.optimizer)
+        self._rates = {} if fit.model.optimizer is None else _compiled_rates(fit.model)
         self._compiled = describe_model.compile_facts(fit.model)
         self._facts = {
             **describe_input.input_facts(fit),
@@ -94,6 +94,12 @@ class Fingerprint:
             for name, rate in self._rates.items()
             if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
         ]
+
+
+def _compiled_rates(model: Any) -> dict[str, float]:
+    """The rates that the code gave to compile(), which a checkpoint may have replaced since."""
+    optimizer, rates = getattr(model, "_kdc_compiled_rates", (None, {}))
+    return rates if optimizer is model.optimizer else optimizers.fixed_rates(model.optimizer)
 
 
 def _changes_of_trainable(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from keras_dist_callbacks.cluster import loss, messaging, peers
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError
+from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.notices import NoticeWatch
 from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign, let_children_end
@@ -180,7 +180,7 @@ class Leaving:
         self._stuck = not drained
         later = self._engine.take_failure()
         notes = [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
-        for note in [*notes, *self._cost(step)]:
+        for note in [*notes, *self._cost(step, error)]:
             (lost or error).add_note(note)
         self._raise_preempted(lost or error)
         if lost is not None:
@@ -221,11 +221,13 @@ class Leaving:
         told = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
         return told is not None and all(other == where for other in told)
 
-    def _cost(self, step: int) -> list[str]:
-        """What a restart costs."""
+    def _cost(self, step: int, error: BaseException) -> list[str]:
+        """What a restart costs; of an error that each restart repeats, that it does not help."""
         newest, fenced = self._engine.committed, self._engine.fenced
         if fenced is not None and not fenced.nothing_left:
             return []  # what a restart finds is up to the newer run
+        if is_repeated(error):
+            return [f"{where}; a restart alone raises this error again" for where in self._newest()]
         lost = step - (newest.step if newest else 0)
         return [
             f"{where}; a restart {f'trains {lost} step(s) again' if lost > 0 else 'loses no step'}"

@@ -227,10 +227,10 @@ class FitSession:
             continuing.note_end(self._directory, self._engine.generation, self._fit.model, self._fit.input)
         self.close()
 
-    def over_warning(self, saved: WorkerState) -> str | None:
-        """Why a run without a step may not be what the user wants."""
-        changes = self._unlisted.compile_changes(saved)
-        return continuing.over_warning(self._directory, saved, changes)
+    def _over_warning(self, saved: WorkerState) -> str | None:
+        finished = saved.position.kind == "end" and saved.position.epoch <= self._fit.epochs
+        changes = self._unlisted.changes_of_training if finished else self._unlisted.compile_changes
+        return continuing.over_warning(self._directory, saved, changes(saved))
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
@@ -338,12 +338,12 @@ class FitSession:
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
         judged = judge(saved, self._description, self._data.reasons, generator=self._fit.is_python_generator)
-        found = ([], []) if self.is_over or self._goes_on else judged
+        if self.is_over:
+            judged = (list(filter(None, [self._over_warning(saved)])), [])
+        found = ([], []) if self._goes_on else judged
         self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)
         self._announce(self.restored)
-
-    # --- capturing
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with collector_paused():

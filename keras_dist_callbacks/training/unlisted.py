@@ -58,7 +58,8 @@ class UnlistedState:
         notes += self._attributes.restore(saved.state.get(plain_attributes.TOPIC) or {}, saved.tensors)
         if continuing.is_over(saved, self._fit.epochs):
             return notes  # no step is left that could differ
-        loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None
+        noted = hasattr(self._fit.model, "_kdc_compiled_rates")
+        loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None and not noted
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
 
     def explaining(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
@@ -83,8 +84,14 @@ class UnlistedState:
             raise type(error)(f"{error}. Since then: {'; '.join(reasons)}") from error
 
     def compile_changes(self, saved: WorkerState) -> list[str]:
-        """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
+        """Which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""
         return self._facts.compile_changes(saved.tensors)
+
+    def changes_of_training(self, saved: WorkerState) -> list[str]:
+        """What differs from the run that wrote a backup: model, data, compile's arguments; one sentence each."""
+        found = self._facts.differences(saved.tensors, rate_is_loaded=True)
+        changes = [text for text in found if "/seed" not in text]  # a script run twice in a process draws others
+        return list(dict.fromkeys([*changes, *self._facts.compile_changes(saved.tensors)]))
 
     def _is_saved(self, holder: Any) -> bool:
         """Whether all variables of an object are in the snapshot."""

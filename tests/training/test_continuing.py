@@ -121,7 +121,7 @@ def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(
     model = tiny.model()
     rate = float(model.optimizer.learning_rate.numpy())
     model.optimizer.learning_rate = rate / 10  # the second phase of a fine-tuning
-    with pytest.warns(RuntimeWarning, match="compiled in another way .learning rate changed from .* own"):
+    with pytest.warns(RuntimeWarning, match="belongs to another training .learning rate changed from .* own"):
         tiny.fit(model, tmp_path, options=KEEP)
 
 
