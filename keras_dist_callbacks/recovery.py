@@ -78,8 +78,9 @@ def make_or_restore_model(
 
     Args:
         build_fn: Makes the compiled model; always called. The checkpoint's weights and optimizer variables are loaded
-            into it, so the new code is in force. What differs from the checkpoint is named in a warning, with both
-            values. A learning rate that is a number is an optimizer variable: the checkpoint's is in force.
+            into it, so the new code is in force. A warning names what differs from a `.keras` checkpoint, with both
+            values; a `.weights.h5` file does not hold a model's configuration, so only shapes are compared. A
+            learning rate that is a number is an optimizer variable: the checkpoint's is used, and both are printed.
         checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
             from that template count.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
@@ -114,7 +115,7 @@ def make_or_restore_model(
     with temporary.directory("restore") as copies:
         artifact = _same_on_all(cluster, checkpoints, series, copies, told=not adopt)
         if artifact is None:
-            loaders = _loaders(build_fn, objects, compile)
+            loaders = _loaders(build_fn, objects, compile, warns=cluster.is_chief)
             adopted = newest_that_loads(cluster, checkpoints, series, copies, loaders) if adopt else None
             if adopted is not None:
                 return _say_adopted(cluster, storage, *adopted)
@@ -129,7 +130,8 @@ def make_or_restore_model(
             model = _load_model(build_fn, path, shown, objects, compile, warns=cluster.is_chief)
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, artifact.epoch, artifact.step)
     how = f"; without BackupAndRestore, give fit() initial_epoch={artifact.epoch}" if artifact.epoch else ""
-    _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step}){how}")
+    rates = _rates_in_words(model)
+    _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step}{rates}){how}")
     return model
 
 
@@ -159,9 +161,9 @@ def _training_cluster() -> Cluster:
     return cluster
 
 
-def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool) -> dict[str, Load]:
+def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, *, warns: bool) -> dict[str, Load]:
     return {
-        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, warns=True),
+        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, warns=warns),
         "weights": lambda path: _load_weights(build_fn(), path, path.name),
         "tf": lambda path: _load_tf_checkpoint(build_fn(), path),
     }
@@ -234,8 +236,7 @@ def _load_model(
         raise BackupMismatchError(f"the state of {shown} does not fit the model of build_fn: {why}") from error
     if found and warns:
         warn(
-            f"not exact: the model of build_fn differs from {shown}: {'; '.join(found)}. The new code is in force, "
-            "except for a learning rate that is a number: the checkpoint's is in force (a callback may have changed it)"
+            f"not exact: the model of build_fn differs from {shown}: {'; '.join(found)}. The model of build_fn is used"
         )
     return model
 
@@ -246,6 +247,19 @@ def _keep_compiled_rates(model: Any) -> None:
 
     if getattr(model, "optimizer", None) is not None:
         model._kdc_compiled_rates = model.optimizer, fixed_rates(model.optimizer)
+
+
+def _rates_in_words(model: Any) -> str:
+    """Which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
+    from keras_dist_callbacks._compat.optimizers import current_rates
+
+    optimizer, compiled = getattr(model, "_kdc_compiled_rates", (None, {}))
+    loaded = current_rates(optimizer) if compiled else {}
+    return "".join(
+        f", learning rate {loaded[name]:.6g} as in the checkpoint, not {rate:.6g} as in build_fn"
+        for name, rate in compiled.items()
+        if loaded[name] != rate
+    )
 
 
 def _load_tf_checkpoint(model: Any, path: Path) -> Any:

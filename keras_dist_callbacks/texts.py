@@ -7,6 +7,7 @@ import os
 import sys
 import unicodedata
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -26,6 +27,12 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep or _is_space(c) else _escape(c) for c in text)
+
+
+def first_few(texts: Sequence[str], most: int = 4) -> list[str]:
+    """The first of many texts, and how many more there are."""
+    more = len(texts) - most
+    return [*texts[:most], *([f"and {more} more such differences"] if more > 0 else [])]
 
 
 def print_line(text: str, *, after_bar: bool = False, to_stderr: bool = False) -> None:

@@ -13,6 +13,7 @@ import keras
 from keras.src.saving import saving_lib
 
 from keras_dist_callbacks._compat import describe_model
+from keras_dist_callbacks.texts import first_few
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -38,14 +39,17 @@ def prepare(model: Any, config: Mapping[str, Any], custom_objects: Mapping[str, 
 
 def differences(model: Any, config: Mapping[str, Any], *, compiled: bool) -> list[str]:
     """What differs between the model of a file and a model, one sentence each with both values."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras' own, as when it saves
-        now = json.loads(saving_lib._serialize_model_as_json(model)[0])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras' own, as when it saves
+            now = json.loads(saving_lib._serialize_model_as_json(model)[0])
+    except Exception as error:  # noqa: BLE001 - get_config of the user's classes
+        return [f"the configuration cannot be compared ({type(error).__name__}: {error})"]
     before, after = (describe_model.file_facts(item, compiled=compiled) for item in (config, now))
     names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
-    return [
-        f"{name}: {before.get(name, 'absent')} in the checkpoint, {after.get(name, 'absent')} now" for name in names
-    ]
+    return first_few(
+        [f"{name} was {before.get(name, 'absent')} and is {after.get(name, 'absent')} now" for name in names]
+    )
 
 
 def load_state(model: Any, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -60,8 +61,9 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             as `max_overhead` allows, by what saves are measured to cost. A `datetime.timedelta` is a time between two
             backups; in batches it is estimated anew at each one. False: at a preemption and at the end only.
         double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
-        delete_checkpoint: Delete the backup when `fit()` ends, unless it had nothing to do. With False a final one is
-            kept: a rerun of the finished job then runs no step and returns the full History.
+        delete_checkpoint: Delete the backup when `fit()` ends. A rerun deletes one that a kill at the very end left,
+            unless it belongs to another training or to more epochs. With False the last backup is kept: a rerun of
+            the finished job then runs no step and returns the full History.
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
         when_busy: What to do when a backup within an epoch is due while the last one is still being written: with
@@ -179,9 +181,12 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
         if session.is_over and saved is not None:
-            self._say(continuing.over_words(saved, fit.epochs))
+            self._say(continuing.over_words(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished))
         self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
         if session.restored is None and session.saved is None:
+            origin = getattr(self.model, "_kdc_origin", None)
+            warn_of_foreign = functools.partial(continuing.warn_of_foreign, self._storage, origin)
+            self._cluster().on_chief(warn_of_foreign, "looking for other tools' backups")
             self._continue_from_checkpoint(session)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:

@@ -268,6 +268,17 @@ class BackupEngine:
             self._note(note)
         self.poll()
 
+    def delete_finished(self, commit: str) -> None:
+        """Deletes the backup of a run that ended, unless a newer run has committed since; to be called after `claim`.
+
+        Args:
+            commit: The name of the last backup.
+        """
+        self._cluster.on_chief(
+            functools.partial(self._delete_if_newest, commit), "deleting the backup", self._options.timeout
+        )
+        self.poll()
+
     # --- on the chief
 
     def _complete(self, delete: bool) -> None:
@@ -279,6 +290,14 @@ class BackupEngine:
         if self._failed:
             self._note("the final backup failed, so the last good one is kept instead of being deleted")
             return
+        self._delete_everything()
+
+    def _delete_if_newest(self, commit: str) -> None:
+        commits = self._store.commits()
+        if commits and commits[-1].name == commit:
+            self._delete_everything()
+
+    def _delete_everything(self) -> None:
         try:
             self._store.delete_everything()
         except StorageError as error:

@@ -27,6 +27,7 @@ from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import print_line, warn
+from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.leave_options import LeaveOptions
@@ -128,6 +129,7 @@ class Checkpointer(OfOneLoop):
         options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout, max_held_bytes=max_held_bytes)
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
         self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
+        self._origin = getattr(model, "_kdc_origin", None)
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
@@ -160,6 +162,9 @@ class Checkpointer(OfOneLoop):
         now = describe(self._strategy, self._cluster.num_workers)
         if picked is not None:
             self._apply(picked[0].name, require_loop(picked[1]), now)
+        else:
+            warn_of_foreign = functools.partial(continuing.warn_of_foreign, self._storage, self._origin)
+            self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
         self._engine.claim(now, by="Checkpointer")
         self._open = True
         self._leaving.begin()

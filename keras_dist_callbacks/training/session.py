@@ -68,6 +68,7 @@ class FitSession:
         self._saved: WorkerState | None = None
         self._commit = ""
         self._generation = 0  # of the backup
+        self._ended = False  # so many epochs were trained, or the run stopped early
         self.is_over = False  # the backup leaves this fit nothing to do: it is restored, and nothing is written
         self._goes_on = False  # where a fit of this process ended: nothing is to be restored
         self._progress = Progress()
@@ -82,6 +83,11 @@ class FitSession:
         """The backup that was found and is not restored yet."""
         return self._saved
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the backup is the end of the training that this fit asks for, the same on every worker."""
+        return self._ended and self.restored is not None and not self.restored.notes
+
     # --- events of fit, in their order
 
     def pick(self) -> WorkerState | None:
@@ -91,6 +97,7 @@ class FitSession:
             commit, self._saved = picked[0], require_fit(picked[1])
             self._commit, self._generation = commit.name, commit.generation
             self.is_over = continuing.is_over(self._saved, self._fit.epochs)
+            self._ended = continuing.has_ended(self._saved, self._fit.epochs)
         return self._saved
 
     def train_begin(self, callbacks: Sequence[Any]) -> None:
@@ -214,6 +221,9 @@ class FitSession:
         """After every other callback's `on_train_end`."""
         self._fit.forget_start()
         if self.is_over:
+            if delete and self.is_finished:
+                self._engine.claim(self._description)
+                self._engine.delete_finished(self._commit)
             self._cluster.leave("end of fit")
             self.close()
             return
@@ -228,8 +238,7 @@ class FitSession:
         self.close()
 
     def _over_warning(self, saved: WorkerState) -> str | None:
-        finished = saved.position.kind == "end" and saved.position.epoch <= self._fit.epochs
-        changes = self._unlisted.changes_of_training if finished else self._unlisted.compile_changes
+        changes = self._unlisted.changes_of_training if self._ended else self._unlisted.compile_changes
         return continuing.over_warning(self._directory, saved, changes(saved))
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:

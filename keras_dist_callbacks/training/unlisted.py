@@ -88,10 +88,8 @@ class UnlistedState:
         return self._facts.compile_changes(saved.tensors)
 
     def changes_of_training(self, saved: WorkerState) -> list[str]:
-        """What differs from the run that wrote a backup: model, data, compile's arguments; one sentence each."""
-        found = self._facts.differences(saved.tensors, rate_is_loaded=True)
-        changes = [text for text in found if "/seed" not in text]  # a script run twice in a process draws others
-        return list(dict.fromkeys([*changes, *self._facts.compile_changes(saved.tensors)]))
+        """What differs from the training that wrote a finished backup: model, data, compile's arguments."""
+        return self._facts.of_another_training(saved.tensors)
 
     def _is_saved(self, holder: Any) -> bool:
         """Whether all variables of an object are in the snapshot."""

@@ -102,9 +102,34 @@ def test_a_finished_job_that_runs_again_says_so_in_a_line(
     tiny.fit(tiny.model(), tmp_path, options=KEEP)
     restart()
     before = files(tmp_path)
-    tiny.fit(tiny.model(), tmp_path)  # which would delete its own
+    tiny.fit(tiny.model(), tmp_path, options=KEEP)
     assert files(tmp_path) == before
     assert "No step is run: the run is finished" in capsys.readouterr().out
+
+
+def test_a_rerun_deletes_the_backup_that_a_kill_at_the_end_left(
+    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = tiny.model()
+    tiny.fit(trained, tmp_path, options=KEEP)  # as if killed before the deletion
+    restart()
+    again = tiny.model()
+    tiny.fit(again, tmp_path)
+    tiny.assert_same(again, trained)
+    assert files(tmp_path) == {}
+    assert "the run is finished, and the backup is at the end of epoch 3 (step 15); it is deleted" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_finished_backup_of_another_training_is_not_deleted(tmp_path: Path, restart: Callable[[], None]) -> None:
+    tiny.fit(tiny.model(), tmp_path, options=KEEP)
+    restart()
+    before, model = files(tmp_path), tiny.model()
+    model.compile(model.optimizer, "mae")
+    with pytest.warns(RuntimeWarning, match="belongs to another training: loss changed"):
+        tiny.fit(model, tmp_path)
+    assert files(tmp_path) == before
 
 
 def test_a_second_fit_in_a_finished_runs_directory_is_warned(tmp_path: Path) -> None:
@@ -121,7 +146,7 @@ def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(
     model = tiny.model()
     rate = float(model.optimizer.learning_rate.numpy())
     model.optimizer.learning_rate = rate / 10  # the second phase of a fine-tuning
-    with pytest.warns(RuntimeWarning, match="belongs to another training .learning rate changed from .* own"):
+    with pytest.warns(RuntimeWarning, match="belongs to another training: learning rate changed from"):
         tiny.fit(model, tmp_path, options=KEEP)
 
 
