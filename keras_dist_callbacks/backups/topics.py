@@ -105,6 +105,7 @@ _TYPES: dict[str, Any] = {
     "num_batches": Count | None,
     "first_epoch": Count,
     "validations": Count,
+    "shares_input": bool,
     "finalized": bool,
     "stop_training": bool,
     "logs": dict[str, bool | int | float | str],

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from keras_dist_callbacks._compat import building, replay, rng, variables
+from keras_dist_callbacks._compat import building, histories, replay, rng, variables
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat.step_control import control
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
@@ -34,6 +34,11 @@ from keras_dist_callbacks.training.snapshots import Progress, take
 from keras_dist_callbacks.training.unlisted import UnlistedState
 from keras_dist_callbacks.training.untold import untold
 
+_SAME_DATASET = (
+    "the script gives this fit() the dataset object of the fit() before it (a new dataset would begin its shuffled "
+    "orders again)"
+)
+
 
 class FitSession:
     """Controls one running fit(); implements `StepControl`."""
@@ -52,6 +57,7 @@ class FitSession:
         strict: bool | str = False,
         read_again: bool = False,
     ) -> None:
+        histories.note_begin(fit)
         self._fit = fit
         self._engine = engine
         self._cluster = cluster
@@ -75,6 +81,7 @@ class FitSession:
         self._description: dict[str, JSON] = {}
         self._callbacks: Sequence[Any] = ()
         self._early_notes: list[str] = []
+        self._assumed: list[str] = []  # conditions of the resume that this fit alone knows
         self._undo: Callable[[], None] | None = None
         self.restored: Restored | None = None
 
@@ -233,6 +240,7 @@ class FitSession:
         self._request = self._leaving.at_the_end()
         self._depart_if_asked(lambda: self._capture("end"))
         self._engine.finish(self._capture("end"), delete=delete)
+        histories.note_end(self._fit.model)
         if not delete:
             continuing.note_end(self._directory, self._engine.generation, self._fit.model, self._fit.input)
         self.close()
@@ -299,6 +307,8 @@ class FitSession:
         if self._goes_on:
             return self._go_on(saved)
         self._progress.resume(saved.state)
+        if position.kind == "end" and self._fit.initial_epoch == position.epoch:
+            self._begin_next_fit(position.epoch)
         notes = self._data.restore(saved, self._progress.first_epoch or 0)
         if position.kind == "within":
             self._early_notes = notes
@@ -315,12 +325,21 @@ class FitSession:
         alike = continuing.lives_on(self._directory, self._generation, saved, self._fit.model)
         return all(self._cluster.gather(alike, "whether a run goes on")) if self._has_peers else alike
 
+    def _begin_next_fit(self, epoch: int) -> None:
+        """In a loop of fits: the script may give each fit a new dataset, or the same one again."""
+        if self._progress.shares_input is False:
+            self._progress.first_epoch, self._progress.validations = epoch, 0
+        elif self._progress.shares_input is None and self._data.reshuffles:
+            self._assumed.append(_SAME_DATASET)
+
     def _go_on(self, saved: WorkerState) -> list[str]:
         """Model, callbacks and random states are as this process has left them."""
         self._saved = None
-        if continuing.reads_on(self._directory, self._fit.input):
+        shares = continuing.reads_on(self._directory, self._fit.input)
+        if shares:
             self._progress.resume(saved.state)
             self._data.go_on(saved)
+        self._progress.shares_input = shares
         return []
 
     def _enter_interrupted_epoch(self, saved: WorkerState, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
@@ -349,7 +368,7 @@ class FitSession:
         judged = judge(saved, self._description, self._data.reasons, generator=self._fit.is_python_generator)
         if self.is_over:
             judged = (list(filter(None, [self._over_warning(saved)])), [])
-        found = ([], []) if self._goes_on else judged
+        found = ([], []) if self._goes_on else (judged[0], [*judged[1], *self._assumed])
         self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)
         self._announce(self.restored)
