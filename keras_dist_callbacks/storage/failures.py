@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import shutil
-import sys
 from dataclasses import dataclass, field
 
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.store_errors import advice, is_forbidden, is_trouble, may_pass
-from keras_dist_callbacks.texts import data_size, printable
+from keras_dist_callbacks.texts import data_size, print_line
 
 _READING = ("read", "look up")
 QUICK_SECONDS = 5.0
@@ -84,9 +83,7 @@ class RetryNotice:
         if kind not in self._told:
             self._told.add(kind)
             trying = f"it is being tried for about {self.total_seconds:g} s in all"
-            print(
-                printable(f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}"), file=sys.stderr, flush=True
-            )
+            print_line(f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}", to_stderr=True)
 
 
 def is_full(error: Exception) -> bool:

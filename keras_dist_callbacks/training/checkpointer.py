@@ -290,7 +290,8 @@ class Checkpointer(OfOneLoop):
 
     def _end_with(self, error: BaseException, at_hand: Callable[[], Snapshot | None]) -> None:
         try:
-            self._leaving.on_exception(error, self.steps, at_hand)
+            uncounted = self._open and self._input.has_trained_uncounted()
+            self._leaving.on_exception(error, None if uncounted else self.steps, at_hand)
         finally:
             self._leaving.close()
 

@@ -147,12 +147,12 @@ class Leaving:
             handler(int(self._signalled), None)
         raise Preempted(text)
 
-    def on_exception(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> None:
+    def on_exception(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> None:
         """An exception ends the run: what was handed over is committed before it is raised on, and notes say more.
 
         Args:
             error: The exception; one of `depart` is left as it is.
-            step: Batches trained.
+            step: Batches trained; None if they were not counted.
             at_hand: Captures the state behind the last step; None if it is not known.
 
         Raises:
@@ -200,10 +200,10 @@ class Leaving:
         self._say(f"{text}. Start the job again to resume")
         raise Preempted(text) from error
 
-    def _save_at(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> bool:
+    def _save_at(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> bool:
         """Saves if the state is known and all workers end there; whether they do, so none is lost to the rest."""
         newest, alone = self._engine.committed, self._cluster.num_workers == 1
-        if alone and newest is not None and newest.step >= step:
+        if alone and newest is not None and step is not None and newest.step >= step:
             return False
         try:
             snapshot = at_hand() if self._saves_at(error) else None
@@ -221,18 +221,21 @@ class Leaving:
         told = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
         return told is not None and all(other == where for other in told)
 
-    def _cost(self, step: int, error: BaseException) -> list[str]:
+    def _cost(self, step: int | None, error: BaseException) -> list[str]:
         """What a restart costs; of an error that each restart repeats, that it does not help."""
         newest, fenced = self._engine.committed, self._engine.fenced
         if fenced is not None and not fenced.nothing_left:
             return []  # what a restart finds is up to the newer run
         if is_repeated(error):
             return [f"{where}; a restart alone raises this error again" for where in self._newest()]
-        lost = step - (newest.step if newest else 0)
-        return [
-            f"{where}; a restart {f'trains {lost} step(s) again' if lost > 0 else 'loses no step'}"
-            for where in self._newest()
-        ]
+        lost = 0 if step is None else step - (newest.step if newest else 0)
+        if lost > 0:
+            cost = f"; a restart trains {lost} step(s) again"
+        elif newest is None:
+            cost = "; a restart begins from the beginning"
+        else:
+            cost = "" if step is None else "; a restart loses no step"
+        return [f"{where}{cost}" for where in self._newest()]
 
     def _newest(self) -> list[str]:
         """Where the newest backup is; the chief alone knows."""

@@ -219,3 +219,18 @@ def test_an_exception_in_a_loop_with_batches_of_its_own_saves_nothing(tmp_path: 
     with pytest.raises(tiny.Stop):
         train()
     assert kdc_json("ls", tmp_path)["commits"] == []
+
+
+def test_an_exception_in_a_loop_that_counts_no_step_promises_nothing(tmp_path: Path) -> None:
+    model, optimizer = tiny.model(), keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+
+    def train() -> None:
+        with kdc.Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
+            checkpointer.restore()
+            optimizer.apply([tf.ones_like(v) for v in model.trainable_variables], model.trainable_variables)
+            raise tiny.Stop
+
+    with pytest.raises(tiny.Stop) as raised:
+        train()
+    assert raised.value.__notes__ == ["there is no backup; a restart begins from the beginning"]
