@@ -150,3 +150,15 @@ def test_python_functions_that_may_run_in_parallel_are_named_so() -> None:
     assert look_into(rows.map(call, num_parallel_calls=2)).python == ("a function in Dataset.map (called in parallel)",)
     several = rows.map(call).prefetch(1).map(call)
     assert look_into(several).python == ("a function in Dataset.map and of other stages (perhaps in parallel)",)
+
+
+@pytest.mark.parametrize("name", ["interleave", "flat_map"])
+def test_python_in_a_dataset_that_a_function_captured_is_named(name: str) -> None:
+    inner = tf.data.Dataset.from_generator(lambda: iter(range(8)), output_signature=tf.TensorSpec((), tf.int64))
+    dataset = getattr(tf.data.Dataset.range(2), name)(lambda _: inner)
+    assert look_into(dataset).python
+
+
+def test_a_captured_dataset_without_python_is_not_named() -> None:
+    inner = tf.data.Dataset.range(8).map(lambda value: value + 1)
+    assert look_into(tf.data.Dataset.range(2).flat_map(lambda _: inner)).python == ()
