@@ -1,4 +1,4 @@
-"""scikit-learn's `cross_val_score` over a Keras model; killed and started again, it goes on within the fold.
+"""scikit-learn's `cross_val_score` over a Keras model; killed and started again, it resumes within the fold.
 
     python examples/cross_validation.py runs/folds
 
@@ -38,7 +38,7 @@ class DigitsClassifier(ClassifierMixin, BaseEstimator):
         self.directory, self.epochs, self.callbacks = directory, epochs, callbacks
 
     def fit(self, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> DigitsClassifier:
-        """Trains, or goes on."""
+        """Trains, or resumes."""
         keras.utils.set_random_seed(7)  # each fold from the same start, whichever were trained before it
         fold = hashlib.sha256(np.ascontiguousarray(images).tobytes()).hexdigest()[:12]
         backup = kdc.BackupAndRestore(
@@ -58,7 +58,7 @@ class DigitsClassifier(ClassifierMixin, BaseEstimator):
 
 
 def scores(directory: str, extra_callbacks: Sequence[Any] = (), workers: int = 1) -> list[str]:
-    """Scores each fold, or goes on; returns what is printed."""
+    """Scores each fold, or resumes; returns what is printed."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype("float32")
     estimator = DigitsClassifier(directory, callbacks=[kdc.PrintLR(), *extra_callbacks])

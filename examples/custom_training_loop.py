@@ -1,4 +1,4 @@
-"""A training loop of one's own under any strategy; killed at any instant and started again, it goes on.
+"""A training loop of one's own under any strategy; killed at any instant and started again, it resumes.
 
     python examples/custom_training_loop.py runs/custom
 

@@ -1,8 +1,9 @@
-"""`make demo`: kills a two-worker training twice and shows that it ends as if nothing had happened.
+"""`make demo`: kills a two-worker training twice and compares its end with that of an uninterrupted run.
 
-`train_digits.py`, the user's script, is run (a) undisturbed and (b) with one of its workers killed by SIGKILL
-in the middle of an epoch, restarted, killed again in the same epoch, and restarted. Then the final weights,
-optimizer, metrics and History of both are compared bit by bit.
+`train_digits.py`, the user's script, is run (a) uninterrupted and (b) with one of its workers killed by SIGKILL
+in the middle of an epoch, restarted, killed again in the same epoch, and restarted. A restart resumes from the last
+backup: the steps after it are trained again. Then the final weights, optimizer, metrics and History of both are
+compared bit by bit.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from keras_dist_callbacks.testing import Attempt, LocalCluster, Step, compare_ru
 
 WORKERS = 2
 TOTAL_STEPS = 4 * 25  # epochs and steps of train_digits.py
-KILLS = (  # the first right behind a save, the second two steps after one
+KILLS = (  # the first directly after a backup, the second two steps after one
     "phase=train_batch_begin,epoch=1,batch=10,worker=1",
     "phase=train_batch_begin,epoch=1,batch=17,worker=1",
 )
-TIMEOUT = 150.0
+TIMEOUT = 3600.0  # only against a hang: how fast the machine is must not matter
+PARTS = ("uninterrupted", "killed")
 console = Console(highlight=False)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one of the two trainings left behind."""
+    """What one of the two trainings left."""
 
     directory: Path
     attempts: list[Attempt]
@@ -52,7 +54,7 @@ class Run:
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why and shows the logs."""
+    """The demo cannot continue; the message says why and shows the logs."""
 
 
 def worker(directory: Path, kill: str | None) -> None:
@@ -72,7 +74,7 @@ def run(directory: Path, kills: Sequence[str], progress: Progress, title: str) -
     directory.mkdir(parents=True)
     task = progress.add_task(title, total=TOTAL_STEPS)
     say(f"{title}: {WORKERS} workers, logs in {directory / 'logs'}", progress)
-    command = [sys.executable, __file__, "worker", str(directory)]
+    command = [sys.executable, __file__, str(directory), "--worker"]
     with LocalCluster(command, WORKERS, directory / "logs") as cluster:
         try:
             attempts = run_until_done(
@@ -113,7 +115,7 @@ class Ticker:
         self.progress.update(self.task, completed=len({step[1:] for step in steps}))
         if steps[-1].pid != self.pid:
             first = next(step for step in steps if step.pid == steps[-1].pid)
-            word = "starts" if self.pid is None else "was killed; it goes on"
+            word = "starts" if self.pid is None else "was killed; it resumes"
             say(f"{self.title}: {word} at {where(first)}", self.progress)
             self.pid = steps[-1].pid
 
@@ -128,8 +130,8 @@ def where(step: Step) -> str:
 
 
 def table(plain: Run, killed: Run) -> Table:
-    found = Table("run", "first step", "last step", "steps", "repeated")
-    for name, one in (("undisturbed", plain), ("killed", killed)):
+    found = Table("run", "first step", "last step", "steps", "trained again")
+    for name, one in zip(PARTS, (plain, killed), strict=True):
         done: set[tuple[int, int]] = set()
         for number, (steps, attempt) in enumerate(zip(one.starts(), one.attempts, strict=True), start=1):
             places = {(step.epoch, step.batch) for step in steps}
@@ -155,15 +157,21 @@ def verdict(plain: Run, killed: Run) -> list[str]:
 
 def main(directory: Path) -> int:
     began = time.monotonic()
-    shutil.rmtree(directory, ignore_errors=True)
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
+        empty(directory)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            plain = run(directory / "undisturbed", (), progress, "undisturbed run")
-            killed = run(directory / "killed", KILLS, progress, "killed run")
+            plain, killed = (
+                run(directory / part, kills, progress, f"{part} run")
+                for part, kills in zip(PARTS, ((), KILLS), strict=True)
+            )
         console.print(table(plain, killed))
         counts = [sum(map(len, one.starts())) for one in (plain, killed)]
-        console.print(f"steps run in all: {counts[0]} undisturbed, {counts[1]} killed")
+        console.print(
+            f"steps trained: {counts[0]} uninterrupted, {counts[1]} killed (the steps between the last backup and a "
+            "SIGKILL are trained again, with the same result)",
+            soft_wrap=True,
+        )
         differences = verdict(plain, killed)
     except DemoError as error:
         console.print(str(error), markup=False, soft_wrap=True)
@@ -174,13 +182,27 @@ def main(directory: Path) -> int:
     return 1 if differences else 0
 
 
-if __name__ == "__main__":
+def empty(directory: Path) -> None:
+    """Removes what an earlier demo left, and nothing else."""
+    others = [path.name for path in directory.iterdir() if path.name not in PARTS] if directory.exists() else []
+    if others:
+        raise DemoError(f"{directory} holds files that are not the demo's ({others[0]}, ...): give another directory")
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", choices=["demo", "worker"], nargs="?", default="demo", help=argparse.SUPPRESS)
-    parser.add_argument("directory", type=Path, nargs="?", default=Path("runs/demo"), help="emptied first")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=Path("runs/demo"), help="what a demo left is removed"
+    )
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kill", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.role == "worker":
+    return parser.parse_args(given)
+
+
+if __name__ == "__main__":
+    arguments = parse()
+    if arguments.worker:
         worker(arguments.directory, arguments.kill)
     else:
         sys.exit(main(arguments.directory))

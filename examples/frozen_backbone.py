@@ -1,4 +1,4 @@
-"""Trains a head on a frozen backbone, then both; killed in either phase and started again, it goes on there.
+"""Trains a head on a frozen backbone, then both; killed in either phase and started again, it resumes there.
 
     python examples/frozen_backbone.py runs/backbone
 
@@ -29,7 +29,7 @@ def load_data() -> tuple[Any, Any]:
 
 
 def train(directory: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
-    """Trains, or goes on; returns what is printed."""
+    """Trains, or resumes; returns what is printed."""
     keras.utils.set_random_seed(7)
     backbone = keras.applications.MobileNet((32, 32, 3), 0.25, include_top=False, weights=None, pooling="avg")
     model = keras.Sequential([backbone, keras.layers.Dropout(0.2), keras.layers.Dense(10, activation="softmax")])

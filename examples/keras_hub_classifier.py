@@ -1,4 +1,4 @@
-"""Trains a small BERT of keras_hub on sentences, its preprocessing included; killed and started again, it goes on.
+"""Trains a small BERT of keras_hub on sentences, its preprocessing included; killed and started again, it resumes.
 
     python examples/keras_hub_classifier.py runs/bert
 
@@ -40,7 +40,7 @@ def make_model() -> Any:
 
 
 def train(directory: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
-    """Trains, or goes on; returns what is printed."""
+    """Trains, or resumes; returns what is printed."""
     keras.utils.set_random_seed(7)
     model = make_model()
     backup = kdc.BackupAndRestore(directory, save_freq=2, delete_checkpoint=False, when_busy="wait")

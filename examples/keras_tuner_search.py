@@ -1,4 +1,4 @@
-"""Searches hyperparameters with keras-tuner; killed at any instant and started again, it goes on within the trial.
+"""Searches hyperparameters with keras-tuner; killed at any instant and started again, it resumes within the trial.
 
     python examples/keras_tuner_search.py runs/search random
     python examples/keras_tuner_search.py runs/search hyperband
@@ -57,7 +57,7 @@ def make_tuner(directory: str, kind: str) -> keras_tuner.Tuner:
 
 
 def search(directory: str, kind: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
-    """Searches, or goes on; returns what is printed."""
+    """Searches, or resumes; returns what is printed."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype("float32")
     train = images[:TRAIN_ROWS], labels[:TRAIN_ROWS]

@@ -1,4 +1,4 @@
-"""Tracks a training with MLflow; killed and started again, it goes on in the same run, no epoch doubled or lost.
+"""Tracks a training with MLflow; killed and started again, it resumes in the same run, no epoch doubled or lost.
 
     python examples/mlflow_tracking.py runs/mlflow
     python examples/mlflow_tracking.py runs/mlflow --autolog
@@ -56,7 +56,7 @@ def open_run(directory: str) -> Any:
 
 
 def train(directory: str, autolog: bool = False, extra_callbacks: Sequence[Any] = ()) -> list[str]:
-    """Trains, or goes on; returns what is printed."""
+    """Trains, or resumes; returns what is printed."""
     Path(directory).mkdir(parents=True, exist_ok=True)
     mlflow.set_tracking_uri(f"sqlite:///{directory}/mlflow.db")
     if autolog:

@@ -1,4 +1,4 @@
-"""Searches hyperparameters with Optuna, which prunes bad trials; killed and started again, it goes on within the trial.
+"""Searches hyperparameters with Optuna, which prunes bad trials; killed and started again, it resumes within the trial.
 
     python examples/optuna_pruning.py runs/optuna
 
@@ -65,7 +65,7 @@ def objective(directory: str, extra_callbacks: Sequence[Any]) -> Callable[[Trial
 
 
 def search(directory: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
-    """Searches, or goes on; returns what is printed."""
+    """Searches, or resumes; returns what is printed."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = JournalStorage(JournalFileBackend(f"{directory}.log"))
     pruner = optuna.pruners.MedianPruner(n_startup_trials=2)

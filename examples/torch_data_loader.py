@@ -1,4 +1,4 @@
-"""Trains on a torch `DataLoader` that shuffles with a generator of its own; killed and started again, it goes on.
+"""Trains on a torch `DataLoader` that shuffles with a generator of its own; killed and started again, it resumes.
 
     python examples/torch_data_loader.py runs/torch
 
@@ -37,7 +37,7 @@ def load_data(stateful: bool) -> Any:
 
 
 def train(directory: str, stateful: bool = False, extra_callbacks: Sequence[Any] = ()) -> list[str]:
-    """Trains, or goes on; returns what is printed."""
+    """Trains, or resumes; returns what is printed."""
     keras.utils.set_random_seed(7)
     layers = [keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dropout(0.2)]
     model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")])

@@ -1,11 +1,11 @@
-"""Trains a small CNN on scikit-learn's digits; killed at any instant and started again, it goes on.
+"""Trains a small CNN on scikit-learn's digits; killed at any instant and started again, it resumes.
 
 Alone:         python examples/train_digits.py runs/digits
 In a cluster:  the same on every machine, with TF_CONFIG set, and a directory that the chief can write and
                all can read (or a URL such as gs://bucket/run1).
 
 Start it again after a kill with the same directory. `make demo` does so and compares the result with that
-of a run which nobody has killed.
+of an uninterrupted run.
 """
 
 from __future__ import annotations

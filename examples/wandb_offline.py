@@ -50,7 +50,7 @@ class LogAll(keras.callbacks.Callback):
 
 
 def train(directory: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
-    """Trains, or goes on; returns what is printed."""
+    """Trains, or resumes; returns what is printed."""
     Path(directory).mkdir(parents=True, exist_ok=True)
     wandb.init(project="digits", id="training", mode="offline", dir=directory)
     keras.utils.set_random_seed(7)

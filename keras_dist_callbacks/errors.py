@@ -55,15 +55,22 @@ class StorageError(KdcError, OSError):
     Attributes:
         unavailable: Trying again later may help: the store did not answer, or refused for the time being.
         forbidden: The right to do this is missing.
+        full: There is no room for it on the disk, or within the quota.
     """
 
     unavailable = False
     forbidden = False
+    full = False
 
 
 def is_temporary(error: BaseException) -> bool:
     """Whether the same may well succeed later."""
     return isinstance(error, ClusterError | StorageError) and error.unavailable
+
+
+def is_repeated(error: BaseException) -> bool:
+    """Whether a restart of the same code raises the same error."""
+    return isinstance(error, BackupMismatchError | ConfigError | CompatError)
 
 
 class BackupError(KdcError, RuntimeError):
@@ -79,7 +86,13 @@ class BackupMismatchError(BackupError, ValueError):
 
 
 class FencedError(BackupError):
-    """A newer run owns the backup directory; this one must stop."""
+    """This run does not own the backup directory any more and must stop.
+
+    Attributes:
+        nothing_left: The directory was deleted or renamed, and every backup with it; else a newer run owns it.
+    """
+
+    nothing_left = False
 
 
 class Preempted(SystemExit):

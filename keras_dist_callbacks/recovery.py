@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from keras_dist_callbacks.backups.foreign import Foreign
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import print_line, printable, warn
@@ -77,13 +77,16 @@ def make_or_restore_model(
     on the chief says what was loaded. A backup that `BackupAndRestore` finds in `fit()` wins over it.
 
     Args:
-        build_fn: Makes the compiled model; called if there is no checkpoint, or if it holds weights only.
+        build_fn: Makes the compiled model; always called. The checkpoint's weights and optimizer variables are loaded
+            into it, so the new code is in force. A warning names what differs from a `.keras` checkpoint, with both
+            values; a `.weights.h5` file does not hold a model's configuration, so only shapes are compared. A
+            learning rate that is a number is an optimizer variable: the checkpoint's is used, and both are printed.
         checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
             from that template count.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
-        custom_objects: Passed to `keras.models.load_model`.
-        compile: Passed to `keras.models.load_model`. Defaults to True.
+        custom_objects: Classes that the checkpoint's compile() configuration names.
+        compile: Compile a model that `build_fn` left uncompiled as the checkpoint's was. Defaults to True.
         adopt: Where `ModelCheckpoint` has saved nothing yet, start from what another tool left directly in the
             directory: the checkpoint that was written last of those that load. Known are Keras' `.keras`,
             `.weights.h5` and legacy `.h5` files, Keras' BackupAndRestore (its weights, and the epoch that it was in)
@@ -91,43 +94,44 @@ def make_or_restore_model(
             it or beside it). They are not known to be whole, only to load. Defaults to False.
 
     Returns:
-        A Keras model. A `.keras` file is loaded with `safe_mode=True`.
+        The model of `build_fn`. No code of the checkpoint is run.
 
     Raises:
         ConfigError: An argument is wrong, `checkpoint_dir` has an unknown protocol or one whose package is not
             installed, TF_CONFIG names several workers but no strategy joins them, or `build_fn` returns a model that
             is not built.
-        BackupMismatchError: The weights do not fit the model that `build_fn` makes; or with `adopt` none of the
-            checkpoints of other tools loads.
+        BackupMismatchError: The state does not fit the model that `build_fn` makes; the message names what
+            differs; or with `adopt` none of the checkpoints of other tools loads.
         DamagedBackupError: There are checkpoints, but none of them is whole.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
-    arguments.function("build_fn", build_fn, "a function that returns a model")
+    _require_function(build_fn)
     compile, objects = arguments.flag("compile", compile), arguments.mapping("custom_objects", custom_objects)
     adopt = arguments.flag("adopt", adopt)
     cluster = _training_cluster()
     directory, series = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
     checkpoints = CheckpointDirectory.at(storage)
-    with tempfile.TemporaryDirectory(prefix="kdc-restore-") as temporary:
-        artifact = _same_on_all(cluster, checkpoints, series, Path(temporary), told=not adopt)
+    with temporary.directory("restore") as copies:
+        artifact = _same_on_all(cluster, checkpoints, series, copies, told=not adopt)
         if artifact is None:
-            loaders = _loaders(build_fn, objects, compile)
-            adopted = newest_that_loads(cluster, checkpoints, series, Path(temporary), loaders) if adopt else None
+            loaders = _loaders(build_fn, objects, compile, warns=cluster.is_chief)
+            adopted = newest_that_loads(cluster, checkpoints, series, copies, loaders) if adopt else None
             if adopted is not None:
                 return _say_adopted(cluster, storage, *adopted)
             model = build_fn()
             _say(cluster, f"no checkpoint in {storage.display()}: starting with a new model")
             return model
-        path = Path(temporary) / artifact.name
+        path = copies / artifact.name
         shown = storage.display(artifact.name)
         if artifact.kind == "weights":
             model = _load_weights(build_fn(), path, shown)
         else:
-            model = _load_model(path, objects, compile)
+            model = _load_model(build_fn, path, shown, objects, compile, warns=cluster.is_chief)
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, artifact.epoch, artifact.step)
     how = f"; without BackupAndRestore, give fit() initial_epoch={artifact.epoch}" if artifact.epoch else ""
-    _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step}){how}")
+    rates = _rates_in_words(model)
+    _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step}{rates}){how}")
     return model
 
 
@@ -157,9 +161,9 @@ def _training_cluster() -> Cluster:
     return cluster
 
 
-def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool) -> dict[str, Load]:
+def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, *, warns: bool) -> dict[str, Load]:
     return {
-        "model": lambda path: _load_model(path, objects, compile),
+        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, warns=warns),
         "weights": lambda path: _load_weights(build_fn(), path, path.name),
         "tf": lambda path: _load_tf_checkpoint(build_fn(), path),
     }
@@ -197,10 +201,65 @@ def _fetch_exactly(checkpoints: CheckpointDirectory, agreed: Artifact, into: Pat
         raise BackupMismatchError(f"{checkpoints.display(agreed.name)} was replaced while the workers were loading it")
 
 
-def _load_model(path: Path, custom_objects: Mapping[str, Any], compile: bool) -> Any:
-    from keras_dist_callbacks._compat.loading import load_model
+def _require_function(build_fn: Any) -> None:
+    if hasattr(build_fn, "get_weights"):
+        raise ConfigError("build_fn is a model; pass the function that builds the model")
+    arguments.function("build_fn", build_fn, "a function that returns a model")
 
-    return load_model(path, custom_objects, compile=compile)
+
+def _load_model(
+    build_fn: Callable[[], Any],
+    path: Path,
+    shown: str,
+    custom_objects: Mapping[str, Any],
+    compile: bool,
+    *,
+    warns: bool,
+) -> Any:
+    """The model of `build_fn` with the state of a file; a file that is not `.keras` is loaded by Keras alone."""
+    from keras_dist_callbacks._compat import model_file
+
+    config = model_file.read_config(path)
+    if config is None:
+        from keras_dist_callbacks._compat.loading import load_model
+
+        return load_model(path, custom_objects, compile=compile)
+    model = build_fn()
+    model_file.prepare(model, config, custom_objects, compile=compile)
+    _require_built(model, shown)
+    _keep_compiled_rates(model)
+    found = model_file.differences(model, config, compiled=compile)
+    try:
+        model_file.load_state(model, path)
+    except ValueError as error:
+        why = "; ".join(found) or str(error)
+        raise BackupMismatchError(f"the state of {shown} does not fit the model of build_fn: {why}") from error
+    if found and warns:
+        warn(
+            f"not exact: the model of build_fn differs from {shown}: {'; '.join(found)}. The model of build_fn is used"
+        )
+    return model
+
+
+def _keep_compiled_rates(model: Any) -> None:
+    """Notes the learning rates that the code gives to compile(), before a checkpoint's replace them."""
+    from keras_dist_callbacks._compat.optimizers import fixed_rates
+
+    if getattr(model, "optimizer", None) is not None:
+        model._kdc_compiled_rates = model.optimizer, fixed_rates(model.optimizer)
+
+
+def _rates_in_words(model: Any) -> str:
+    """Which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
+    from keras_dist_callbacks._compat.optimizers import current_rates
+
+    optimizer, compiled = getattr(model, "_kdc_compiled_rates", (None, {}))
+    loaded = current_rates(optimizer) if compiled else {}
+    return "".join(
+        f", learning rate {loaded[name]:.6g} as in the checkpoint, not {rate:.6g} as in build_fn"
+        for name, rate in compiled.items()
+        if loaded[name] != rate
+    )
 
 
 def _load_tf_checkpoint(model: Any, path: Path) -> Any:
@@ -225,6 +284,7 @@ def _require_built(model: Any, shown: str) -> None:
 
 def _load_weights(model: Any, path: Path, shown: str) -> Any:
     _require_built(model, shown)
+    _keep_compiled_rates(model)
     try:
         model.load_weights(path)
     except ValueError as error:

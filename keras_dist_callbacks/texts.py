@@ -7,8 +7,10 @@ import os
 import sys
 import unicodedata
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _NOT_THE_USERS = {"keras_dist_callbacks", "keras", "tensorflow", "contextlib", "threading"}
 
 
@@ -25,6 +27,12 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep or _is_space(c) else _escape(c) for c in text)
+
+
+def first_few(texts: Sequence[str], most: int = 4) -> list[str]:
+    """The first of many texts, and how many more there are."""
+    more = len(texts) - most
+    return [*texts[:most], *([f"and {more} more such differences"] if more > 0 else [])]
 
 
 def print_line(text: str, *, after_bar: bool = False, to_stderr: bool = False) -> None:
@@ -71,6 +79,18 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     while frame.f_back is not None and _is_not_the_users(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     warnings.warn(printable(text), category, stacklevel=level)
+
+
+def data_size(count: int) -> str:
+    """A number of bytes, as `812 B` or `6.9 MiB`."""
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in _UNITS:
+        value /= 1024
+        if value < 1023.95 or unit == _UNITS[-1]:
+            break
+    return f"{value:.1f} {unit}"
 
 
 def _is_not_the_users(module: str) -> bool:

@@ -6,7 +6,8 @@ import gc
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -92,3 +93,22 @@ def uninterrupted_rich() -> tuple[Any, dict[str, list[float]]]:
 
     model = tiny.rich_model()
     return model, tiny.fit(model, None).history
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts an empty file system of that many MiB."""
+    mounted: list[Path] = []
+
+    def mount(size: int) -> Path:
+        directory = tmp_path / f"disk{len(mounted)}"
+        directory.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}M", "none", str(directory)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("this account must not mount")
+        mounted.append(directory)
+        return directory
+
+    yield mount
+    for directory in mounted:
+        subprocess.run(["umount", str(directory)], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, make_or_restore_model, restored_from
+from keras_dist_callbacks import BackupAndRestore, Checkpointer, ModelCheckpoint, make_or_restore_model, restored_from
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
@@ -197,3 +198,32 @@ def test_all_workers_take_the_same_one_and_pass_over_the_same(theirs: keras.Mode
         with np.load(f"{directory}-{worker}.npz") as weights:
             for found, wanted in zip(weights.values(), theirs.get_weights(), strict=True):
                 np.testing.assert_array_equal(found, wanted)
+
+
+class Interrupt(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+
+def test_the_backup_of_keras_in_the_same_directory_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(built(), keras.callbacks.BackupAndRestore(tmp_path), Interrupt(), epochs=2)
+    with pytest.warns(RuntimeWarning, match=r"keras\.callbacks\.BackupAndRestore wrote.*adopt=True.*initial_epoch=1"):
+        fit(built(), BackupAndRestore(tmp_path), epochs=2)
+
+
+def test_a_checkpoint_of_tensorflow_in_the_directory_of_a_loop_is_named(tmp_path: Path) -> None:
+    model = built()
+    model.optimizer.build(model.trainable_variables)
+    tf.train.Checkpoint(model=model).save(str(tmp_path / "ckpt"))
+    with pytest.warns(RuntimeWarning, match=r"ckpt-1, which tf\.train\.Checkpoint wrote.*adopt=True"):
+        Checkpointer(tmp_path, model=model, optimizer=model.optimizer).restore()
+
+
+def test_a_model_that_was_adopted_is_trained_without_a_warning(theirs: keras.Model, tmp_path: Path) -> None:
+    save_root(theirs, tmp_path)
+    model = make_or_restore_model(built, tmp_path, adopt=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fit(model, BackupAndRestore(tmp_path))

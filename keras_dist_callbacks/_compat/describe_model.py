@@ -12,7 +12,9 @@ import xxhash
 
 from keras_dist_callbacks._compat import layers
 
-_IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module"}
+_IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module", "shared_object_id"}
+_OBJECTS = ("_regularizer", "_constraint", "dtype", "learning_rate", "loss", "metrics", "weighted_metrics")
+"""Ends of the names of values that are shown as one text, such as `L2(l2=0.01)`."""
 _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?$", re.DOTALL)
 
 
@@ -47,6 +49,10 @@ def compile_facts(model: Any) -> dict[str, str]:
     if losses is not None:
         facts["loss"] = _named(losses._user_loss)
         facts["loss_weights"] = str(losses._user_loss_weights)
+    metrics = getattr(model, "_compile_metrics", None)
+    if metrics is not None:
+        facts["metrics"] = _named(metrics._user_metrics)
+        facts["weighted_metrics"] = _named(metrics._user_weighted_metrics)
     if model.optimizer is not None:
         facts["optimizer/class"] = type(model.optimizer).__name__
         config = {key: value for key, value in _config(model.optimizer).items() if key not in {"name"}}
@@ -54,6 +60,16 @@ def compile_facts(model: Any) -> dict[str, str]:
             config.pop("learning_rate", None)  # a number is a variable, which is restored
         facts.update(_flat(config, "optimizer"))
     return facts
+
+
+def file_facts(config: Mapping[str, Any], *, compiled: bool) -> dict[str, str]:
+    """The facts of a model's JSON, as a `.keras` file holds it, with its compile() unless that is not compared."""
+    model = {key: value for key, value in config["config"].items() if key != "name"}
+    compile_config = (config.get("compile_config") or {}) if compiled else {}
+    optimizer = (compile_config.get("optimizer") or {}).get("config") or {}
+    if isinstance(optimizer.get("learning_rate"), float):
+        optimizer["learning_rate"] = "a number"  # its value is a variable, which is loaded
+    return {"class": str(config["class_name"]), **_flat({"model": model, "compile": compile_config}, "")}
 
 
 def compilation(model: Any) -> Any:
@@ -98,9 +114,28 @@ def _named(loss: Any) -> str:
     if isinstance(loss, str) or loss is None:
         return str(loss)
     if hasattr(loss, "get_config"):
-        config = {key: value for key, value in sorted(_config(loss).items()) if key != "name"}
-        return f"{type(loss).__name__}({', '.join(f'{k}={_text(v, {})}' for k, v in config.items())})"
+        # Keras' get_config leaves some arguments out, such as the delta of Huber.
+        return _object(type(loss).__name__, {**(getattr(loss, "_fn_kwargs", None) or {}), **_config(loss)})
     return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def _object(name: str, config: Mapping[str, Any]) -> str:
+    shown = [f"{key}={_text(_collapsed(value), {})}" for key, value in sorted(config.items()) if key != "name"]
+    return f"{name}({', '.join(shown)})"
+
+
+def _collapsed(value: Any) -> Any:
+    """An object's configuration as one text; lists of them likewise."""
+    if isinstance(value, Mapping) and {"class_name", "config"} <= value.keys():
+        config = value["config"]
+        if not isinstance(config, Mapping):
+            return str(config)
+        if value["class_name"] == "DTypePolicy":
+            return str(config.get("name"))
+        return _object(value["class_name"], config)
+    if isinstance(value, Mapping):
+        return {key: _collapsed(item) for key, item in value.items()}
+    return [_collapsed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _flat(value: Any, where: str) -> dict[str, str]:
@@ -112,7 +147,9 @@ def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     last = where.rpartition("/")[2]
     if last.endswith("_initializer") or last in _IRRELEVANT:
         return
-    if isinstance(value, Mapping):
+    if last.endswith(_OBJECTS):
+        yield where, _collapsed(value)
+    elif isinstance(value, Mapping):
         for key in value:
             yield from _leaves(value[key], f"{where}/{key}" if where else str(key))
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):

@@ -26,12 +26,14 @@ class RunningFit:
         epoch_iterator: Its iterator over epochs.
         callback_list: The list whose hooks fit calls; None while that list is being built.
         epochs: fit's argument.
+        initial_epoch: fit's argument, as long as fit was not told to begin elsewhere.
     """
 
     model: Any
     epoch_iterator: Any
     callback_list: Any
     epochs: int
+    initial_epoch: int = 0
 
     @property
     def data(self) -> Any:
@@ -186,9 +188,8 @@ def find_fit(model: Any) -> RunningFit | None:
     if not local:
         return None
     callbacks = local.get("callbacks")
-    return RunningFit(
-        model, local["epoch_iterator"], callbacks if hasattr(callbacks, "on_train_begin") else None, local["epochs"]
-    )
+    hooks = callbacks if hasattr(callbacks, "on_train_begin") else None
+    return RunningFit(model, local["epoch_iterator"], hooks, local["epochs"], int(local["initial_epoch"]))
 
 
 def current_logs(model: Any) -> dict[str, Any]:

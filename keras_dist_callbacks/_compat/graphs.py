@@ -104,7 +104,23 @@ class Operations:
 
 def operations(graph: Any) -> Operations:
     """Looks through a graph and the functions that it calls."""
-    nodes = list(_nodes(graph.as_graph_def()))
+    return _operations(graph.as_graph_def())
+
+
+def operations_of_dataset(variant: Any) -> Operations:
+    """Looks through a dataset of which only the tensor is known, as a function holds it that captured one."""
+    import tensorflow as tf
+
+    ignores_state = 1
+    try:
+        text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignores_state).numpy()
+        return _operations(tf.compat.v1.GraphDef.FromString(text))
+    except Exception:  # noqa: BLE001 - more than a GraphDef can hold, or an operation that has no graph
+        return Operations((), ("a dataset that cannot be looked into",), False, False, 0)
+
+
+def _operations(definition: Any) -> Operations:
+    nodes = list(_nodes(definition))
     return Operations(
         tuple(_label(op, name) for op, name in nodes if is_random(op)),
         tuple(_label(op, name) for op, name in nodes if op in _PYTHON),

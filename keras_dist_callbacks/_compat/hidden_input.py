@@ -46,7 +46,7 @@ def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenIn
         return HiddenInput()
     if kind in _ADAPTERS:
         name = "" if kind == "GeneratorDataAdapter" or source is None else f" {type(source).__name__}"
-        return HiddenInput(python=(_ADAPTERS[kind] + name,))
+        return HiddenInput(python=(_ADAPTERS[kind] + name + _parallel_reads(source),))
     if not hasattr(pipeline.original(dataset), "_inputs"):
         return HiddenInput(python=("the function of the distributed dataset",))
     stages = list({id(stage): stage for stage in pipeline.stages(pipeline.original(dataset))}.values())
@@ -67,18 +67,31 @@ def look_at_source(source: Any) -> HiddenInput:
     if isinstance(source, tf.data.Dataset):
         return look_into(source)
     if isinstance(source, keras.utils.PyDataset):
-        return HiddenInput(python=(f"the PyDataset {type(source).__name__}",))
+        return HiddenInput(python=(f"the PyDataset {type(source).__name__}{_parallel_reads(source)}",))
     if hasattr(source, "__next__"):
         return HiddenInput(python=("the Python generator",))
     return HiddenInput()
 
 
+def _parallel_reads(source: Any) -> str:
+    """Words about a PyDataset that several threads or processes read, as Keras' adapter decides it."""
+    workers, processes = getattr(source, "workers", 0), getattr(source, "use_multiprocessing", False)
+    if not isinstance(workers, int) or not (workers > 1 or (workers > 0 and processes)):
+        return ""
+    return f" (read in parallel: workers={workers}{', use_multiprocessing=True' if processes else ''})"
+
+
 def _python(stages: list[Any]) -> Iterator[str]:
-    for stage in stages:
-        if any(found.python for found in pipeline.function_operations(stage)):
-            generator = "FlatMap" in type(stage).__name__ and "Generator" in "".join(pipeline.function_stages(stage))
-            yield "Dataset.from_generator" if generator else "a function in Dataset.map"
-            return
+    found = [stage for stage in stages if any(part.python for part in pipeline.function_operations(stage))]
+    if not found:
+        return
+    generator = "FlatMap" in type(found[0]).__name__ and "Generator" in "".join(pipeline.function_stages(found[0]))
+    name = "Dataset.from_generator" if generator else "a function in Dataset.map"
+    if len(found) > 1:  # each may be read by a thread of its own
+        name += " and of other stages (perhaps in parallel)"
+    elif _is_parallel(found[0]):
+        name += " (called in parallel)"
+    yield name
 
 
 def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_dist_callbacks._compat import csv_logger, tensorboard
+from keras_dist_callbacks._compat import csv_logger, histories, tensorboard
 
 
 class Prepared(NamedTuple):
@@ -114,6 +114,13 @@ def _set_progress(callback: Any, state: dict[str, Any]) -> None:
             callback.progbar.target = callback.target
 
 
+def _set_histories(history: Any, state: dict[str, Any]) -> None:
+    for fit in [*state.get("earlier", []), state]:
+        require_kind("epoch", fit["epoch"])
+        require_kind("history", fit["history"])
+    histories.set_back(history, state)
+
+
 def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
     append = callback.append
     for name in ("size", "digest", "keys"):
@@ -153,7 +160,7 @@ _TABLE: dict[str, Known] = {
     "SwapEMAWeights": _attributes("_ema_weights_in_model", finer=("swap_on_epoch",)),
     "CSVLogger": Known(csv_logger.get_rows, csv_logger.set_rows, ("filename",), prepare=_prepare_rows),
     "ProgbarLogger": Known(_get_progress, _set_progress),
-    "History": _attributes("epoch", "history"),
+    "History": Known(histories.get, _set_histories),
     # Without a state; known so that one that is new or gone is named.
     "LearningRateScheduler": _attributes(),
     "TerminateOnNaN": _attributes(finer=("raise_error",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -159,7 +160,13 @@ def _functions(stage: Any) -> list[Any]:
 def _looked_through(function: Any) -> graphs.Operations:
     found = _operations.get(function)
     if found is None:
-        found = _operations[function] = graphs.operations(function.graph)
+        found = graphs.operations(function.graph)
+        within = [graphs.operations_of_dataset(t) for t in function.captured_inputs if t.dtype.name == "variant"]
+        found = _operations[function] = dataclasses.replace(
+            found,
+            random=(*found.random, *(label for operations in within for label in operations.random)),
+            python=(*found.python, *(label for operations in within for label in operations.python)),
+        )
     return found
 
 

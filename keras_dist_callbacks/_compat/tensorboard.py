@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from typing import Any
 
 import keras
 
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks.errors import CompatError, ConfigError
 
 _COUNTERS = ("_global_train_batch", "_global_test_batch")
 _NEEDED = (*_COUNTERS, "_writers")
+
+
+def require_package() -> None:
+    """Imports what `tf.summary` imports when the first value is written, which is after a trained step.
+
+    Raises:
+        ConfigError: The package tensorboard is missing or does not load.
+    """
+    try:
+        importlib.import_module("tensorboard.plugins.scalar.summary_v2")
+    except ImportError as error:
+        raise ConfigError(
+            "kdc.TensorBoard needs the package tensorboard, which TensorFlow does not install since version 2.21 "
+            f'({error}): pip install "keras-dist-callbacks[tensorboard]"'
+        ) from error
 
 
 def flush(board: Any) -> None:
@@ -50,11 +66,13 @@ class OpenTensorBoard(keras.callbacks.TensorBoard):
 
     Raises:
         CompatError: This Keras' TensorBoard differs from the known ones.
+        ConfigError: The package tensorboard is missing.
     """
 
     _writers: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        require_package()
         super().__init__(*args, **kwargs)
         if not all(hasattr(self, name) for name in _NEEDED) or not hasattr(type(self), "_train_writer"):
             raise CompatError(

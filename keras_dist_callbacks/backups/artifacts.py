@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 import xxhash
 
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
+from keras_dist_callbacks.backups.rereading import read_verified
 from keras_dist_callbacks.backups.sidecar import (
     SIDECAR,
     Artifact,
@@ -193,11 +194,7 @@ def verify(directory: CheckpointDirectory, artifact: Artifact) -> Artifact:
     Raises:
         DamagedBackupError: The file is missing, or differs from what its sidecar says.
     """
-    try:
-        size, digest = _digest_object(directory, artifact.name)
-    except FileNotFoundError as error:
-        raise DamagedBackupError(f"{directory.display(artifact.name)} is missing") from error
-    return _match(directory, artifact, size, digest)
+    return _verified(directory, artifact, lambda: _digest_object(directory, artifact.name))
 
 
 def fetch(directory: CheckpointDirectory, artifact: Artifact, into: Path) -> Artifact:
@@ -210,11 +207,19 @@ def fetch(directory: CheckpointDirectory, artifact: Artifact, into: Path) -> Art
         DamagedBackupError: The file is missing, or differs from what its sidecar says.
     """
     target = into / artifact.name
-    try:
+
+    def copy() -> tuple[int, str]:
         directory.files.download(artifact.name, target)
+        return target.stat().st_size, digest_file(target)
+
+    return _verified(directory, artifact, copy)
+
+
+def _verified(directory: CheckpointDirectory, artifact: Artifact, read: Callable[[], tuple[int, str]]) -> Artifact:
+    try:
+        return read_verified(directory.files, artifact.name, lambda: _match(directory, artifact, *read()))
     except FileNotFoundError as error:
         raise DamagedBackupError(f"{directory.display(artifact.name)} is missing") from error
-    return _match(directory, artifact, target.stat().st_size, digest_file(target))
 
 
 def delete(directory: CheckpointDirectory, name: str, generation: int) -> None:
@@ -247,11 +252,18 @@ def _match(directory: CheckpointDirectory, artifact: Artifact, size: int, digest
 
 
 def _current_of(directory: CheckpointDirectory, name: str, versions: Iterable[Artifact]) -> Artifact | None:
+    listed = {(version.size, version.digest): version for version in reversed(list(versions))}
+
+    def read() -> Artifact:
+        found = listed.get(_digest_object(directory, name))
+        if found is None:
+            raise DamagedBackupError(f"{directory.display(name)} holds none of the versions that its sidecar lists")
+        return found
+
     try:
-        content = _digest_object(directory, name)
-    except FileNotFoundError:
+        return read_verified(directory.files, name, read)
+    except (FileNotFoundError, DamagedBackupError):
         return None
-    return next((v for v in versions if (v.size, v.digest) == content), None)
 
 
 def _listed(directory: CheckpointDirectory) -> tuple[dict[str, list[Storage]], set[str]]:

@@ -19,6 +19,7 @@ from keras_dist_callbacks.backups import records
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory, discard
 from keras_dist_callbacks.backups.names import END_MARKER
 from keras_dist_callbacks.backups.records import Generation, Token
+from keras_dist_callbacks.backups.rereading import read_verified
 from keras_dist_callbacks.backups.sidecar import Artifact, seal
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError
 from keras_dist_callbacks.storage.storage import Storage
@@ -134,7 +135,7 @@ def _read(directory: CheckpointDirectory, name: str) -> EndMarker:
     damage: list[DamagedBackupError] = []
     for place in directory.places:
         try:
-            found.append(_read_in(directory, place, name))
+            found.append(read_verified(place, name, lambda place=place: _read_in(directory, place, name)))  # type: ignore[misc]
         except FileNotFoundError:
             continue
         except DamagedBackupError as error:

@@ -22,6 +22,10 @@ UNSEEN = "unseen"
 UNTOLD = "untold"
 """The topic with callbacks that an exception kept from hearing of the last batch."""
 
+OF_LOOP = "user"
+"""The topic that a loop's backup has and a fit's has not: the user's own state."""
+
+_LOOP = "your loop changes nothing but what the Checkpointer was given"
 _OLDER = "nothing hides state (the backup was written by an older version, which did not look for it)"
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
@@ -83,6 +87,8 @@ def conditions(saved: WorkerState) -> list[str]:
     found += saved.state.get(UNSEEN) or ()
     if INPUT not in saved.state:
         found.append(_OLDER)
+    if OF_LOOP in saved.state:
+        found.append(_LOOP)
     return list(dict.fromkeys(printable(str(condition)) for condition in found))
 
 
@@ -106,10 +112,9 @@ def random_operation_reason(label: str) -> str:
 
 
 def _hidden_in_input(name: str) -> str:
-    # A plain generator's thread draws while states are being put back.
-    random = (
-        "draws from no global random state" if "Python generator" in name else "shares no random state with callbacks"
-    )
+    # A plain generator's thread draws while states are being put back; of parallel calls no one orders the draws.
+    is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel"))
+    random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"
     return (
         f"the Python code of {name} keeps no state of its own, and {random} (give the "
         "input get_state and set_state, or wrap it in kdc.stateless_input if that is so)"

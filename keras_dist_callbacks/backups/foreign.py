@@ -59,6 +59,19 @@ def find(directory: CheckpointDirectory, template: str | None = None) -> list[Fo
     return sorted(mine, key=lambda foreign: max(map(storage.modified, foreign.files)), reverse=True)
 
 
+def find_backup(directory: CheckpointDirectory) -> tuple[Foreign, str] | None:
+    """The newest state of a training that another tool would resume from here, and what wrote it; None if none is.
+
+    Files that Keras' `ModelCheckpoint` left are not meant: nothing resumes from them without being told to.
+    """
+    for found in find(directory):
+        if found.name == _KERAS_BACKUP[0] and _KERAS_BACKUP[1] in directory.names():
+            return found, "keras.callbacks.BackupAndRestore"
+        if found.kind == "tf":
+            return found, "tf.train.Checkpoint"
+    return None
+
+
 def names(directory: CheckpointDirectory) -> list[str]:
     """Names of what other tools, or an interrupted save, left without a sidecar; sorted."""
     present, noted = _names(directory)

@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks.backups.codec import check_header, dtype_of, raw_bytes, tensor_bytes
+from keras_dist_callbacks.backups.rereading import read_verified
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
@@ -81,7 +82,11 @@ def read_tensors(
     places = {name: (info.blob, info.start, info.dtype, info.shape) for name, info in tensors.items()}
     first = {place: name for name, place in reversed(places.items())}
     runs = list(_runs({name: tensors[name] for name in first.values()}, storage.is_local or allocate is not None))
-    for arrays in _in_parallel(storage, lambda run: _read_run(storage, run, allocate), runs):
+
+    def read(run: _Run) -> dict[str, np.ndarray[Any, Any]]:
+        return read_verified(storage, run.blob, lambda: _read_run(storage, run, allocate))
+
+    for arrays in _in_parallel(storage, read, runs):
         found.update(arrays)
     return {name: found[first[place]] for name, place in places.items()}
 
@@ -96,7 +101,11 @@ def verify_tensors(storage: Storage, tensors: Iterable[TensorInfo], blobs: Itera
     unique = {f"{info.blob} {info.start} {info.hash}": info for info in tensors}
     check_sizes(storage, needed)
     _check_headers(storage, needed, unique.values())
-    for _ in _in_parallel(storage, lambda run: _verify_run(storage, run), list(_runs(unique, separate=False))):
+
+    def verify(run: _Run) -> None:
+        read_verified(storage, run.blob, lambda: _verify_run(storage, run))
+
+    for _ in _in_parallel(storage, verify, list(_runs(unique, separate=False))):
         pass
 
 
@@ -184,7 +193,7 @@ def _check_headers(storage: Storage, blobs: Sequence[BlobInfo], tensors: Iterabl
             raise DamagedBackupError(f"{storage.display(blob.path)}: the header differs from its hash")
         check_header(buffer.data, within.get(blob.path, ()), blob.size, storage.display(blob.path))
 
-    for _ in _in_parallel(storage, check, blobs):
+    for _ in _in_parallel(storage, lambda blob: read_verified(storage, blob.path, lambda: check(blob)), blobs):
         pass
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ import msgspec
 from keras_dist_callbacks import schemas
 from keras_dist_callbacks.backups import names
 from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 
 MAX_MANIFEST_BYTES = 2**28
@@ -80,7 +80,7 @@ def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
 
 def write(storage: Storage, name: str, content: bytes) -> None:
     """Puts a record in the place of the one that is there, if any."""
-    with tempfile.NamedTemporaryFile("wb", prefix="kdc-record-") as file:
+    with temporary.file("record") as file:
         file.write(content)
         file.flush()
         storage.replace(name, Path(file.name))

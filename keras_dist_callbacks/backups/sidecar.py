@@ -16,6 +16,7 @@ import xxhash
 from keras_dist_callbacks.backups import records
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory, discard
 from keras_dist_callbacks.backups.records import Count, Digest
+from keras_dist_callbacks.backups.rereading import read_verified
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -153,6 +154,10 @@ def _is_ours(directory: CheckpointDirectory, place: Storage, name: str) -> bool:
 
 
 def _read(directory: CheckpointDirectory, place: Storage, name: str) -> list[Artifact]:
+    return read_verified(place, name + SIDECAR, lambda: _read_once(directory, place, name))
+
+
+def _read_once(directory: CheckpointDirectory, place: Storage, name: str) -> list[Artifact]:
     where = place.display(name + SIDECAR)
     content = directory.read_note(place, name + SIDECAR)
     record = records.parse(content, where)

@@ -21,6 +21,7 @@ from keras_dist_callbacks.backups.manifest import check_workers, decode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES
+from keras_dist_callbacks.backups.rereading import read_verified
 from keras_dist_callbacks.backups.snapshot import (
     BlobInfo,
     CommitId,
@@ -30,7 +31,7 @@ from keras_dist_callbacks.backups.snapshot import (
     WorkerState,
 )
 from keras_dist_callbacks.backups.staging import Staging
-from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 
 
@@ -74,51 +75,27 @@ class BackupStore:
             The generation, 1 or more.
 
         Raises:
-            BackupError: The directory's numbers have come to their end, which no run could have done.
+            BackupError: No number is free: the store's listings are not consistent, or the numbers are impossible.
         """
         if self.storage.is_local and not self._made_directory:
             earlier = (owners.read_owner(self.storage, generation) for generation in self._owners())
             self._made_directory = any(owner.made_directory for owner in earlier)
         content = owners.write_owner(info, made_directory=self._made_directory)
-        while True:
-            generation = self.newest_generation() + 1
-            if generation >= names.MOST_GENERATIONS:
-                raise BackupError(
-                    f"{self.storage.display()} is said to be the directory of {generation - 1} runs, which cannot be; "
-                    f"give another directory, or delete what is too high in {OWNERS}/ and {COMMITS}/"
-                )
-            try:
-                self.storage.create(owner_name(generation), [content])
-            except FileExistsError:
-                continue  # another run was faster; take the number after it
-            self.generation, self._claim = generation, content
-            return generation
+        self.generation = owners.take_next(self.storage, self.newest_generation(), content)
+        self._claim = content
+        return self.generation
 
     def newest_generation(self) -> int:
         """The number of the newest owner record or commit, 0 if there is none."""
         return max([0, *self._owners(), *(commit.generation for commit in self.commits())])
 
     def check_ownership(self) -> None:
-        """Makes sure that no newer run has taken the directory, or has taken it and deleted its backup.
+        """Makes sure that the directory is there and that no newer run has taken it.
 
         Raises:
-            FencedError: One has.
+            FencedError: That is not so.
         """
-        newest = self.newest_generation()
-        if newest != self.generation:
-            raise self._fenced(f"generation {newest or 'gone'}, this run is {self.generation}")
-        try:
-            record = self.storage.read(owner_name(self.generation), 0, len(self._claim) + 1)
-        except FileNotFoundError:
-            record = b""
-        if record != self._claim:  # it deleted its backup at its end, and a third run began to count anew
-            raise self._fenced(f"which has the number {self.generation} too, after a backup was deleted")
-
-    def _fenced(self, how: str) -> FencedError:
-        return FencedError(
-            f"{self.storage.display()} was taken over by a newer run ({how}); this run must stop. Give each run a "
-            "directory of its own"
-        )
+        owners.check(self.storage, self.newest_generation(), self.generation, self._claim)
 
     # --- writing
 
@@ -207,23 +184,43 @@ class BackupStore:
         """Deletes the files that were kept to be written over."""
         self._staging.drop_spares()
 
+    def make_room(self, keep: int) -> None:
+        """Deletes every blob that no restart needs, also what is kept for the next save to be faster."""
+        self.prune(keep)
+        self.drop_spares()
+        self.delete_orphans()
+
     def collect_orphans(self) -> None:
-        """Deletes what interrupted saves of earlier generations left: blobs and files that no manifest names."""
-        needed = {blob.path for manifest in self._own_manifests() for blob in manifest.blobs}
+        """Deletes what earlier generations left: the orphans, and owner records that no commit refers to any more.
+
+        Not before this owner's first commit: a run that it fenced may still be writing, and what that leaves is found
+        by its owner record.
+        """
+        needed = self.delete_orphans()
+        for generation in self._generations():
+            if generation not in needed:
+                self._forget_owner(generation)
+                self.storage.remove_empty_directories([names.blob_directory(generation)])
+
+    def delete_orphans(self) -> set[int]:
+        """Deletes the files that interrupted saves of earlier generations left: unfinished ones, and unnamed blobs.
+
+        Returns:
+            The generations whose files are needed.
+        """
+        manifests = {**self._manifests, **{manifest.id: manifest for manifest in self._own_manifests()}}
+        needed = {blob.path for manifest in manifests.values() for blob in manifest.blobs}
         inspected = {commit.generation for commit in self._set_aside()}  # a damaged backup's blobs are kept
         for generation in self._generations():
-            if generation in inspected:
-                continue
             directory = names.blob_directory(generation)
-            ours = {f"{directory}/{f.name}" for f in self.storage.files(directory) if names.is_blob(f.name)}
-            for path in sorted(ours - needed):
-                self.storage.delete(path)
-            if not ours & needed:
-                self._forget_owner(generation)
-                self.storage.remove_empty_directories([directory])
+            for file in self.storage.files(directory):
+                unfinished, path = names.is_unfinished(file.name, BLOBS), f"{directory}/{file.name}"
+                if unfinished or (names.is_blob(file.name) and generation not in inspected and path not in needed):
+                    self.storage.delete(path)
         for file in self.storage.files(COMMITS):  # not in owners/: one there may be that of a run that begins now
-            if names.is_unfinished(file.name, COMMITS):
+            if names.is_unfinished(file.name, COMMITS) and int(file.name.partition("-")[0]) <= self.generation:
                 self.storage.delete(f"{COMMITS}/{file.name}")
+        return inspected | {number for number in map(names.blob_generation, needed) if number is not None}
 
     def delete_everything(self) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.
@@ -268,16 +265,19 @@ class BackupStore:
             DamagedBackupError: It is not what was written.
             BackupMismatchError: A newer version of this package wrote it.
         """
-        if commit not in self._manifests:
-            where = self.storage.display(commit.name)
-            try:
-                content = records.read(self.storage, commit.name, self._limit)
-            except FileNotFoundError as error:
-                raise DamagedBackupError(f"{where} is gone") from error
-            manifest = decode_manifest(content, where, self._limit)
+        where = self.storage.display(commit.name)
+
+        def read() -> Manifest:
+            manifest = decode_manifest(records.read(self.storage, commit.name, self._limit), where, self._limit)
             if manifest.id != commit:
                 raise DamagedBackupError(f"{where} holds the manifest of another commit")
-            self._manifests[commit] = manifest
+            return manifest
+
+        if commit not in self._manifests:
+            try:
+                self._manifests[commit] = read_verified(self.storage, commit.name, read)
+            except FileNotFoundError as error:
+                raise DamagedBackupError(f"{where} is gone") from error
         return self._manifests[commit]
 
     def is_readable(self, commit: CommitId) -> bool:

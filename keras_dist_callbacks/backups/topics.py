@@ -20,8 +20,7 @@ from keras_dist_callbacks.errors import DamagedBackupError
 
 CALLBACK = "callback:"
 """In front of a callback's name."""
-OF_LOOP = "user"
-"""The topic that a loop's backup has and a fit's has not: the user's own state."""
+OF_LOOP = exactness.OF_LOOP
 ATTRIBUTES = "callback_attributes"
 """The topic with plain attributes of what a fit calls."""
 
@@ -106,6 +105,7 @@ _TYPES: dict[str, Any] = {
     "num_batches": Count | None,
     "first_epoch": Count,
     "validations": Count,
+    "shares_input": bool,
     "finalized": bool,
     "stop_training": bool,
     "logs": dict[str, bool | int | float | str],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from pathlib import Path
 
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
 
@@ -48,6 +48,8 @@ class EventSync:
         self.start()
         shared_writer().wait()
         arrived = self._failure is None
+        if not arrived:
+            self._local = temporary.keep(self._local)
         self._report(f"they stay in {self._local}")
         return arrived
 
@@ -63,7 +65,7 @@ class EventSync:
 
     def _put(self, path: Path) -> None:
         # A copy, because clients that are told a size at the start fail on a file that grows meanwhile.
-        with tempfile.NamedTemporaryFile(prefix="kdc-events-") as copy:
+        with temporary.file("events") as copy:
             shutil.copyfile(path, copy.name)
             self._storage.replace(path.relative_to(self._local).as_posix(), Path(copy.name))
 

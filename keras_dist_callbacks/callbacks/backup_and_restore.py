@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,6 @@ from keras_dist_callbacks._compat import building, multi_worker, strategies
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.backups import exactness
-from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -61,21 +61,22 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             as `max_overhead` allows, by what saves are measured to cost. A `datetime.timedelta` is a time between two
             backups; in batches it is estimated anew at each one. False: at a preemption and at the end only.
         double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
-        delete_checkpoint: Delete the backup when `fit()` ends, unless it had nothing to do. With False a final one is
-            kept: a rerun of the finished job then runs no step and returns the full History.
+        delete_checkpoint: Delete the backup when `fit()` ends. A rerun deletes one that a kill at the very end left,
+            unless it belongs to another training or to more epochs. With False the last backup is kept: a rerun of
+            the finished job then runs no step and returns the full History.
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
         when_busy: What to do when a backup within an epoch is due while the last one is still being written: with
-            `"skip"` the newest state stands in line, and those that it overtakes are left out; with `"wait"` training
+            `"skip"` it is queued, and a newer one supersedes it in the queue; with `"wait"` training
             waits. At the end of an epoch it always does.
         max_failed_saves: Backups that may fail in a row, with a warning each, before training ends with the
             reason. None: any number.
         max_local_state: Bytes of worker-local values that a worker sends to the chief per backup; above it they
             are left out and a resume says that it is not exact.
         max_held_bytes: Bytes that the states of backups on their way may take: the state once for the one being
-            written, and once for one in line; where two do not fit, a backup that is due meanwhile is left out. None:
-            half of the memory that is free as the run starts, as far as the system tells; workers of one host share
-            it. With several workers the least that one of them has counts for all.
+            written, and once for one in the queue; where two do not fit, a backup that is due meanwhile is skipped.
+            None: half of the memory that is free as the run starts, as far as the system tells; workers of one host
+            share it. With several workers the least that one of them has counts for all.
         fsync: Whether local files reach the disk before a backup counts.
         retry: How long a request to a store that is not local may take, and how long one that fails is tried again.
             Defaults to `RetryPolicy()`: two minutes, with growing pauses.
@@ -180,9 +181,12 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
         if session.is_over and saved is not None:
-            self._tell_over(session, saved, fit.epochs)
+            self._say(continuing.over_words(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished))
         self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
         if session.restored is None and session.saved is None:
+            origin = getattr(self.model, "_kdc_origin", None)
+            warn_of_foreign = functools.partial(continuing.warn_of_foreign, self._storage, origin)
+            self._cluster().on_chief(warn_of_foreign, "looking for other tools' backups")
             self._continue_from_checkpoint(session)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -272,6 +276,11 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
                 f"two BackupAndRestore callbacks in one fit ({self._storage.display()} and "
                 f"{others[0]._storage.display()}): which one to restore from would be undecided; keep one"
             )
+        if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
+            raise ConfigError(
+                "keras.callbacks.BackupAndRestore is in the same list of callbacks: both would restore the model and "
+                "set the epoch; remove it"
+            )
         cluster.require_connection(model.distribute_strategy)
         reason = strategies.why_not_this(model.distribute_strategy, model)
         if reason is not None:
@@ -299,12 +308,6 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {answer}")
         if restored.notes and Cluster.detect().is_chief:
             warn("the resume is not exact: " + "; ".join(restored.notes))
-
-    def _tell_over(self, session: FitSession, saved: WorkerState, epochs: int) -> None:
-        self._say(continuing.over_words(saved, epochs))
-        warning = session.over_warning(saved)
-        if warning is not None and Cluster.detect().is_chief:
-            warn(warning)
 
     def _advise(self, replicas: int) -> None:
         for advice in reproducibility_advice(replicas):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import string
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.progress import uploads
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
@@ -214,7 +214,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         if not self._writes:
             return
         self._idle.wait()  # one file at a time: a slow store must not fill the local disk
-        directory = Path(tempfile.mkdtemp(prefix="kdc-artifact-"))
+        directory = temporary.make_directory("artifact")
         try:
             self._serialise(directory / artifact.name)
         except BaseException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
@@ -57,8 +57,8 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         write_on: `"chief"`, or `"all"` workers, each to a `log_dir` of its own. Defaults to `"chief"`.
 
     Raises:
-        ConfigError: An argument is wrong, `write_on="all"` has a `worker_log_dir`, or a protocol is unknown or needs
-            a package that is not installed.
+        ConfigError: An argument is wrong, `write_on="all"` has a `worker_log_dir`, a protocol is unknown, or a
+            package is not installed: tensorboard, or the protocol's.
         CompatError: The installed Keras is not supported.
     """
 
@@ -217,7 +217,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         if target is not None and storage is None:
             return target
         if self._local is None:
-            self._local = Path(tempfile.mkdtemp(prefix="kdc-tensorboard-"))
+            self._local = temporary.make_directory("tensorboard")
             if storage is not None:
                 self._sync = EventSync(self._local, storage, self._sync_seconds)
             else:

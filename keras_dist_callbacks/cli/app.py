@@ -13,11 +13,10 @@ from keras_dist_callbacks.backups import artifacts, foreign
 from keras_dist_callbacks.backups.artifacts import EXTENSIONS, split_filepath
 from keras_dist_callbacks.backups.names import DAMAGED, set_aside_name
 from keras_dist_callbacks.backups.sidecar import Artifact
-from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.cli import checkpoint_details, exporting, human, leftovers, pruning, render, verifying
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli.details import describe_commit
-from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
+from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory, wrong_sizes
 from keras_dist_callbacks.cli.listing import list_directory
 from keras_dist_callbacks.cli.liveness import QUIET_SECONDS, liveness
 from keras_dist_callbacks.cli.output import (
@@ -27,14 +26,15 @@ from keras_dist_callbacks.cli.output import (
     Target,
     console,
     fail,
+    nothing_in,
     opened,
     parse_options,
     print_json,
     progress,
     readable,
 )
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
-from keras_dist_callbacks.launch.restarting import run_script
+from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.launch.restarting import ProgramNotFoundError, run_program
 
 _EXIT_CODES = (
     "Exit codes: 0 all is well; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or the "
@@ -86,15 +86,17 @@ def kdc(
 def list_command(url: Url, storage_options: Options = None, as_json: Json = False) -> None:
     """Lists the backups and checkpoints in a directory, the newest first.
 
-    Manifests are checked and blobs looked for; `kdc verify` reads them.
+    Manifests are checked, and the sizes of blobs and checkpoints compared; `kdc verify` reads their content.
     """
     with opened(url, storage_options) as target:
         entries = read_entries(target.store)
+        published = artifacts.find(target.checkpoints)
         found = list_directory(
             target.url,
             entries,
             blob_sizes(target.storage, entries),
-            artifacts.find(target.checkpoints),
+            published,
+            wrong_sizes(target.checkpoints, published.artifacts),
             foreign.names(target.checkpoints),
             earlier_runs=target.store.has_leftovers(),
             now=time.time(),
@@ -103,7 +105,7 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
         if as_json:
             print_json(listing)
         if listing.is_empty:
-            raise fail(f"{target.url}: no backup and no checkpoint is in this directory itself", CANNOT)
+            raise nothing_in(target)
         if not as_json:
             render.show_listing(console(), readable(listing))
         if listing.has_problem:
@@ -130,7 +132,7 @@ def show(
         if not entries and _show_checkpoint(target, name, every_tensor=every_tensor, as_json=as_json):
             return
         entry = _chosen(target, entries, commit)
-        manifest = _readable(entry)
+        manifest = entry.readable()
         before = [e.manifest for e in entries if e.id < entry.id and e.manifest is not None]
         stored = blob_sizes(target.storage, [entry])
         previous = before[-1] if before else None
@@ -165,7 +167,7 @@ def export(
     with opened(url, storage_options) as target:
         entry = _chosen(target, read_entries(target.store), commit)
         wish = exporting.Wish(out, parse_options(storage_options), model, modules or ())
-        written = target.shown(exporting.export(target, url, _readable(entry), wish))
+        written = target.shown(exporting.export(target, url, entry.readable(), wish))
         if as_json:
             print_json(written)
         else:
@@ -187,7 +189,7 @@ def verify(
         if commit:
             entries = [_chosen(target, entries, commit)]
         if not (entries or listing.artifacts or listing.problems):
-            raise _nothing(target)
+            raise nothing_in(target)
         found = target.shown(_verify(target, entries, listing))
         if as_json:
             print_json(found, all_whole=found.all_whole)
@@ -232,14 +234,19 @@ def prune(
 
 
 @app.command(
-    epilog="Exit codes: those of the script, and 138 where starting it again helps.",
+    epilog="Exit codes: those of the script, and 138 where starting it again helps; 2 if there is no such script.",
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 def run(
-    context: typer.Context, script: Annotated[str, typer.Argument(help="A Python script; its arguments follow.")]
+    context: typer.Context,
+    program: Annotated[str, typer.Argument(help="A Python script, or with -m a module; its arguments follow.")],
+    is_module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
 ) -> None:
     """Runs a training script; it ends with 138 after a preemption, or when a worker or the store was lost."""
-    run_script(script, context.args)
+    try:
+        run_program(program, context.args, is_module=is_module)
+    except ProgramNotFoundError as error:
+        raise fail(str(error), CANNOT) from None
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -279,13 +286,9 @@ def _show_checkpoint(target: Target, name: str, *, every_tensor: bool, as_json: 
     return True
 
 
-def _nothing(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
-    return fail(f"{target.url}: no {what} is in this directory itself; `kdc ls` lists what is", CANNOT)
-
-
 def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
     if not entries:
-        raise _nothing(target, "backup")
+        raise nothing_in(target, "backup")
     if name == "latest":
         return entries[-1]
     found = [entry for entry in entries if entry.id.is_called(name)]
@@ -293,12 +296,6 @@ def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
         known = ", ".join(entry.label for entry in reversed(entries[-5:]))
         raise ConfigError(f"{target.url}: {len(found) or 'no'} backups are named {name!r}; the newest: {known}")
     return found[0]
-
-
-def _readable(entry: Entry) -> Manifest:
-    if entry.manifest is None:
-        raise DamagedBackupError(f"{entry.problem}. `kdc ls` shows the other backups")
-    return entry.manifest
 
 
 def _verify(target: Target, entries: list[Entry], listing: artifacts.Listing) -> verifying.Verification:
@@ -315,7 +312,7 @@ def _verify(target: Target, entries: list[Entry], listing: artifacts.Listing) ->
 def _plan(target: Target, keep: int, *, spare_live_run: bool) -> pruning.PrunePlan:
     inventory = take_inventory(target.store)
     if not inventory.entries:
-        raise _nothing(target, "backup")
+        raise nothing_in(target, "backup")
     life = liveness(inventory, time.time())
     if life.running and not spare_live_run:
         raise fail(

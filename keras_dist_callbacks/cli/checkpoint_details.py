@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.cli.details import TensorRow
 from keras_dist_callbacks.cli.listing import ArtifactRow, artifact_row
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.storage import temporary
 
 _METADATA, _WEIGHTS = "metadata.json", "model.weights.h5"
 _MOST_TENSORS = 2**17
@@ -96,10 +96,10 @@ def describe_checkpoint(
     tensors: tuple[TensorRow, ...] = ()
     saved_by: Mapping[str, str] = {}
     problem = None
-    with tempfile.TemporaryDirectory(prefix="kdc-show-") as temporary:
+    with temporary.directory("show") as copies:
         try:
-            artifact = artifacts.fetch(directory, artifact, Path(temporary))
-            saved_by, tensors = _read(Path(temporary) / artifact.name, directory.display(artifact.name))
+            artifact = artifacts.fetch(directory, artifact, copies)
+            saved_by, tensors = _read(copies / artifact.name, directory.display(artifact.name))
         except DamagedBackupError as error:
             problem = str(error)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import tempfile
 import threading
 import time
 import warnings
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -174,8 +174,8 @@ def check_race(tools: Bench) -> Check:
 def check_replace(tools: Bench) -> Check:
     """`ModelCheckpoint` may publish a name again; the new content must be what is read."""
     name = tools.name()
-    with tempfile.TemporaryDirectory(prefix="kdc-doctor-") as directory:
-        source = Path(directory) / "object"
+    with temporary.directory("doctor") as directory:
+        source = directory / "object"
         for content in (b"before", b"after!"):
             source.write_bytes(content)
             tools.storage.replace(name, source)

@@ -8,10 +8,8 @@ import mmap
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +20,7 @@ from keras_dist_callbacks.backups.snapshot import Manifest
 from keras_dist_callbacks.backups.variables import by_path, names_in
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 
 TENSORS = ".safetensors"
@@ -109,8 +108,8 @@ def _content(target: Target, url: str, manifest: Manifest, wish: Wish, name: str
 @contextlib.contextmanager
 def _made(url: str, manifest: Manifest, wish: Wish, name: str) -> Iterator[memoryview]:
     """A file that a process with Keras makes; what it needs goes there by a pipe, for there may be secrets in it."""
-    with tempfile.TemporaryDirectory(prefix="kdc-export-") as directory:
-        out, report = Path(directory) / name, Path(directory) / "report.json"
+    with temporary.directory("export") as directory:
+        out, report = directory / name, directory / "report.json"
         request = {
             "directory": url, "storage_options": wish.options, "commit": manifest.id.label, "out": str(out),
             "model": wish.model, "import": list(wish.modules), "report": str(report),

@@ -5,23 +5,14 @@ from __future__ import annotations
 import datetime
 
 from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.texts import data_size
 
-_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _SPANS = (("min", 60), ("h", 60), ("d", 24))
 
 
 def size(count: int | None) -> str:
     """Bytes, as `812 B` or `6.9 MiB`; a dash if unknown."""
-    if count is None:
-        return "-"
-    if count < 1024:
-        return f"{count} B"
-    value = float(count)
-    for unit in _UNITS:
-        value /= 1024
-        if value < 1023.95 or unit == _UNITS[-1]:
-            break
-    return f"{value:.1f} {unit}"
+    return "-" if count is None else data_size(count)
 
 
 def age(seconds: float | None) -> str:

@@ -62,7 +62,7 @@ class CommitRow:
 
 @dataclass(frozen=True)
 class ArtifactRow:
-    """One file that `ModelCheckpoint` published."""
+    """One file that `ModelCheckpoint` published; `"damaged"` by its size, since its content is not read for this."""
 
     name: str
     kind: str
@@ -73,6 +73,8 @@ class ArtifactRow:
     best_only: bool
     bytes: int
     generation: int
+    state: str = "ok"
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class DirectoryListing:
     @property
     def has_problem(self) -> bool:
         """Whether anything is damaged."""
-        return bool(self.checkpoint_problems) or any(row.state == "damaged" for row in self.commits)
+        states = [row.state for row in self.commits] + [row.state for row in self.checkpoints]
+        return bool(self.checkpoint_problems) or "damaged" in states
 
 
 def list_directory(
@@ -114,6 +117,7 @@ def list_directory(
     entries: Sequence[Entry],
     stored: Mapping[str, int],
     artifacts: Listing,
+    wrong_sizes: Mapping[str, str],
     without_sidecar: Sequence[str],
     *,
     earlier_runs: bool,
@@ -126,6 +130,7 @@ def list_directory(
         entries: The commits, the newest last.
         stored: Sizes of the stored blobs.
         artifacts: What was published there.
+        wrong_sizes: What is wrong with the sizes of those, by name.
         without_sidecar: Model files without a sidecar.
         earlier_runs: Whether a run began here.
         now: The time.
@@ -141,7 +146,7 @@ def list_directory(
         url,
         tuple(reversed(rows)),
         sum(blob.size for blob in blobs),
-        tuple(artifact_row(artifact) for artifact in artifacts.artifacts),
+        tuple(artifact_row(artifact, wrong_sizes.get(artifact.name)) for artifact in artifacts.artifacts),
         artifacts.problems,
         tuple(without_sidecar),
         earlier_runs,
@@ -180,7 +185,7 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
     )
 
 
-def artifact_row(artifact: Artifact) -> ArtifactRow:
+def artifact_row(artifact: Artifact, problem: str | None = None) -> ArtifactRow:
     """One artefact as `kdc ls` shows it."""
     return ArtifactRow(
         name=artifact.name,
@@ -192,6 +197,8 @@ def artifact_row(artifact: Artifact) -> ArtifactRow:
         best_only=artifact.best_only,
         bytes=artifact.size,
         generation=artifact.generation,
+        state="damaged" if problem else "ok",
+        problem=problem,
     )
 
 

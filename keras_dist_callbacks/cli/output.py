@@ -20,12 +20,13 @@ from typer.core import TyperGroup
 
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cli.absent import require_no_file, why_nothing
 from keras_dist_callbacks.cli.inventory import MOST_BYTES
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.texts import print_line, printable
 
 OK, PROBLEM, CANNOT = 0, 1, 2
 _R = TypeVar("_R")
@@ -71,6 +72,7 @@ def opened(url: str, options: str | None) -> Iterator[Target]:
         redactor = Redactor.of(url, parsed)
         with _clean_logs(redactor):
             storage = _open(url, parsed, redactor)
+            require_no_file(storage)
             yield Target(storage, BackupStore(storage, max_manifest_bytes=MOST_BYTES), redactor)
     except (BrokenPipeError, typer.Exit, typer.Abort):
         raise  # whoever read our output has left, or the command has told what there is to tell
@@ -79,14 +81,19 @@ def opened(url: str, options: str | None) -> Iterator[Target]:
         raise fail(redactor.clean(str(error)), PROBLEM if found_problem else CANNOT) from None
     except Exception as error:  # noqa: BLE001 - a mistake of this package, to be reported with all but the secrets
         for line in redactor.clean("".join(traceback.format_exception(error))).splitlines():
-            print(printable(line), file=sys.stderr)
+            print_line(line, to_stderr=True)
         raise typer.Exit(CANNOT) from None
 
 
 def fail(message: str, code: int) -> typer.Exit:
     """Prints one line to the standard error; to be raised."""
-    print(f"kdc: {printable(message)}", file=sys.stderr)
+    print_line(f"kdc: {message}", to_stderr=True)
     return typer.Exit(code)
+
+
+def nothing_in(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
+    """Prints why a command found nothing to show; to be raised."""
+    return fail(target.redactor.clean(why_nothing(target.storage, what)), CANNOT)
 
 
 def print_json(result: Any, **conclusions: bool) -> None:

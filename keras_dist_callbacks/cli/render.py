@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,9 @@ _STYLES = {
     "warn": "yellow", "too new": "yellow", "unfinished": "yellow", "damaged": "bold red", "fail": "bold red",
 }  # fmt: skip
 _SHOWN_TENSORS = 40
+_RESULTS = {"", "resume"}
+_NARROW = 72
+"""Below this width, `kdc ls` shows names, positions and results only."""
 
 
 def show_listing(console: Console, listing: DirectoryListing) -> None:
@@ -29,7 +33,7 @@ def show_listing(console: Console, listing: DirectoryListing) -> None:
     if listing.commits:
         summary = f"{human.count(len(listing.commits), 'backup')}, {human.size(listing.bytes)} in all"
         _heading(console, f"{listing.url}: {summary}")
-        console.print(_commit_table(listing.commits))
+        console.print(_commit_table(listing.commits, narrow=console.width < _NARROW))
         _notes(console, ((row.commit, row.problem) for row in listing.commits), "red")
         _notes(console, ((row.commit, reason) for row in listing.commits for reason in row.inexact_reasons), "yellow")
         _notes(console, (item for row in listing.commits for item in _conditions(row)), "cyan")
@@ -38,7 +42,8 @@ def show_listing(console: Console, listing: DirectoryListing) -> None:
     if listing.checkpoints or listing.checkpoint_problems:
         _heading(console, f"{listing.url}: {human.count(len(listing.checkpoints), 'checkpoint')}")
     if listing.checkpoints:
-        console.print(_checkpoint_table(listing.checkpoints))
+        console.print(_checkpoint_table(listing.checkpoints, narrow=console.width < _NARROW))
+        _notes(console, ((row.name, row.problem) for row in listing.checkpoints), "red")
     _notes(console, (("damaged", problem) for problem in listing.checkpoint_problems), "red")
     _notes(
         console,
@@ -167,27 +172,34 @@ def show_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     _line(console, verdict + remarks, "green" if diagnosis.is_usable else "bold red")
 
 
-def _commit_table(rows: Sequence[CommitRow]) -> Table:
-    table = _table("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
+def _commit_table(rows: Sequence[CommitRow], *, narrow: bool) -> Table:
+    numbers = () if narrow else (">step", ">age", ">size", ">new", ">gen")
+    table = _table("backup", "position", *numbers, "resume", "")
     for row in rows:
-        table.add_row(
-            row.commit,
-            row.position or "-",
+        values = (
             "-" if row.step is None else f"{row.step:,}",
             human.age(row.age_seconds),
             human.size(row.bytes),
             human.size(row.new_bytes),
             str(row.generation),
+        )
+        table.add_row(
+            row.commit,
+            row.position or "-",
+            *values[: len(numbers)],
             _resume(row),
             _styled(row.state if row.state != "ok" else "done" if row.done else ""),
         )
     return table
 
 
-def _checkpoint_table(rows: Sequence[ArtifactRow]) -> Table:
-    table = _table("checkpoint", "kind", ">epoch", ">step", "monitored", ">size")
+def _checkpoint_table(rows: Sequence[ArtifactRow], *, narrow: bool) -> Table:
+    details = () if narrow else ("kind", ">step", "monitored", ">size")
+    table = _table("checkpoint", ">epoch", *details, "")
     for row in rows:
-        table.add_row(row.name, row.kind, str(row.epoch), f"{row.step:,}", _monitored(row), human.size(row.bytes))
+        values = (row.kind, f"{row.step:,}", _monitored(row), human.size(row.bytes))
+        state = _styled("" if row.state == "ok" else row.state)
+        table.add_row(row.name, str(row.epoch), *values[: len(details)], state)
     return table
 
 
@@ -251,10 +263,14 @@ def _notes(console: Console, notes: Iterable[tuple[str, str | None]], style: str
 
 
 def _table(*headers: str) -> Table:
-    """A table without lines; headers that begin with `>` are of columns of numbers."""
+    """A table without lines; headers that begin with `>` are of columns of numbers.
+
+    On a narrow terminal, results (the columns without a header, and `resume`) stay as they are and the others wrap.
+    """
     table = Table(box=None, header_style="dim", padding=(0, 0, 0, 2))
     for header in headers:
-        table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if header.startswith(">") else "left"
+        table.add_column(header.removeprefix(">"), justify=justify, no_wrap=header in _RESULTS, overflow="fold")
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from keras_dist_callbacks.backups.codec import Fingerprint, fingerprints
 from keras_dist_callbacks.backups.glances import Glance, glances, surely_new
@@ -25,6 +25,7 @@ from keras_dist_callbacks.engine.exchange import Exchange, LocalState
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.progress import uploads
+from keras_dist_callbacks.texts import data_size
 
 KEPT_COMMITS = 2
 _LOOKS = 20  # saves, those that failed too: what they wrote is found again
@@ -52,7 +53,7 @@ class Committer:
         self._sequence = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
         self._looks: collections.deque[frozenset[Glance]] = collections.deque(maxlen=_LOOKS)  # at what may be staged
-        self._orphans_collected = False
+        self._orphans_deleted = self._orphans_collected = False
         self._untidy = False
         self.info: Mapping[str, JSON] = {}
         self.newest: Position | None = None
@@ -82,6 +83,31 @@ class Committer:
             raise
         others = self._exchange.collect(save, snapshot, prints)
         self._store.check_ownership()
+        if not self._orphans_deleted:
+            self._tidy(self._store.delete_orphans)
+            self._orphans_deleted = True
+        try:
+            self._publish(snapshot, prints, others)
+        except StorageError as error:
+            if not error.full:
+                raise
+            self._tidy(lambda: self._store.make_room(KEPT_COMMITS))
+            try:
+                self._publish(snapshot, prints, others)
+            except StorageError as again:
+                raise self._with_need(again) from error
+        self._tidy(self._prune)
+
+    def _with_need(self, error: StorageError) -> StorageError:
+        """The same error; if the disk is full, with the room that backups take."""
+        if error.full:
+            error.args = (
+                f"{error} (a complete backup takes {data_size(self.state_bytes)}; two of them are kept while a "
+                "third one is written)",
+            )
+        return error
+
+    def _publish(self, snapshot: Snapshot, prints: Mapping[str, Fingerprint], others: Sequence[LocalState]) -> None:
         sizes = {path: blob.size for path, blob in self._store.staged.items()}
         copy = self._sequence + 1 if self._options.double_checkpoint else 0
         packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
@@ -92,11 +118,15 @@ class Committer:
         with collector_paused():
             manifest = self._manifest(snapshot.position, records)
         known, self._known = self._known, []  # whether this one is there is not known until it was read back
-        self._store.commit(manifest)
+        try:
+            self._store.commit(manifest)
+        except StorageError as error:
+            if error.full:  # then it is known: it is not there
+                self._known = known
+            raise
         self.newest = snapshot.position
         unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
         self._known = [*known[-1:], unique]
-        self._tidy()
 
     def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
         blobs = packer.pack(snapshot.tensors, prints)
@@ -110,15 +140,19 @@ class Committer:
         ):
             self._store.stage_all(blobs)
 
-    def _tidy(self) -> None:
+    def _prune(self) -> None:
+        self._store.prune(KEPT_COMMITS)
+        if not self._orphans_collected:
+            self._store.collect_orphans()
+            self._orphans_collected = True
+
+    def _tidy(self, delete: Callable[[], object]) -> None:
+        """Deletes something; if the store refuses, the user is told once."""
         try:
-            self._store.prune(KEPT_COMMITS)
-            if not self._orphans_collected:
-                self._store.collect_orphans()
-                self._orphans_collected = True
+            delete()
         except StorageError as error:
             if not self._untidy:
-                self._note(f"backups are written, but old ones cannot be deleted: {error}")
+                self._note(f"old backups and leftovers cannot be deleted: {error}")
             self._untidy = True
         while self._store.notes:
             self._note(self._store.notes.pop())

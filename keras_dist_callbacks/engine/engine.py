@@ -24,11 +24,11 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.committing import Committer
 from keras_dist_callbacks.engine.deliveries import Deliveries
 from keras_dist_callbacks.engine.exchange import Exchange
-from keras_dist_callbacks.engine.left_out import LeftOut
 from keras_dist_callbacks.engine.line import Line
 from keras_dist_callbacks.engine.memory import half_of_what_is_free
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.picking import load, newest_good
+from keras_dist_callbacks.engine.skipped_saves import SkippedSaves
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
@@ -38,7 +38,11 @@ _KEPT_COMMITS = 2
 
 
 class BackupEngine:
-    """Saves snapshots of one run and finds the newest good one of earlier runs."""
+    """Saves snapshots of one run and finds the newest good one of earlier runs.
+
+    Attributes:
+        fenced: Why this run does not own the directory any more; None as long as that is not known.
+    """
 
     def __init__(
         self, store: BackupStore, cluster: Cluster, exchange: Exchange, writer: Writer, options: EngineOptions
@@ -49,12 +53,13 @@ class BackupEngine:
         self._writer = writer
         self._options = options
         self._saves = 0
-        self._left_out = LeftOut()
+        self._skipped = SkippedSaves()
         self._line = Line(writer)
         self._room = 0  # known once all workers have told theirs
         self._committer = Committer(store, exchange, options, self._note)
         self._deliveries = Deliveries(exchange, writer, self._note)
         self._failed = 0
+        self.fenced: FencedError | None = None
         self._lock = threading.Lock()
         self._notes: list[str] = []
 
@@ -120,18 +125,19 @@ class BackupEngine:
         self._committer.newest = state.position
         return commit, state
 
-    def claim(self, info: Mapping[str, JSON]) -> int:
+    def claim(self, info: Mapping[str, JSON], by: str = "BackupAndRestore") -> int:
         """Takes the directory for this run; fences every earlier one.
 
         Args:
             info: What manifests tell about this run: versions, strategy, replicas.
+            by: What claims it, for the message that an earlier run gets.
 
         Returns:
             The generation, on every worker.
         """
         told = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
         self._committer.info = told
-        taken = self._cluster.on_chief(lambda: self._store.claim(told), "claiming the backup directory")
+        taken = self._cluster.on_chief(lambda: self._store.claim({**told, "by": by}), "claiming the backup directory")
         self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
         self._room = min(self._cluster.gather(self._own_room(), "memory for backups", kind=int))
         return self._store.generation
@@ -146,15 +152,15 @@ class BackupEngine:
             must: Wait for the writer instead of standing in line, whatever `when_busy` says.
         """
         self._saves += 1
-        self._left_out.due()
+        self._skipped.record_due(snapshot.position)
         if not self._cluster.is_chief:
             self._deliveries.enter(self._saves, snapshot)
             return
         waits = must or self._options.when_busy == "wait"
         if not self._line.is_busy:  # asked before a backup that waits behind something else makes room
-            self._left_out.begun(snapshot.position)
+            self._skipped.record_start(snapshot.position)
         elif not waits and not self._may_stand_in_line(snapshot):
-            self._leave_out(self._saves, snapshot.position)
+            self._skip(self._saves, snapshot.position)
             return
         try:
             self._write(snapshot, waits=waits)
@@ -168,7 +174,7 @@ class BackupEngine:
             self._exchange.stands_in_line(self._saves)
         if self._line.is_busy and waits:
             if (overtaken := self._line.take_back()) is not None:
-                self._leave_out(overtaken, snapshot.position)
+                self._skip(overtaken, snapshot.position)
             self._writer.wait()
         write = functools.partial(self._write_or_note, self._saves, snapshot)
         what, urgent = f"backup at {snapshot.position}", not self._committer.has_committed
@@ -180,7 +186,7 @@ class BackupEngine:
         if 2 * size > self._room:
             return False
         if (overtaken := self._line.take_back()) is not None:
-            self._leave_out(overtaken, snapshot.position)
+            self._skip(overtaken, snapshot.position)
         return not self._line.is_full
 
     def _own_room(self) -> int:
@@ -188,9 +194,9 @@ class BackupEngine:
         held = self._options.max_held_bytes
         return half_of_what_is_free() // self._cluster.workers_on_host if held is None else held
 
-    def _leave_out(self, save: int, position: Position) -> None:
+    def _skip(self, save: int, position: Position) -> None:
         self._exchange.skip(save)
-        if (note := self._left_out.another(position)) is not None:
+        if (note := self._skipped.record_skip(position)) is not None:
             self._note(note)
 
     def poll(self) -> None:
@@ -211,7 +217,7 @@ class BackupEngine:
         return self._writer.take_failure()
 
     def abort(self) -> None:
-        """The cluster is lost: nothing that needs other workers is waited for any more."""
+        """The run ends, or the cluster is lost: nothing that needs other workers is waited for any more."""
         self._exchange.abort.set()
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -258,8 +264,19 @@ class BackupEngine:
         self._writer.wait()
         with contextlib.suppress(PeerLostError):  # everything is done: whoever is lost now has ended as it may
             self._cluster.leave("end of fit", self._options.timeout)
-        if (note := self._left_out.in_all()) is not None:
+        if (note := self._skipped.summary()) is not None:
             self._note(note)
+        self.poll()
+
+    def delete_finished(self, commit: str) -> None:
+        """Deletes the backup of a run that ended, unless a newer run has committed since; to be called after `claim`.
+
+        Args:
+            commit: The name of the last backup.
+        """
+        self._cluster.on_chief(
+            functools.partial(self._delete_if_newest, commit), "deleting the backup", self._options.timeout
+        )
         self.poll()
 
     # --- on the chief
@@ -273,6 +290,14 @@ class BackupEngine:
         if self._failed:
             self._note("the final backup failed, so the last good one is kept instead of being deleted")
             return
+        self._delete_everything()
+
+    def _delete_if_newest(self, commit: str) -> None:
+        commits = self._store.commits()
+        if commits and commits[-1].name == commit:
+            self._delete_everything()
+
+    def _delete_everything(self) -> None:
         try:
             self._store.delete_everything()
         except StorageError as error:
@@ -287,20 +312,24 @@ class BackupEngine:
     # --- in the background
 
     def _write_or_note(self, save: int, snapshot: Snapshot) -> None:
-        self._left_out.begun(snapshot.position)
+        self._skipped.record_start(snapshot.position)
         try:
             self._committer.commit(save, snapshot)
-        except FencedError:
+        except FencedError as error:
+            self.fenced = error
+            if error.nothing_left:
+                self._committer.newest = None
             raise
         except (StorageError, BackupError, ClusterError, MemoryError) as error:
             self._failed += 1
             limit = self._options.max_failed_saves
             if limit is not None and self._failed >= limit:
                 raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
-            goes_on = "" if messaging.lost() else " and training goes on"
+            goes_on = "" if messaging.lost() or self._exchange.abort.is_set() else " and training goes on"
             self._note(f"the backup at {snapshot.position} failed{goes_on}: {error}")
         else:
             self._failed = 0
+            self._skipped.record_commit(snapshot.position)
 
     def _note(self, text: str) -> None:
         with self._lock:

@@ -67,7 +67,7 @@ class Exchange:
         name: What tells this fit's messages from another's; the same on every worker.
         max_local_state: Bytes above which a worker's local tensors are left out.
         timeout: Seconds for each answer.
-        abort: Set when the cluster is lost: nobody needs to be waited for any more.
+        abort: Set when the run ends or the cluster is lost: no worker is waited for any more.
     """
 
     cluster: Cluster
@@ -138,13 +138,14 @@ class Exchange:
 
     def _answer(self, save: int, me: int, meanwhile: Callable[[], None]) -> bytes:
         """What the chief says to a worker's hello; of a save that stands in line that may take any time."""
-        deadline = time.monotonic() + self.timeout
+        began = time.monotonic()
+        deadline = began + self.timeout
         while True:
             answer = messaging.fetch(self._key(save, me, "wanted"), min(_SLICE, self.timeout), self.abort.is_set)
             if answer is not None:
                 return answer
             if self.abort.is_set():
-                raise BackupError(f"the cluster was lost before the chief came to save {save}")
+                raise BackupError(f"the chief had not taken part in save {save} {_when_ended(began)}")
             meanwhile()
             if time.monotonic() >= deadline:
                 if messaging.fetch(self._key(save, me, "line"), _LOOK) is None:
@@ -190,10 +191,13 @@ class Exchange:
         return LocalState(held, {name: theirs[name] for name in held}, state)
 
     def _receive(self, save: int, worker: int, topic: str) -> bytes:
+        began = time.monotonic()
         try:
             value = messaging.fetch(self._key(save, worker, topic), self.timeout, self.abort.is_set)
         except ClusterError as error:
             raise BackupError(f"worker {worker} could not deliver its state: {error}") from error
+        if value is None and self.abort.is_set():
+            raise BackupError(f"worker {worker} had not delivered its state {_when_ended(began)}")
         if value is None:
             raise BackupError(f"worker {worker} did not deliver its state within {self.timeout:g} s")
         return value
@@ -211,6 +215,11 @@ class Exchange:
 
     def _key(self, save: int, worker: int, topic: str) -> str:
         return f"kdc/{self.name}/{save}/{worker}/{topic}"
+
+
+def _when_ended(began: float) -> str:
+    why = messaging.lost()
+    return f"when this run was ended, {time.monotonic() - began:.1f} s after it was asked{f' ({why})' if why else ''}"
 
 
 def _source(worker: int, save: int) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import runpy
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from keras_dist_callbacks.errors import RESTART_EXIT_CODE, is_temporary
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError, is_temporary
 from keras_dist_callbacks.texts import print_line
 
+_CALLERS = {__name__, "runpy", "importlib", "importlib.util", "importlib._bootstrap", "importlib._bootstrap_external"}
 _LOST_PEER = {"UnavailableError", "DeadlineExceededError", "AbortedError"}
 
 
@@ -36,10 +40,7 @@ def restartable() -> Iterator[None]:
     except Exception as error:
         if not is_worth_a_restart(error):
             raise
-        told = _explained(error)
-        sys.excepthook(type(told), told, told.__traceback__)
-        print_line(f"exit code {RESTART_EXIT_CODE}: start this job again", to_stderr=True)
-        raise SystemExit(RESTART_EXIT_CODE) from error
+        _ask_for_a_restart(error)
 
 
 def is_worth_a_restart(error: BaseException) -> bool:
@@ -62,14 +63,76 @@ def _explained(error: Exception) -> Exception:
     return told
 
 
-def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a Python script as `python script.py args` does, with the exit codes of `restartable`.
+def run_program(program: str, arguments: Sequence[str], *, is_module: bool = False) -> None:
+    """Runs a program as `python PROGRAM ARGS` or `python -m PROGRAM ARGS` does, with the exit codes of `restartable`.
 
     Args:
-        script: Its path.
+        program: The path of a script, or the name of a module.
         arguments: What it finds in `sys.argv[1:]`.
+        is_module: Whether it is a module.
+
+    Raises:
+        ConfigError: There is no such program.
+        SystemExit: It failed; its error was printed, as the script's own.
     """
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
-    with restartable():
-        runpy.run_path(script, run_name="__main__")
+    sys.argv = [program, *arguments]
+    sys.path[0] = str(Path.cwd()) if is_module else str(Path(program).resolve().parent)
+    try:
+        if is_module:
+            _require_module(program)
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            _require_script(program)
+            runpy.run_path(program, run_name="__main__")
+    except KeyboardInterrupt as error:
+        _print(error)
+        raise SystemExit(128 + signal.SIGINT) from error
+    except ProgramNotFoundError:
+        raise
+    except Exception as error:
+        if is_worth_a_restart(error):
+            _ask_for_a_restart(error)
+        _print(error)
+        raise SystemExit(1) from error
+
+
+class ProgramNotFoundError(ConfigError):
+    """`kdc run` was given a script or module that does not exist."""
+
+
+def _require_script(path: str) -> None:
+    if not Path(path).exists():
+        raise ProgramNotFoundError(f"{path}: no such script; a module is run with `kdc run -m MODULE`")
+    if Path(path).is_dir() and not (Path(path) / "__main__.py").exists():
+        raise ProgramNotFoundError(f"{path} is a directory without a __main__.py: give the path of a script")
+
+
+def _require_module(name: str) -> None:
+    hint = "a script is run with `kdc run PATH`"
+    if name.endswith(".py") or not all(name.split(".")):
+        raise ProgramNotFoundError(f"{name!r} is not the name of a module; {hint}")
+    try:
+        spec = importlib.util.find_spec(name)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        spec = importlib.util.find_spec(f"{name}.__main__") if is_package else spec
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # what a package on the way imports
+        spec, is_package = None, False
+    if spec is None:
+        reason = f"{name!r} is a package without a __main__ module" if is_package else f"no module is named {name!r}"
+        raise ProgramNotFoundError(f"{reason}; {hint}")
+
+
+def _print(error: BaseException) -> None:
+    """Prints an error as Python does, without the calls that led to the program."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in _CALLERS:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _ask_for_a_restart(error: Exception) -> NoReturn:
+    _print(_explained(error))
+    print_line(f"exit code {RESTART_EXIT_CODE}: start this job again", to_stderr=True)
+    raise SystemExit(RESTART_EXIT_CODE) from error

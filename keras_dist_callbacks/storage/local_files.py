@@ -92,6 +92,16 @@ class LocalFiles:
                 filled += count
         return filled
 
+    def drop_cached(self, path: str) -> None:
+        """Takes a file out of the page cache, if it is there and the platform can."""
+        if hasattr(os, "posix_fadvise"):
+            with (
+                contextlib.suppress(FileNotFoundError),
+                self._directory_of(path) as (directory, name),
+                _reading(directory, name) as file,
+            ):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def download(self, path: str, target: Path) -> None:
         """Copies a file."""
         with (

@@ -24,6 +24,10 @@ _E = TypeVar("_E", bound=BaseException)
 _HIDDEN = "***"
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 _AZURE = {"az", "abfs", "abfss"}
+_SCHEMES = _BUCKETS | {"file", "ftp", "hdfs", "http", "https", "memory", "ram", "sftp"}
+_MISTYPED = re.compile(
+    rf"(?i)((?:\w+::)*)(?:({'|'.join(_SCHEMES)}):/(?!/)|({'|'.join(_BUCKETS)})(?::(?![/:])|//))(.*)", re.DOTALL
+)
 _LINK = re.compile(r"(?:::)?(?:[A-Za-z][\w+.-]*::)*([A-Za-z][\w+.-]*)://")
 _ANY_URL = re.compile(r"\b[A-Za-z][\w+.-]*://[^\s'\"<>]*")
 _COLON = re.compile(":|%3a", re.IGNORECASE)
@@ -64,11 +68,12 @@ def redact(url: str | os.PathLike[str]) -> str:
 
 
 def check_place(url: str) -> None:
-    """Refuses credentials in the URL of a bucket, where no client looks for them.
+    """Refuses mistyped URLs, and credentials in the URL of a bucket, where no client looks for them.
 
     Raises:
-        ConfigError: There are some.
+        ConfigError: The URL is mistyped, names no bucket, or holds credentials.
     """
+    _check_spelling(url)
     for link in _links(url):
         names = [name for name, _ in urllib.parse.parse_qsl(link.query)]
         if link.protocol in _BUCKETS and (link.credentials or any(_SECRET_NAMES.search(name) for name in names)):
@@ -77,6 +82,28 @@ def check_place(url: str) -> None:
                 f"of {link.protocol}:// takes what is there for a part of the name; give them in storage_options, or "
                 "in the environment as that client asks, and let the URL be only "
                 + ("az://container/path" if link.protocol in _AZURE else f"{link.protocol}://bucket/path")
+            )
+
+
+def _check_spelling(url: str) -> None:
+    """Refuses what would be a local directory named `s3:`, or has no bucket."""
+    mistyped = _MISTYPED.match(url)
+    if mistyped:
+        chain_before, scheme, bucket_scheme, rest = mistyped.groups()
+        protocol = (scheme or bucket_scheme).lower()
+        place = f"/{rest}" if protocol == "file" else rest.lstrip("/")
+        intended = redact(f"{chain_before}{protocol}://{place}")
+        raise ConfigError(
+            f"a URL that begins with {protocol!r} must continue with '://': use {intended!r} (pathlib.Path removes one "
+            "slash: give URLs as a str), or './' before it for a local directory"
+        )
+    for link in _links(url):
+        if link.protocol in _BUCKETS and not link.credentials and (not link.place or link.place.startswith("/")):
+            kind = "container" if link.protocol in _AZURE else "bucket"
+            path = link.place.lstrip("/")
+            raise ConfigError(
+                f"{redact(url)!r} names no {kind}: use "
+                + repr(f"{link.protocol}://{path}" if path else f"{link.protocol}://{kind}/path")
             )
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from keras_dist_callbacks.storage import failures, temporary
 from keras_dist_callbacks.storage.direct_files import Buffer
-from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.failures import RetryNotice
+from keras_dist_callbacks.storage.listed import UnfinishedUpload
+from keras_dist_callbacks.storage.retry import RetryPolicy, ignore_failure
 from keras_dist_callbacks.storage.store_errors import is_taken, status_of
 from keras_dist_callbacks.storage.traffic import Traffic
 
+_T = TypeVar("_T")
 JOINED_LIMIT = 64 * 2**20  # what is put together in memory for one request
 _PIECE = 16 * 2**20
 _FIRST_PIECE = 2**20
@@ -23,11 +27,16 @@ _PLAIN_NAMES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 
 
 class Connection:
-    """A file system of fsspec; a new one in a forked process, because clients do not survive a fork."""
+    """A file system of fsspec; a new one in a forked process, because clients do not survive a fork.
+
+    Attributes:
+        has_answered: Whether a request has succeeded.
+    """
 
     def __init__(self, fs: Any, connect: Callable[[], Any]) -> None:
         self._fs, self._connect = fs, connect
         self._process = os.getpid()
+        self.has_answered = False
 
     @property
     def fs(self) -> Any:
@@ -45,11 +54,13 @@ class RemoteFiles:
         connection: To the store.
         policy: How long a request may take, and how often it is repeated.
         traffic: Shared with other directories.
+        notice: Tells the user of requests that are being repeated.
     """
 
     connection: Connection
     policy: RetryPolicy
     traffic: Traffic = field(default_factory=Traffic)
+    notice: RetryNotice | None = None
 
     @property
     def fs(self) -> Any:
@@ -83,7 +94,7 @@ class RemoteFiles:
     def modified(self, path: str) -> float:
         """When an object was last written, in seconds since 1970; 0 where the file system does not know."""
         try:
-            return float(self.policy.call(lambda: self.fs.modified(path)).timestamp())
+            return float(self._call(lambda: self.fs.modified(path)).timestamp())
         except NotImplementedError:
             return 0.0
 
@@ -121,7 +132,7 @@ class RemoteFiles:
             content = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(views)
             self._upload(path, size, lambda: iter([memoryview(content)]), "pipe_file", content, mode="create")
         else:
-            with tempfile.NamedTemporaryFile(prefix="kdc-upload-") as file:
+            with temporary.file("upload") as file:
                 for view in views:
                     file.write(view)
                 file.flush()
@@ -144,8 +155,13 @@ class RemoteFiles:
         with contextlib.suppress(FileNotFoundError):
             self._try("rm_file", path)
 
-    def unfinished_uploads(self, path: str) -> list[tuple[str, float]]:
-        """Keys of uploads in parts below a path that nobody finished, and when they began."""
+    def unfinished_uploads(self, path: str) -> list[UnfinishedUpload]:
+        """Uploads in parts below a path that were not finished, the oldest first."""
+        now = time.time()
+        begun = [(key.removeprefix(f"{path}/"), then) for key, then in self._uploads_in_parts(path)]
+        return [UnfinishedUpload(name, max(0.0, now - then)) for name, then in sorted(begun, key=lambda one: one[1])]
+
+    def _uploads_in_parts(self, path: str) -> list[tuple[str, float]]:
         if "s3" not in self.fs.protocol:
             return []
         bucket, _, prefix = path.partition("/")
@@ -192,7 +208,7 @@ class RemoteFiles:
                         raise FileExistsError(path) from error
                     raise
 
-        self.policy.call(put, size)
+        self._call(put, size)
         self.traffic.report(size - (progress.reported if progress else 0))
         self.traffic.pace(size, began)
 
@@ -210,7 +226,21 @@ class RemoteFiles:
         return True
 
     def _try(self, method: str, *arguments: Any, size: int = 0, **options: Any) -> Any:
-        return self.policy.call(lambda: self._ask(method, *arguments, size=size, **options), size)
+        return self._call(lambda: self._ask(method, *arguments, size=size, **options), size)
+
+    def _call(self, operation: Callable[[], _T], size: int = 0) -> _T:
+        """As the policy says; until the store has answered once, its address may be wrong, and waiting is reported."""
+        if self.notice is None or self.connection.has_answered:
+            return self.policy.call(operation, size, self.notice.failed if self.notice else ignore_failure)
+        timer = threading.Timer(failures.QUICK_SECONDS, self.notice.silent)
+        timer.daemon = True
+        timer.start()
+        try:
+            found = self.policy.call(operation, size, self.notice.failed)
+        finally:
+            timer.cancel()
+        self.connection.has_answered = True
+        return found
 
     def _ask(self, method: str, *arguments: Any, size: int = 0, **options: Any) -> Any:
         fs = self.fs

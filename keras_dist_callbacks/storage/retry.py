@@ -12,6 +12,12 @@ from keras_dist_callbacks import arguments
 from keras_dist_callbacks.storage.store_errors import may_pass
 
 _T = TypeVar("_T")
+OnFailure = Callable[[BaseException, float], None]
+"""Is given what a try failed with, and the seconds since the first try."""
+
+
+def ignore_failure(error: BaseException, seconds: float) -> None:
+    """Nobody is to be told."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,14 @@ class RetryPolicy:
         """How many seconds one request that moves `size` bytes may take."""
         return self.request_seconds + size / self.min_bytes_per_second
 
-    def call(self, operation: Callable[[], _T], size: int = 0) -> _T:
-        """Runs `operation`, which moves `size` bytes, trying again on faults that may pass."""
+    def call(self, operation: Callable[[], _T], size: int = 0, on_failure: OnFailure = ignore_failure) -> _T:
+        """Runs `operation`, which moves `size` bytes, trying again on faults that may pass.
+
+        Args:
+            operation: What to try.
+            size: Bytes that it moves.
+            on_failure: Called before each further try.
+        """
         allowance = size / self.min_bytes_per_second
 
         def is_over(state: tenacity.RetryCallState) -> bool:
@@ -63,11 +75,17 @@ class RetryPolicy:
             moving = min(elapsed - state.idle_for, allowance)  # a slow transfer is no failing one
             return elapsed - moving >= self.total_seconds
 
+        def report(state: tenacity.RetryCallState) -> None:
+            error = None if state.outcome is None else state.outcome.exception()
+            if error is not None:
+                on_failure(error, state.seconds_since_start or 0.0)
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(may_pass),
             stop=is_over,
             wait=tenacity.wait_exponential(multiplier=self.initial_wait, max=self.max_wait)
             + tenacity.wait_random(0, self.initial_wait),
+            before_sleep=report,
             reraise=True,
         )
         return retrying(operation)

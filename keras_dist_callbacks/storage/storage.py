@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.direct_files import Buffer, Listed, Parts
-from keras_dist_callbacks.storage.failures import told
+from keras_dist_callbacks.storage.failures import RetryNotice, told
 from keras_dist_callbacks.storage.listed import FileInfo, UnfinishedUpload
 from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.opening import open_filesystem
@@ -104,7 +104,7 @@ class Storage:
             fsync=fsync,
             retry=policy,
             _local=LocalFiles(root, fsync, traffic),
-            _remote=RemoteFiles(connection, policy, traffic),
+            _remote=RemoteFiles(connection, policy, traffic, RetryNotice(redact(text), redactor, policy.total_seconds)),
             _traffic=traffic,
             _redactor=redactor,
         )
@@ -193,6 +193,12 @@ class Storage:
             end = start + len(view)
             raise StorageError(f"cannot read {self.display(name)}: it ends after {start + filled} of {end} bytes")
 
+    def drop_cached(self, name: str) -> None:
+        """Lets the next read of a local file come from the disk, as far as the operating system allows."""
+        if self.is_local:
+            path = self._full(name)
+            self._run("read", name, lambda: self._local.drop_cached(path))
+
     def create(self, name: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
         """Publishes a new object, whole or not at all.
 
@@ -208,7 +214,8 @@ class Storage:
         path = self._full(name)
         if self.is_local:
             other = None if spare is None else self._full(spare)
-            self._run("create", name, lambda: self._local.create(path, Listed(parts), other))
+            create = partial(self._local.create, path, Listed(parts), other)
+            self._run("create", name, create, sum(map(len, parts)))
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
 
@@ -221,9 +228,9 @@ class Storage:
             named: Tells its name, after that.
             spare: As in `create`.
         """
-        path, other = self._full(like), None if spare is None else self._full(spare)
-        directory = str(PurePosixPath(like).parent)  # for messages: nobody will find a file called so
-        self._run("create", directory, lambda: self._local.create(path, parts, other, lambda: self._full(named())))
+        other = None if spare is None else self._full(spare)
+        create = partial(self._local.create, self._full(like), parts, other, lambda: self._full(named()))
+        self._run("create a file in", str(PurePosixPath(like).parent), create, parts.size)  # it has no name yet
 
     def replace(self, name: str, source: Path, by: Storage | None = None) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part.
@@ -236,7 +243,8 @@ class Storage:
         path = self._full(name)
         way = None if by is None else (by._local, by.root)
         local = partial(self._local.replace, path, source, way)
-        self._run("write", name, local if self.is_local else partial(self._remote.replace, path, source))
+        operation = local if self.is_local else partial(self._remote.replace, path, source)
+        self._run("write", name, operation, source.stat().st_size)
 
     def download(self, name: str, target: Path) -> None:
         """Copies an object to a local file.
@@ -276,12 +284,7 @@ class Storage:
 
     def unfinished_uploads(self) -> list[UnfinishedUpload]:
         """Uploads anywhere below the directory that interrupted writes left behind; the oldest first."""
-        if self.is_local:
-            return []
-        found = self._run("list", "", lambda: self._remote.unfinished_uploads(self.root))
-        now = time.time()
-        uploads = [UnfinishedUpload(path.removeprefix(f"{self.root}/"), max(0.0, now - t)) for path, t in found]
-        return sorted(uploads, key=lambda upload: -upload.age)
+        return [] if self.is_local else self._run("list", "", lambda: self._remote.unfinished_uploads(self.root))
 
     def probe(self) -> bool:
         """Finds out whether the directory can be used: writes, reads back and deletes a small object.
@@ -333,7 +336,7 @@ class Storage:
             raise StorageError(f"{self.display()}: the name {name!r} leads out of the directory; refused")
         return f"{self.root}/{path}"
 
-    def _run(self, verb: str, name: str, operation: Callable[[], _T]) -> _T:
+    def _run(self, verb: str, name: str, operation: Callable[[], _T], needed: int = 0) -> _T:
         began = time.monotonic()
         try:
             return operation()
@@ -341,7 +344,7 @@ class Storage:
             raise
         except Exception as error:
             seconds = None if self.is_local else time.monotonic() - began
-            failure = told(error, verb, self.display(name), self._redactor, seconds)
+            failure = told(error, verb, self.display(name), self._redactor, seconds, (self.root, needed))
             if failure is error:
                 raise
         raise failure

@@ -27,6 +27,7 @@ from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import print_line, warn
+from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
 from keras_dist_callbacks.training.leave_options import LeaveOptions
@@ -35,7 +36,6 @@ from keras_dist_callbacks.training.loop_input import LoopInput
 from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
 
 _opened = itertools.count(1)
-_LOOP = "your loop changes nothing but what the Checkpointer was given"
 
 
 class Checkpointer(OfOneLoop):
@@ -81,8 +81,8 @@ class Checkpointer(OfOneLoop):
         grace_period: Seconds after which a process that was asked to end does so.
         preemption_signals: The signals that ask for it.
         preemption_notice: Something else that asks for it.
-        save_on_exception: Save when an exception leaves the `with` block between `step()` and the next batch, on all
-            workers at the same one; and hold the first Ctrl-C until then, at most 10 seconds.
+        save_on_exception: Save when an exception leaves the `with` block between `step()` and the next of `batches()`,
+            on all workers at the same one; and hold the first Ctrl-C until then, at most 10 seconds.
         peer_timeout: As in `BackupAndRestore`: seconds within which a process ends whose peer is lost.
 
     Attributes:
@@ -96,7 +96,7 @@ class Checkpointer(OfOneLoop):
     """
 
     epoch = batch = steps = 0
-    _open = _in_step = _unseen_steps = False
+    _open = _in_step = _unseen_steps = _has_reported = False
 
     def __init__(
         self,
@@ -129,6 +129,7 @@ class Checkpointer(OfOneLoop):
         options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout, max_held_bytes=max_held_bytes)
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
         self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
+        self._origin = getattr(model, "_kdc_origin", None)
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
@@ -161,7 +162,10 @@ class Checkpointer(OfOneLoop):
         now = describe(self._strategy, self._cluster.num_workers)
         if picked is not None:
             self._apply(picked[0].name, require_loop(picked[1]), now)
-        self._engine.claim(now)
+        else:
+            warn_of_foreign = functools.partial(continuing.warn_of_foreign, self._storage, self._origin)
+            self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
+        self._engine.claim(now, by="Checkpointer")
         self._open = True
         self._leaving.begin()
         return picked is not None
@@ -172,7 +176,7 @@ class Checkpointer(OfOneLoop):
         while self.epoch < arguments.count("count", count):
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
-            self._input.epoch_ends()
+            self._report_missing_steps(self._input.epoch_ends())
             self._leave_if_asked(self._leaving.boundary())
             if self._schedule.at_epoch_end:
                 self._engine.save(self._snapshot("between"), must=True)
@@ -221,8 +225,9 @@ class Checkpointer(OfOneLoop):
         return self._input.rest(dataset, self.batch, made_for_epoch=arguments.flag("made_for_epoch", made_for_epoch))
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._input.none_left = True
         for batch in batches:
-            self._in_step = True
+            self._input.none_left, self._in_step = False, True
             yield batch
         self._in_step = False
 
@@ -260,6 +265,7 @@ class Checkpointer(OfOneLoop):
         if not self._open:
             return
         try:
+            self._report_missing_steps(self._input.has_trained_uncounted())
             self._leave_if_asked(self._leaving.at_the_end())
             self._open = False
             self._engine.finish(self._snapshot("end"), delete=self._delete)
@@ -275,11 +281,17 @@ class Checkpointer(OfOneLoop):
         if error is None:
             self.close()
         else:
-            self._end_with(error, lambda: None if self._in_step or self._unseen_steps else self._now())
+            self._end_with(error, self._at_hand)
+
+    def _at_hand(self) -> Snapshot | None:
+        """The state after the last step; None where a step may be in progress."""
+        unknown = not self._open or self._in_step or self._unseen_steps or self._input.takes_own_batches
+        return None if unknown else self._now()
 
     def _end_with(self, error: BaseException, at_hand: Callable[[], Snapshot | None]) -> None:
         try:
-            self._leaving.on_exception(error, self.steps, at_hand)
+            uncounted = self._open and self._input.has_trained_uncounted()
+            self._leaving.on_exception(error, None if uncounted else self.steps, at_hand)
         finally:
             self._leaving.close()
 
@@ -295,7 +307,7 @@ class Checkpointer(OfOneLoop):
                 self._leaving.close()
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
-        reasons, conditions = exactness.inexact_reasons(saved, now), [*exactness.conditions(saved), _LOOP]
+        reasons, conditions = exactness.inexact_reasons(saved, now), exactness.conditions(saved)
         refused = reasons or (conditions if self._strict == "certain" else [])
         if refused and self._strict:
             certain = "would not be exact" if reasons else "is exact only if"
@@ -314,6 +326,18 @@ class Checkpointer(OfOneLoop):
     def _say_more(self, reasons: list[str]) -> None:
         if reasons and self._cluster.is_chief:
             warn("the resume is not exact: " + "; ".join(reasons))
+
+    def _report_missing_steps(self, missing: bool) -> None:
+        if not missing or self._has_reported:
+            return
+        self._has_reported = True
+        effect = "backups hold no position in the data" if self._schedule.at_epoch_end else "no backup is written"
+        if self._cluster.is_chief:
+            warn(
+                "the loop trained, but the Checkpointer counted no step, so "
+                f"{effect} (save_freq={self._facts['save_freq']}): call checkpointer.step() after each batch, and "
+                "take the batches from checkpointer.batches(dataset)"
+            )
 
     def _snapshot(self, kind: Any) -> Snapshot:
         position = Position(kind, self.epoch, self.batch if kind == "within" else 0, self.steps)

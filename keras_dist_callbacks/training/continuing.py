@@ -7,7 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+from keras_dist_callbacks.backups import foreign
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import warn
 
 _ADVICE = "give each run a directory of its own, or delete the directory"
 _MORE = ", or ask for more epochs"
@@ -44,6 +48,11 @@ def is_over(saved: WorkerState, epochs: int) -> bool:
     return position.epoch > epochs or (position.kind == "within" and position.epoch >= epochs)
 
 
+def has_ended(saved: WorkerState, epochs: int) -> bool:
+    """Whether a backup is the end of a training of so many epochs, or of one that stopped before."""
+    return is_over(saved, epochs) and saved.position.kind == "end" and saved.position.epoch <= epochs
+
+
 def lives_on(directory: str, generation: int, saved: WorkerState, model: Any) -> bool:
     """Whether a fit goes on from where one of this process ended, with the same model object.
 
@@ -67,27 +76,46 @@ def _reference(source: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-def over_words(saved: WorkerState, epochs: int) -> str:
+def over_words(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
     """What is printed of a fit that runs no step."""
     position = saved.position
     if saved.state["stop_training"] and position.epoch < epochs:
         why = "the run had stopped early"
     else:
-        ended = position.kind == "end" and position.epoch <= epochs
-        why = "the run is finished" if ended else f"asked for {epochs}"
-    return f"No step is run: {why}, and the backup is at {position}; it stays as it is"
+        why = "the run is finished" if has_ended(saved, epochs) else f"asked for {epochs}"
+    what = "it is deleted at the end of fit(), as delete_checkpoint=True asks" if deletes else "it stays as it is"
+    return f"No step is run: {why}, and the backup is at {position}; {what}"
 
 
-def over_warning(directory: str, saved: WorkerState, compile_changes: Collection[str]) -> str | None:
+def over_warning(directory: str, saved: WorkerState, changes: Collection[str]) -> str | None:
     """Why a fit that runs no step may not be what the user wants; None if it looks like a job that was run again."""
     advice = _ADVICE if saved.state["stop_training"] else _ADVICE + _MORE
     if directory in _trained:
         return (
             f"fit() runs no step: an earlier fit() of this process has left {directory} at {saved.position}; {advice}"
         )
-    if compile_changes:
+    if changes:
         return (
-            f"fit() runs no step: {directory} is at {saved.position}, but of a model that was compiled in another way "
-            f"({'; '.join(compile_changes)}); {advice}"
+            f"fit() runs no step: {directory} is at {saved.position}, and this backup belongs to another training: "
+            f"{'; '.join(changes)}; delete it or use another directory"
         )
     return None
+
+
+def warn_of_foreign(storage: Storage, origin: Any) -> None:
+    """Warns of another tool's backup in a directory without one of ours.
+
+    Args:
+        storage: The directory.
+        origin: The checkpoint that the model was made from; if there is one, the user has chosen.
+    """
+    found = foreign.find_backup(CheckpointDirectory.at(storage)) if origin is None else None
+    if found is None:
+        return
+    (backup, writer), place = found, storage.display()
+    start = f"initial_epoch={backup.epoch}" if backup.epoch else "the initial_epoch that it was at"
+    warn(
+        f"{place} holds {backup.name}, which {writer} wrote, and no backup of this package. It is not used: "
+        f"training starts with the model as it is. To start from it, use make_or_restore_model(build_fn, {place!r}, "
+        f"adopt=True) and {start}"
+    )

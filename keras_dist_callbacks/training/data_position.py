@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
 from keras_dist_callbacks._compat.fit import RunningFit
@@ -215,6 +216,11 @@ class DataPosition:
         if replicas > 1 and self._fit.ends_unexpectedly:
             found.append(_UNKNOWN_LENGTH)
         return found
+
+    @property
+    def reshuffles(self) -> bool:
+        """Whether the order of a pass depends on how often the user's dataset object was read before."""
+        return isinstance(self._source, tf.data.Dataset) and bool(pipeline.reshuffling_stages(self._source))
 
     def _unsettled(self) -> list[str]:
         """Python code of which nobody has said that it keeps no state."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from keras_dist_callbacks.backups.artifacts import EXTENSIONS, split_filepath
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.texts import print_line, warn
@@ -202,8 +202,8 @@ class SidecarEvaluator:
         """Evaluates a checkpoint; whether there is a new result."""
         if self._is_enough():
             return False
-        with tempfile.TemporaryDirectory(prefix="kdc-evaluator-") as directory:
-            taken = self._take(source, candidate, Path(directory))
+        with temporary.directory("evaluator") as directory:
+            taken = self._take(source, candidate, directory)
             if taken is None or taken.key in self._settled:
                 return False
             weights = self._model.fingerprint()

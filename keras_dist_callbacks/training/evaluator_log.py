@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import tensorflow as tf
@@ -24,6 +22,7 @@ from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirector
 from keras_dist_callbacks.backups.records import Count, Digest, Time
 from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training.evaluator_model import EvaluatedModel
@@ -178,8 +177,8 @@ class EvaluationLog:
     def _put_events(self, record: Record) -> None:
         if self._events is None:
             return
-        with tempfile.TemporaryDirectory(prefix="kdc-evaluator-") as directory:
-            file = Path(directory) / "events"
+        with temporary.directory("evaluator") as directory:
+            file = directory / "events"
             with tf.io.TFRecordWriter(str(file)) as writer:
                 writer.write(
                     tf.compat.v1.Event(wall_time=record.time, file_version="brain.Event:2").SerializeToString()
@@ -228,10 +227,10 @@ class BestExport:
             best is not None and not (value < best if self.mode == "min" else value > best)
         ):
             return
-        with tempfile.TemporaryDirectory(prefix="kdc-evaluator-") as directory:
+        with temporary.directory("evaluator") as directory:
             file = candidate.file
             if file is None or not file.name.endswith(_kind_of(self.name)):
-                file = Path(directory) / self.name
+                file = directory / self.name
                 model.save(file)
             generation, sequence = (1, 0) if there is None else there.order
             artifacts.publish(self.directory, file, self._described(candidate, value, generation, sequence + 1))

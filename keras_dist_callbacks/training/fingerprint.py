@@ -11,6 +11,7 @@ import numpy as np
 from keras_dist_callbacks._compat import describe_input, describe_model, optimizers
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
+from keras_dist_callbacks.texts import first_few
 
 _TENSOR = "description/facts"
 _RATE = "learning rate"
@@ -26,7 +27,7 @@ class Fingerprint:
 
     def __init__(self, fit: RunningFit) -> None:
         self._fit = fit
-        self._rates = {} if fit.model.optimizer is None else optimizers.fixed_rates(fit.model.optimizer)
+        self._rates = {} if fit.model.optimizer is None else _compiled_rates(fit.model)
         self._compiled = describe_model.compile_facts(fit.model)
         self._facts = {
             **describe_input.input_facts(fit),
@@ -50,20 +51,28 @@ class Fingerprint:
         if _TENSOR not in tensors:
             return []
         before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        changed = [_changed(name, before.get(name), self._facts.get(name)) for name in self._differing(before)]
+        return first_few(changed if rate_is_loaded else changed + self._changed_rates(before))
+
+    def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+        """What tells this training from the one whose finished backup was found, one sentence each.
+
+        The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process.
+        """
+        if _TENSOR not in tensors:
+            return []
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        now = {**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}}
+        rates = [name for name in now if name.startswith(_RATE) and before.get(name) != now[name]]
+        others = [name for name in self._differing(before) if not _is_input_seed(name)]
+        return first_few([_changed(name, before.get(name), now.get(name)) for name in rates + others])
+
+    def _differing(self, before: Mapping[str, Any]) -> list[str]:
         names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
-        differing = [
-            name for name in names if before.get(name) != self._facts.get(name) and not self._untold(name, before)
-        ]
-        one_sided = [name for name in differing if name not in before or name not in self._facts]
-        changed = [
-            _changed(name, before.get(name), self._facts.get(name))
-            for name in differing
-            if not any(name.startswith(f"{other}/") for other in one_sided)  # the stage as a whole is named
-        ]
-        if not rate_is_loaded:
-            changed += self._changed_rates(before)
-        more = len(changed) - _NAMED
-        return changed[:_NAMED] + ([f"and {more} more such differences"] if more > 0 else [])
+        found = [name for name in names if before.get(name) != self._facts.get(name) and not self._untold(name, before)]
+        one_sided = [name for name in found if name not in before or name not in self._facts]
+        # Of a stage that only one of them has, the stage as a whole is named.
+        return [name for name in found if not any(name.startswith(f"{other}/") for other in one_sided)]
 
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """What may have made another model of the one in a backup, one clause each."""
@@ -96,6 +105,12 @@ class Fingerprint:
         ]
 
 
+def _compiled_rates(model: Any) -> dict[str, float]:
+    """The rates that the code gave to compile(), which a checkpoint may have replaced since."""
+    optimizer, rates = getattr(model, "_kdc_compiled_rates", (None, {}))
+    return rates if optimizer is model.optimizer else optimizers.fixed_rates(model.optimizer)
+
+
 def _changes_of_trainable(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     words = {"True": "trainable", "False": "frozen"}
     found = []
@@ -109,11 +124,15 @@ def _changes_of_trainable(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 
 def _changes_of_rate(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    kind = "optimizer/learning_rate/class_name"
-    if before.get(kind) == now.get(kind):
+    kind = "optimizer/learning_rate"
+    if (kind in before) == (kind in now) or not before.keys() & {"optimizer/class"}:
         return []
-    was, is_now = (f"a schedule ({facts[kind]})" if kind in facts else "a number" for facts in (before, now))
+    was, is_now = (f"the schedule {facts[kind]}" if kind in facts else "a number" for facts in (before, now))
     return [f"the learning rate was {was} in the interrupted run and is {is_now} now"]
+
+
+def _is_input_seed(name: str) -> bool:
+    return name.startswith("input/") and name.rpartition("/")[2].startswith("seed")
 
 
 def _changed(name: str, before: Any, now: Any) -> str:
@@ -128,5 +147,5 @@ def _changed(name: str, before: Any, now: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = str(value)
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -14,7 +14,7 @@ from keras_dist_callbacks.cluster import loss, messaging, peers
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError
+from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.notices import NoticeWatch
 from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign, let_children_end
@@ -147,12 +147,12 @@ class Leaving:
             handler(int(self._signalled), None)
         raise Preempted(text)
 
-    def on_exception(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> None:
+    def on_exception(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> None:
         """An exception ends the run: what was handed over is committed before it is raised on, and notes say more.
 
         Args:
             error: The exception; one of `depart` is left as it is.
-            step: Batches trained.
+            step: Batches trained; None if they were not counted.
             at_hand: Captures the state behind the last step; None if it is not known.
 
         Raises:
@@ -180,7 +180,7 @@ class Leaving:
         self._stuck = not drained
         later = self._engine.take_failure()
         notes = [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
-        for note in [*notes, *self._cost(step)]:
+        for note in [*notes, *self._cost(step, error)]:
             (lost or error).add_note(note)
         self._raise_preempted(lost or error)
         if lost is not None:
@@ -200,10 +200,10 @@ class Leaving:
         self._say(f"{text}. Start the job again to resume")
         raise Preempted(text) from error
 
-    def _save_at(self, error: BaseException, step: int, at_hand: Callable[[], Snapshot | None]) -> bool:
+    def _save_at(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> bool:
         """Saves if the state is known and all workers end there; whether they do, so none is lost to the rest."""
         newest, alone = self._engine.committed, self._cluster.num_workers == 1
-        if alone and newest is not None and newest.step >= step:
+        if alone and newest is not None and step is not None and newest.step >= step:
             return False
         try:
             snapshot = at_hand() if self._saves_at(error) else None
@@ -221,14 +221,21 @@ class Leaving:
         told = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
         return told is not None and all(other == where for other in told)
 
-    def _cost(self, step: int) -> list[str]:
-        """What a restart costs."""
-        newest = self._engine.committed
-        lost = step - (newest.step if newest else 0)
-        return [
-            f"{where}; a restart {f'trains {lost} step(s) again' if lost > 0 else 'loses no step'}"
-            for where in self._newest()
-        ]
+    def _cost(self, step: int | None, error: BaseException) -> list[str]:
+        """What a restart costs; of an error that each restart repeats, that it does not help."""
+        newest, fenced = self._engine.committed, self._engine.fenced
+        if fenced is not None and not fenced.nothing_left:
+            return []  # what a restart finds is up to the newer run
+        if is_repeated(error):
+            return [f"{where}; a restart alone raises this error again" for where in self._newest()]
+        lost = 0 if step is None else step - (newest.step if newest else 0)
+        if lost > 0:
+            cost = f"; a restart trains {lost} step(s) again"
+        elif newest is None:
+            cost = "; a restart begins from the beginning"
+        else:
+            cost = "" if step is None else "; a restart loses no step"
+        return [f"{where}{cost}" for where in self._newest()]
 
     def _newest(self) -> list[str]:
         """Where the newest backup is; the chief alone knows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from keras_dist_callbacks._compat import pipeline, replay, rng, variables
+from keras_dist_callbacks._compat import optimizers, pipeline, replay, rng, variables
 from keras_dist_callbacks._compat.hidden_input import look_at_source
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
@@ -17,6 +17,8 @@ _AROUND = (
     "your loop gives each step the batch that it gave it before: it took batches by itself, not from "
     "Checkpointer.batches() or Checkpointer.iterator()"
 )
+
+_UNCOUNTED = "your loop itself resumes at the right batch: it did not call Checkpointer.step() for what it trained"
 
 
 class LoopInput:
@@ -35,20 +37,42 @@ class LoopInput:
         self._rng_at_epoch: JSON = None
         self._past = 0
         self._resumed: WorkerState | None = None
-        self._given = self._around = False
+        self._given = self._around = self._counted = self._uncounted = False
+        self._iterations = self._optimizer_iterations()
+        self.none_left = False
+        """Whether `Checkpointer.batches()` had no batch left in this epoch."""
 
     def resume(self, saved: WorkerState) -> None:
         """The loop goes on from a backup."""
-        self._past, self._resumed = saved.position.epoch, saved
-        self._around = _AROUND in saved.state.get(exactness.UNSEEN, ())
+        self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
+        unseen = saved.state.get(exactness.UNSEEN, ())
+        self._around, self._uncounted = _AROUND in unseen, _UNCOUNTED in unseen
 
-    def epoch_ends(self) -> None:
-        """The next epoch needs an iterator of its own."""
-        self._given = False
+    @property
+    def takes_own_batches(self) -> bool:
+        """Whether the loop reads batches that were not taken here, as far as is known."""
+        return self._around or (self._state is None and self._resumed is None)
+
+    def epoch_ends(self) -> bool:
+        """The next epoch needs an iterator of its own; returns whether this one counted no step."""
+        missing = not (self._counted or self.none_left or self._resumed)  # a resumed epoch may have no batch left
+        self._uncounted = self._uncounted or missing
+        self._around = self._around or not self._given
+        self._given = self._counted = self.none_left = False
+        return missing
+
+    def has_trained_uncounted(self) -> bool:
+        """Whether the optimizer was used though no step was ever counted."""
+        return self._iterations is not None and self._iterations != self._optimizer_iterations()
+
+    def _optimizer_iterations(self) -> int | None:
+        optimizer = self._trained.optimizer
+        return None if optimizer is None else optimizers.steps_taken(optimizer)
 
     def trained(self) -> None:
         """A batch was trained, wherever it came from."""
         self._around = self._around or not self._given
+        self._counted, self._iterations = True, None
 
     def rest(self, dataset: Iterable[Any], batch: int, *, made_for_epoch: bool) -> Iterator[Any]:
         """An iterator at the batches that are left of one pass over `dataset`.
@@ -103,7 +127,7 @@ class LoopInput:
         topics: dict[str, JSON] = {
             "rng_at_epoch": self._rng_at_epoch,
             exactness.INPUT: {"python": [], "unordered": []},
-            exactness.UNSEEN: [_AROUND] if self._around else [],
+            exactness.UNSEEN: self._conditions(),
         }
         if self._state is None:
             return topics, {}
@@ -114,6 +138,10 @@ class LoopInput:
             "unordered": [*self._state.hidden.unordered, *self._state.shared(self._trains)],
         }
         return topics, held
+
+    def _conditions(self) -> list[str]:
+        own = [_AROUND] if self.takes_own_batches else []
+        return own + ([_UNCOUNTED] if self._uncounted or self.has_trained_uncounted() else [])
 
     def _trains(self, key: int) -> bool:
         return key in variables.variable_set(self._trained).keys and key not in variables.global_seed_keys()

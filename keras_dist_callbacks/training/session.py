@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from keras_dist_callbacks._compat import building, replay, rng, variables
+from keras_dist_callbacks._compat import building, histories, replay, rng, variables
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat.step_control import control
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
@@ -34,6 +34,11 @@ from keras_dist_callbacks.training.snapshots import Progress, take
 from keras_dist_callbacks.training.unlisted import UnlistedState
 from keras_dist_callbacks.training.untold import untold
 
+_SAME_DATASET = (
+    "the script gives this fit() the dataset object of the fit() before it (a new dataset would begin its shuffled "
+    "orders again)"
+)
+
 
 class FitSession:
     """Controls one running fit(); implements `StepControl`."""
@@ -52,6 +57,7 @@ class FitSession:
         strict: bool | str = False,
         read_again: bool = False,
     ) -> None:
+        histories.note_begin(fit)
         self._fit = fit
         self._engine = engine
         self._cluster = cluster
@@ -68,12 +74,14 @@ class FitSession:
         self._saved: WorkerState | None = None
         self._commit = ""
         self._generation = 0  # of the backup
+        self._ended = False  # so many epochs were trained, or the run stopped early
         self.is_over = False  # the backup leaves this fit nothing to do: it is restored, and nothing is written
         self._goes_on = False  # where a fit of this process ended: nothing is to be restored
         self._progress = Progress()
         self._description: dict[str, JSON] = {}
         self._callbacks: Sequence[Any] = ()
         self._early_notes: list[str] = []
+        self._assumed: list[str] = []  # conditions of the resume that this fit alone knows
         self._undo: Callable[[], None] | None = None
         self.restored: Restored | None = None
 
@@ -81,6 +89,11 @@ class FitSession:
     def saved(self) -> WorkerState | None:
         """The backup that was found and is not restored yet."""
         return self._saved
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the backup is the end of the training that this fit asks for, the same on every worker."""
+        return self._ended and self.restored is not None and not self.restored.notes
 
     # --- events of fit, in their order
 
@@ -91,6 +104,7 @@ class FitSession:
             commit, self._saved = picked[0], require_fit(picked[1])
             self._commit, self._generation = commit.name, commit.generation
             self.is_over = continuing.is_over(self._saved, self._fit.epochs)
+            self._ended = continuing.has_ended(self._saved, self._fit.epochs)
         return self._saved
 
     def train_begin(self, callbacks: Sequence[Any]) -> None:
@@ -214,6 +228,9 @@ class FitSession:
         """After every other callback's `on_train_end`."""
         self._fit.forget_start()
         if self.is_over:
+            if delete and self.is_finished:
+                self._engine.claim(self._description)
+                self._engine.delete_finished(self._commit)
             self._cluster.leave("end of fit")
             self.close()
             return
@@ -223,14 +240,14 @@ class FitSession:
         self._request = self._leaving.at_the_end()
         self._depart_if_asked(lambda: self._capture("end"))
         self._engine.finish(self._capture("end"), delete=delete)
+        histories.note_end(self._fit.model)
         if not delete:
             continuing.note_end(self._directory, self._engine.generation, self._fit.model, self._fit.input)
         self.close()
 
-    def over_warning(self, saved: WorkerState) -> str | None:
-        """Why a run without a step may not be what the user wants."""
-        changes = self._unlisted.compile_changes(saved)
-        return continuing.over_warning(self._directory, saved, changes)
+    def _over_warning(self, saved: WorkerState) -> str | None:
+        changes = self._unlisted.changes_of_training if self._ended else self._unlisted.compile_changes
+        return continuing.over_warning(self._directory, saved, changes(saved))
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
@@ -290,6 +307,8 @@ class FitSession:
         if self._goes_on:
             return self._go_on(saved)
         self._progress.resume(saved.state)
+        if position.kind == "end" and self._fit.initial_epoch == position.epoch:
+            self._begin_next_fit(position.epoch)
         notes = self._data.restore(saved, self._progress.first_epoch or 0)
         if position.kind == "within":
             self._early_notes = notes
@@ -306,12 +325,21 @@ class FitSession:
         alike = continuing.lives_on(self._directory, self._generation, saved, self._fit.model)
         return all(self._cluster.gather(alike, "whether a run goes on")) if self._has_peers else alike
 
+    def _begin_next_fit(self, epoch: int) -> None:
+        """In a loop of fits: the script may give each fit a new dataset, or the same one again."""
+        if self._progress.shares_input is False:
+            self._progress.first_epoch, self._progress.validations = epoch, 0
+        elif self._progress.shares_input is None and self._data.reshuffles:
+            self._assumed.append(_SAME_DATASET)
+
     def _go_on(self, saved: WorkerState) -> list[str]:
         """Model, callbacks and random states are as this process has left them."""
         self._saved = None
-        if continuing.reads_on(self._directory, self._fit.input):
+        shares = continuing.reads_on(self._directory, self._fit.input)
+        if shares:
             self._progress.resume(saved.state)
             self._data.go_on(saved)
+        self._progress.shares_input = shares
         return []
 
     def _enter_interrupted_epoch(self, saved: WorkerState, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
@@ -338,12 +366,12 @@ class FitSession:
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
         judged = judge(saved, self._description, self._data.reasons, generator=self._fit.is_python_generator)
-        found = ([], []) if self.is_over or self._goes_on else judged
+        if self.is_over:
+            judged = (list(filter(None, [self._over_warning(saved)])), [])
+        found = ([], []) if self._goes_on else (judged[0], [*judged[1], *self._assumed])
         self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
         self.restored.require(self._strict)
         self._announce(self.restored)
-
-    # --- capturing
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with collector_paused():

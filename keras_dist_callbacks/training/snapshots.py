@@ -25,6 +25,7 @@ class Progress:
         count: Epochs and batches.
         first_epoch: The data had no iterators before it; None before any epoch.
         validations: How many were complete since.
+        shares_input: Whether each fit of a loop gets the input object of the one before; None if that is not known.
         rng_before_epoch: Random states before `on_epoch_begin`.
         rng_at_epoch: Those before the epoch's first batch.
     """
@@ -32,12 +33,14 @@ class Progress:
     count: StepCount = field(default_factory=StepCount)
     first_epoch: int | None = None
     validations: int = 0
+    shares_input: bool | None = None
     rng_before_epoch: JSON = None
     rng_at_epoch: JSON = None
 
     def resume(self, state: Mapping[str, JSON]) -> None:
         """The data's iterators are as old as they were for a backup."""
         self.first_epoch, self.validations = int(state["first_epoch"]), int(state["validations"])
+        self.shares_input = state.get("shares_input")
 
 
 def take(
@@ -68,6 +71,8 @@ def take(
         "finalized": kind == "end" and _finalizes(fit.model, callbacks),
         "stop_training": bool(fit.model.stop_training),
     }
+    if progress.shares_input is not None:
+        topics["shares_input"] = progress.shares_input
     if missed:
         topics[exactness.UNTOLD] = list(missed)
     if kind == "within":

@@ -58,7 +58,8 @@ class UnlistedState:
         notes += self._attributes.restore(saved.state.get(plain_attributes.TOPIC) or {}, saved.tensors)
         if continuing.is_over(saved, self._fit.epochs):
             return notes  # no step is left that could differ
-        loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None
+        noted = hasattr(self._fit.model, "_kdc_compiled_rates")
+        loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None and not noted
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
 
     def explaining(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
@@ -83,8 +84,12 @@ class UnlistedState:
             raise type(error)(f"{error}. Since then: {'; '.join(reasons)}") from error
 
     def compile_changes(self, saved: WorkerState) -> list[str]:
-        """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
+        """Which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""
         return self._facts.compile_changes(saved.tensors)
+
+    def changes_of_training(self, saved: WorkerState) -> list[str]:
+        """What differs from the training that wrote a finished backup: model, data, compile's arguments."""
+        return self._facts.of_another_training(saved.tensors)
 
     def _is_saved(self, holder: Any) -> bool:
         """Whether all variables of an object are in the snapshot."""

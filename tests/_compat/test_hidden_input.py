@@ -9,8 +9,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.trainers.data_adapters import py_dataset_adapter
 
-from keras_dist_callbacks._compat.hidden_input import look_into
+from keras_dist_callbacks._compat.hidden_input import look_at_source, look_into
 
 Between = Callable[[Any], Any]
 RUN_AHEAD: dict[str, Between] = {
@@ -115,3 +116,49 @@ def test_orders_that_are_drawn_ahead_of_an_early_end_are_named(name: str) -> Non
 @pytest.mark.parametrize("name", LATE)
 def test_a_pass_that_is_read_to_its_end_is_none(name: str) -> None:
     assert look_into(LATE[name]()).unordered == ()
+
+
+class Rows(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return np.ones((2, 3)), np.ones((2, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ""),
+        ({"workers": 1}, ""),
+        ({"workers": 0, "use_multiprocessing": True}, ""),
+        ({"workers": 2}, " (read in parallel: workers=2)"),
+        ({"workers": 1, "use_multiprocessing": True}, " (read in parallel: workers=1, use_multiprocessing=True)"),
+    ],
+)
+def test_a_py_dataset_that_several_threads_or_processes_read_is_named_so(options: dict[str, Any], words: str) -> None:
+    rows = Rows(**options)
+    adapter = py_dataset_adapter.PyDatasetAdapter(rows)
+    assert bool(adapter.enqueuer) == bool(words)
+    assert look_into(None, adapter, rows).python == look_at_source(rows).python == (f"the PyDataset Rows{words}",)
+
+
+def test_python_functions_that_may_run_in_parallel_are_named_so() -> None:
+    call = lambda v: tf.numpy_function(lambda a: a, [v], tf.int64)  # noqa: E731
+    rows = tf.data.Dataset.range(4)
+    assert look_into(rows.map(call)).python == ("a function in Dataset.map",)
+    assert look_into(rows.map(call, num_parallel_calls=2)).python == ("a function in Dataset.map (called in parallel)",)
+    several = rows.map(call).prefetch(1).map(call)
+    assert look_into(several).python == ("a function in Dataset.map and of other stages (perhaps in parallel)",)
+
+
+@pytest.mark.parametrize("name", ["interleave", "flat_map"])
+def test_python_in_a_dataset_that_a_function_captured_is_named(name: str) -> None:
+    inner = tf.data.Dataset.from_generator(lambda: iter(range(8)), output_signature=tf.TensorSpec((), tf.int64))
+    dataset = getattr(tf.data.Dataset.range(2), name)(lambda _: inner)
+    assert look_into(dataset).python
+
+
+def test_a_captured_dataset_without_python_is_not_named() -> None:
+    inner = tf.data.Dataset.range(8).map(lambda value: value + 1)
+    assert look_into(tf.data.Dataset.range(2).flat_map(lambda _: inner)).python == ()

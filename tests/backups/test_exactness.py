@@ -45,6 +45,21 @@ def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
     assert second == "x holds"
 
 
+@pytest.mark.parametrize(
+    ("name", "draws"),
+    [
+        ("the PyDataset Rows", "shares no random state with callbacks"),
+        ("the PyDataset Rows (read in parallel: workers=2)", "draws from no global random state"),
+        ("a function in Dataset.map (called in parallel)", "draws from no global random state"),
+        ("the Grain dataset MapDataset", "draws from no global random state"),
+        ("the Python generator", "draws from no global random state"),
+    ],
+)
+def test_code_that_runs_in_parallel_must_draw_from_no_global_random_state(name: str, draws: str) -> None:
+    (condition,) = exactness.conditions(saved(**{exactness.INPUT: {"python": [name], "unordered": []}}))
+    assert f"keeps no state of its own, and {draws} (" in condition
+
+
 def test_a_backup_of_an_older_version_is_exact_if_nothing_is_hidden() -> None:
     older = WorkerState(Position("within", 1, 2, 7), {}, {}, NOW)
     assert exactness.inexact_reasons(older, NOW) == []

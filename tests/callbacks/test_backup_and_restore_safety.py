@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +75,26 @@ def test_a_newer_run_on_the_directory_ends_the_older_one(tmp_path: Path) -> None
 
                 BackupStore(Storage.open(tmp_path)).claim({})
 
-    with pytest.raises(FencedError, match="taken over by a newer run"):
+    with pytest.raises(FencedError, match="taken over by a newer run") as caught:
         tiny.fit(tiny.model(), tmp_path, [StartAnother()], epochs=10)
+    assert not any("a restart" in note for note in caught.value.__notes__), "that is up to the newer run"
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed"])
+def test_a_backup_directory_that_vanishes_ends_the_run_and_no_backup_is_promised(tmp_path: Path, how: str) -> None:
+    class Vanish(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                shared_writer().wait()
+                (tmp_path / "backup").rename(tmp_path / "other")
+                if how == "deleted":
+                    shutil.rmtree(tmp_path / "other")
+
+    with pytest.raises(FencedError, match="backup was deleted or renamed during the run") as caught:
+        tiny.fit(tiny.model(), tmp_path / "backup", [Vanish()], epochs=10)
+    (cost,) = [note for note in caught.value.__notes__ if "a restart" in note]
+    assert re.fullmatch(r"there is no backup; a restart trains \d+ step\(s\) again", cost)
+    assert "newer run (" not in str(caught.value)
 
 
 def test_weights_in_a_backup_load_with_plain_safetensors(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 import copy
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
 
-from keras_dist_callbacks import TensorBoard
+from keras_dist_callbacks import BackupAndRestore, ModelCheckpoint, TensorBoard
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, StorageError
@@ -21,8 +23,24 @@ from tests.support.callback_helpers import (
     scalars,
     tiny_model,
 )
+from tests.support.leftovers import leftovers
 
 pytestmark = ignore_keras_warnings
+
+
+def backup_and_restore(place: str) -> Any:
+    return BackupAndRestore(place)
+
+
+def model_checkpoint(place: str) -> Any:
+    return ModelCheckpoint(f"{place}/{{epoch}}.keras")
+
+
+def tensorboard(place: str) -> Any:
+    return TensorBoard(place)
+
+
+MADE_OF_A_PLACE = [backup_and_restore, model_checkpoint, tensorboard]
 
 
 def mirror(url: str, target: Path) -> Path:
@@ -44,6 +62,28 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_without_the_package_tensorboard_the_constructor_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError, match=r'pip install "keras-dist-callbacks\[tensorboard\]"'):
+        TensorBoard(tmp_path)
+
+
+@pytest.mark.parametrize("make", MADE_OF_A_PLACE, ids=lambda make: make.__name__)
+def test_a_missing_package_of_a_store_is_an_error_of_the_constructor(
+    make: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "s3fs"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r'pip install "keras-dist-callbacks\[s3\]"'):
+        make("s3://bucket/run")
+
+
 @pytest.mark.slow
 def test_the_chief_writes_what_keras_writes_where_keras_does(tmp_path: Path) -> None:
     history = fit(tiny_model(), TensorBoard(tmp_path), epochs=2, validation_data=(X, Y))
@@ -61,7 +101,7 @@ def test_another_worker_writes_to_a_temporary_directory_that_is_gone_afterwards(
     spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(list(temporary.rglob("events*"))))
     fit(tiny_model(), TensorBoard(tmp_path / "logs"), spy)
     assert seen[0] != []
-    assert list(temporary.iterdir()) == []
+    assert leftovers(temporary) == []
     assert not (tmp_path / "logs").exists()
 
 
@@ -115,7 +155,7 @@ def test_a_store_that_tensorflow_cannot_write_gets_complete_copies(tmp_path: Pat
     copy = mirror(url, tmp_path / "copy")
     assert [v for _, v in scalars(copy / "train")["epoch_loss"]] == pytest.approx(history.history["loss"])
     assert len(scalars(copy / "validation")["epoch_loss"]) == 2
-    assert list(temporary.iterdir()) == []
+    assert leftovers(temporary) == []
 
 
 @pytest.mark.slow

@@ -18,13 +18,16 @@ import xxhash
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import artifacts, owners
+from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.sidecar import SIDECAR
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.backups.topics import Info
 from keras_dist_callbacks.engine import exchange
 from keras_dist_callbacks.engine.picking import newest_good
-from keras_dist_callbacks.errors import BackupError, BackupMismatchError
+from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
+from tests.backups import test_store as store_tests
 from tests.support import tiny
 from tests.support.checkpoints import checkpoints
 from tests.support.cli_backups import kdc as command
@@ -104,10 +107,22 @@ def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(dir
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20 * 8, "kilobytes; TensorFlow's included"
 
 
+INFOS: list[Any] = [[], [["keras", "3"]], "text", {"x": []}, *({name: []} for name in Info.__struct_fields__)]
+
+
+@pytest.mark.parametrize("info", INFOS, ids=str)
+def test_a_manifest_whose_info_is_not_what_a_run_writes_is_damaged(tmp_path: Path, info: Any) -> None:
+    manifest = store_tests.commit(store_tests.new_store(tmp_path), 1)
+    body = json.loads((tmp_path / manifest.id.name).read_bytes())["manifest"]
+    content = seal_manifest(json.dumps({**body, "info": info}, separators=(",", ":")).encode())
+    with pytest.raises(DamagedBackupError, match="is not what a backup holds"):
+        decode_manifest(content, "it")
+
+
 def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(directory: Path, count: int) -> None:
     (record,) = (directory / "backup/owners").glob("*.json")
     body = json.loads(record.read_bytes())
-    wanted = ("claimed", "token", "made_directory")
+    wanted = ("claimed", "token", "made_directory", "by", "script", "host", "pid")
     storage = Storage.open(directory / "backup")
     for what, text in cases(count, {key: body[key] for key in wanted}, lambda place: False, 0.1):
         record.write_bytes(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -172,13 +173,28 @@ def test_one_of_which_the_chief_says_nothing_is_given_up(service: Service, monke
     assert service.values == {}
 
 
-def test_a_lost_cluster_ends_the_waiting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_run_ends_the_waiting_for_the_chief(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     side(0).stands_in_line(1)
     exchange = side(1, timeout=0.1)
     worker = Delivering(exchange, 1)
     time.sleep(0.3)
     exchange.abort.set()
-    assert worker.end() == "the cluster was lost before the chief came to save 1"
+    ended = r"the chief had not taken part in save 1 when this run was ended, 0\.\d s after it was asked"
+    assert re.fullmatch(ended, worker.end())
+
+
+def test_a_run_that_is_ended_reports_how_long_it_really_waited_for_a_worker(
+    service: Service, prints: dict[str, Fingerprint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chief = side(0)
+    chief.abort.set()
+    with pytest.raises(BackupError) as caught:
+        chief.collect(1, own(0), prints)
+    ended = r"worker 1 had not delivered its state when this run was ended, \d\.\d s after it was asked"
+    assert re.fullmatch(ended, str(caught.value))
+    monkeypatch.setattr(messaging, "_loss", ["worker 2 is lost"])
+    with pytest.raises(BackupError, match=r"delivered its state .* \(worker 2 is lost\)"):
+        chief.collect(1, own(0), prints)
 
 
 def test_what_is_skipped_already_is_not_hashed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,7 +266,7 @@ def test_a_save_that_fails_before_workers_are_asked_is_skipped(engine: Engine, m
 
 @pytest.mark.slow
 @ignore_keras_warnings
-@pytest.mark.filterwarnings("ignore:.*left out:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:backups are skipped:RuntimeWarning")
 def test_a_slow_store_costs_distance_between_backups_and_not_the_newest_one(tmp_path: Path) -> None:
     """A run that is cut off behind its last step finds a backup of that step, however slow the store is."""
     reference = tiny.model()

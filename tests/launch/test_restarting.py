@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,63 @@ def test_kdc_run_runs_a_script_as_python_does(tmp_path: Path, word: str, code: i
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == code, ended.stderr
     assert ("it ran" in ended.stdout) == (code == 0)
+
+
+def run_kdc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "keras_dist_callbacks.cli", "run", *arguments]
+    root = str(Path(kdc.__file__).parents[1])  # `python -m` has the working directory in place of it
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=cwd, env={**os.environ, "PYTHONPATH": root}
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "arguments", [["nosuch.py"], ["-m", "nosuch"], ["-m", "empty"], ["-m", "empty.no"], ["-m", "script.py"], ["empty"]]
+)
+def test_a_program_that_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "__init__.py").write_text("")
+    (tmp_path / "script.py").write_text("print('it ran')")
+    ended = run_kdc(*arguments, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("kdc: ")
+    assert arguments[-1] in line
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("code", ["raise ValueError('a bug')", "1 +", "import nosuch_module_of_theirs"])
+@pytest.mark.parametrize("way", ["script", "module", "package"])
+def test_the_traceback_of_an_error_begins_at_the_users_program(tmp_path: Path, way: str, code: str) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text(code if way == "package" else "")
+    file = tmp_path / "theirs" / "train.py"
+    file.write_text(code)
+    ended = run_kdc(*([str(file)] if way == "script" else ["-m", "theirs.train"]), cwd=tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    places = [line.split('"')[1] for line in ended.stderr.splitlines() if line.startswith("  File ")]
+    assert places == [str(file.parent / "__init__.py" if way == "package" else file)]
+    assert ended.stderr.splitlines()[-1].startswith(("ValueError: a bug", "SyntaxError", "ModuleNotFoundError"))
+
+
+@pytest.mark.process
+def test_kdc_run_m_runs_a_module_as_python_does(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__main__.py").write_text(
+        "import sys; from . import beside; print(__name__, __spec__.name, sys.argv, sys.path[0])"
+    )
+    (tmp_path / "theirs" / "beside.py").write_text("")
+    ended = run_kdc("-m", "theirs", "-m", "--epochs", "3", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    argv = [str(tmp_path / "theirs" / "__main__.py"), "-m", "--epochs", "3"]
+    assert ended.stdout.strip() == f"__main__ theirs.__main__ {argv} {tmp_path}"
+
+
+@pytest.mark.process
+def test_an_interrupt_ends_with_130_and_the_programs_traceback(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise KeyboardInterrupt")
+    ended = run_kdc("script.py", cwd=tmp_path)
+    assert ended.returncode == 130
+    assert "KeyboardInterrupt" in ended.stderr
+    assert "typer" not in ended.stderr

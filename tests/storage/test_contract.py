@@ -16,6 +16,7 @@ import pytest
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage import remote_files, traffic
 from keras_dist_callbacks.storage.storage import Storage
+from tests.support.leftovers import leftovers
 from tests.support.stores.fixtures import Place, Stores
 from tests.support.stores.proxy import FaultProxy, Request
 
@@ -126,7 +127,7 @@ def test_an_object_too_large_for_memory_goes_through_a_file_just_as_exclusively(
     with pytest.raises(FileExistsError):
         storage.create("large", [content[1:], b"x"])
     assert storage.read("large", 0, 10) == content[:10]
-    assert list(spool.iterdir()) == []
+    assert leftovers(spool) == []
 
 
 @pytest.mark.process

@@ -80,7 +80,10 @@ def test_an_interrupted_write_publishes_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "write", full)
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: full(descriptor, data))
-    with pytest.raises(StorageError, match=r"cannot create .*/x: No space left on device; free some space"):
+    with pytest.raises(
+        StorageError,
+        match=r"cannot create .*/x: No space left on device; it needs 7 B and .* are free.*: free some space",
+    ):
         storage.create("x", [b"content"])
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest,
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.app import app
 from keras_dist_callbacks.storage.storage import Storage
-from tests.support.states import loop_state
+from tests.support.states import fit_state
 
 DAY = 86400.0
 INFO = {"keras": "3.15", "tensorflow": "2.21", "python": "3.11", "workers": 1, "replicas": 1, "seed": 7}
@@ -90,9 +90,7 @@ def commit(
         for blob in packer.pack(held, prints, prefix=f"worker{worker}/" if worker else ""):
             store.stage_all([blob])
         records.append(
-            WorkerRecord(
-                packer.locate(held, prints), {**loop_state(), **states[worker]} if worker < len(states) else {}
-            )
+            WorkerRecord(packer.locate(held, prints), {**fit_state(), **states[worker]} if worker < len(states) else {})
         )
     created = {} if age is None else {"created": time.time() - age}
     manifest = Manifest(

@@ -1,4 +1,4 @@
-"""killed_saver.py DIRECTORY CALL NUMBER: saves twice, and is killed before a system call of its second save."""
+"""killed_saver.py DIRECTORY CALL NUMBER [SAVES]: saves, and is killed before a system call of the last save."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from tests.engine.test_one_pass import Saver
 
 def main() -> None:
     directory, name, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    saves = int(sys.argv[4]) if len(sys.argv) > 4 else 2
     value = np.random.default_rng(0).integers(0, 255, 9 * 2**20 + 5, np.uint8)
     saver = Saver(directory, fsync=True)
-    saver.save({"a": value})
+    for save in range(1, saves):
+        saver.save({"a": value - save})
     original, calls = getattr(os, name), 0
 
     def call(*given: Any, **options: Any) -> Any:
@@ -27,7 +29,7 @@ def main() -> None:
         return original(*given, **options)
 
     setattr(os, name, call)
-    saver.save({"a": value + 1})
+    saver.save({"a": value})
 
 
 if __name__ == "__main__":

@@ -139,6 +139,7 @@ class Delivered:
 
     def __init__(self, num_workers: int) -> None:
         self._workers = range(1, num_workers)
+        self.abort = threading.Event()
 
     def collect(self, save: int, snapshot: Snapshot, prints: Any) -> list[LocalState]:
         found = []

@@ -33,3 +33,12 @@ def loop_state(**user: Any) -> dict[str, Any]:
         "not_saved": [],
         "hidden_input": {"python": [], "unordered": []},
     }
+
+
+def fit_state() -> dict[str, Any]:
+    """The same of a fit(), in which everything was inspected and nothing was found."""
+    state = loop_state()
+    del state["user"]
+    counts = {"num_batches": 10, "first_epoch": 0, "validations": 0, "finalized": False, "stop_training": False}
+    nothing: dict[str, Any] = {"unseen": [], "random_operations": [], "input_variables": [], "hidden_variables": []}
+    return {**state, **counts, **nothing, "logs": {}}

@@ -15,6 +15,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.testing.local_cluster import run_until_done
 from tests.support import SUPPORT, tiny
+from tests.support.cli_backups import kdc_json
 from tests.support.docstrings import assert_said
 from tests.support.processes import job
 
@@ -145,3 +146,91 @@ def test_the_example_is_killed_twice_and_ends_bit_identical(tmp_path: Path, work
     assert (tmp_path / f"killed-steps{killed}").read_text() == (tmp_path / f"reference-steps{killed}").read_text()
     for worker in range(workers):
         assert (tmp_path / f"killed-end{worker}").read_text() == (tmp_path / f"reference-end{worker}").read_text()
+
+
+def trained_apart(
+    checkpointer: kdc.Checkpointer, optimizer: Any, model: Any, rows: Any, *, epochs: int, step: bool = False
+) -> None:
+    for _ in checkpointer.epochs(epochs):
+        for x, y in rows:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x) - y))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            if step:
+                checkpointer.step()
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 30])
+def test_a_loop_that_counts_no_step_is_told_once_and_never_called_exact(
+    tmp_path: Path, save_freq: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = tiny.model(), keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+    options = {"model": model, "optimizer": optimizer, "save_freq": save_freq, "delete_checkpoint": False}
+    effect = "hold no position in the data" if save_freq == "epoch" else "no backup is written"
+    with kdc.Checkpointer(tmp_path, **options) as checkpointer:
+        checkpointer.restore()
+        with pytest.warns(RuntimeWarning, match=rf"counted no step, so .*{effect}.*checkpointer.step\(\)") as told:
+            trained_apart(checkpointer, optimizer, model, tiny.shuffled(), epochs=2)
+    assert len(told) == 1
+    second = kdc.Checkpointer(tmp_path, **options)
+    assert second.restore()
+    shown = capsys.readouterr().out
+    assert "exact if your loop gives each step the batch that it gave it before" in shown
+    assert "your loop itself resumes at the right batch" in shown
+    (row, *_) = kdc_json("ls", tmp_path)["commits"]
+    assert row["verdict"] == "exact if"
+    assert all(condition in shown for condition in row["conditions"])
+
+
+def test_a_loop_without_epochs_that_counts_no_step_is_told_at_the_end(tmp_path: Path) -> None:
+    model, optimizer = tiny.model(), keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+    checkpointer = kdc.Checkpointer(tmp_path, model=model, optimizer=optimizer)
+    checkpointer.restore()
+    optimizer.apply([tf.ones_like(v) for v in model.trainable_variables], model.trainable_variables)
+    with pytest.warns(RuntimeWarning, match="counted no step"):
+        checkpointer.close()
+
+
+def test_ls_says_of_a_loop_what_its_resume_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop(tmp_path, epochs=1, delete_checkpoint=False)
+    (row, *_) = kdc_json("ls", tmp_path)["commits"]
+    capsys.readouterr()
+    loop(tmp_path, epochs=1, delete_checkpoint=False)
+    assert row["verdict"] == "exact if"
+    assert f"exact if {'; and if '.join(row['conditions'])}" in capsys.readouterr().out
+
+
+def test_an_exception_in_a_loop_with_batches_of_its_own_saves_nothing(tmp_path: Path) -> None:
+    """The Checkpointer does not know whether a step is in progress, and half a step must not become a backup."""
+    model, optimizer = tiny.model(), keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+
+    def rows() -> Any:
+        yield from list(tiny.shuffled())[:2]
+        raise tiny.Stop
+
+    def train() -> None:
+        with kdc.Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
+            checkpointer.restore()
+            trained_apart(checkpointer, optimizer, model, rows(), epochs=1, step=True)
+
+    with pytest.raises(tiny.Stop):
+        train()
+    assert kdc_json("ls", tmp_path)["commits"] == []
+
+
+def test_an_exception_in_a_loop_that_counts_no_step_promises_nothing(tmp_path: Path) -> None:
+    model, optimizer = tiny.model(), keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+
+    def train() -> None:
+        with kdc.Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
+            checkpointer.restore()
+            optimizer.apply([tf.ones_like(v) for v in model.trainable_variables], model.trainable_variables)
+            raise tiny.Stop
+
+    with pytest.raises(tiny.Stop) as raised:
+        train()
+    assert raised.value.__notes__ == ["there is no backup; a restart begins from the beginning"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.training import continuing
@@ -72,6 +73,60 @@ def test_a_loop_of_fits_that_was_killed_goes_on_where_it_was(
     assert capsys.readouterr().out.count("No step is run") == stop[0]
 
 
+@pytest.mark.parametrize("stop", [(1, 0), (2, 1), (3, 0), None])
+@pytest.mark.parametrize("options", [{}, KEEP], ids=["deleted", "kept"])
+@pytest.mark.parametrize("span", [1, 2])
+def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
+    tmp_path: Path, restart: Callable[[], None], span: int, options: dict[str, Any], stop: tuple[int, int] | None
+) -> None:
+    def histories(directory: Path | None, stop: tuple[int, int] | None = None, end: int = 4) -> list[Any]:
+        model, found, dataset = tiny.model(), [], tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH)
+        for epoch in range(0, end, span):
+            stops = [tiny.StopAt(*stop)] if stop else []
+            asked = {"initial_epoch": epoch, "epochs": epoch + span, "options": options or None}
+            done = tiny.fit(model, directory, stops, x=dataset, validation_data=dataset, **asked)
+            found.append((done.epoch, done.history))
+        return found
+
+    if stop is None:
+        histories(tmp_path, end=2)  # killed between two fits
+    else:
+        with pytest.raises(tiny.Stop):
+            histories(tmp_path, stop)
+    restart()
+    expected = histories(None)
+    if stop is None and not options:
+        return  # there is no backup between two fits: all is trained again
+    assert histories(tmp_path) == expected
+
+
+@pytest.mark.parametrize("trained", [1, 2])
+@pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
+def test_a_loop_that_was_killed_between_two_fits_is_exact_where_its_dataset_is_known(
+    tmp_path: Path, restart: Callable[[], None], anew: bool, trained: int
+) -> None:
+    def loop_to(end: int, directory: Path | None) -> tuple[keras.Model, list[kdc.BackupAndRestore]]:
+        model, callbacks = tiny.model(), []
+        for epoch, dataset in zip(range(end), datasets(anew=anew), strict=False):
+            ours = [kdc.BackupAndRestore(directory, **KEEP)] if directory else []
+            tiny.fit(model, None, ours, x=dataset, initial_epoch=epoch, epochs=epoch + 1)
+            callbacks += ours
+        return model, callbacks
+
+    loop_to(trained, tmp_path)
+    restart()
+    model, callbacks = loop_to(EPOCHS, tmp_path)
+    restored = callbacks[trained].restored
+    assert restored is not None
+    if trained == 1:  # of one fit alone, no one knows what the loop gives the next one
+        assert restored.verdict == "exact if"
+        assert "dataset object of the fit() before it" in restored.conditions[0]
+    else:
+        assert restored.verdict == "exact"
+    if trained > 1 or not anew:
+        tiny.assert_same(model, loop_to(EPOCHS, None)[0])
+
+
 @pytest.mark.parametrize("stop", [(2, 3), None])
 @pytest.mark.parametrize("options", [{}, KEEP], ids=["to be deleted", "kept"])
 def test_a_fit_of_fewer_epochs_restores_and_leaves_everything_as_it_is(
@@ -102,9 +157,34 @@ def test_a_finished_job_that_runs_again_says_so_in_a_line(
     tiny.fit(tiny.model(), tmp_path, options=KEEP)
     restart()
     before = files(tmp_path)
-    tiny.fit(tiny.model(), tmp_path)  # which would delete its own
+    tiny.fit(tiny.model(), tmp_path, options=KEEP)
     assert files(tmp_path) == before
     assert "No step is run: the run is finished" in capsys.readouterr().out
+
+
+def test_a_rerun_deletes_the_backup_that_a_kill_at_the_end_left(
+    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = tiny.model()
+    tiny.fit(trained, tmp_path, options=KEEP)  # as if killed before the deletion
+    restart()
+    again = tiny.model()
+    tiny.fit(again, tmp_path)
+    tiny.assert_same(again, trained)
+    assert files(tmp_path) == {}
+    assert "the run is finished, and the backup is at the end of epoch 3 (step 15); it is deleted" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_finished_backup_of_another_training_is_not_deleted(tmp_path: Path, restart: Callable[[], None]) -> None:
+    tiny.fit(tiny.model(), tmp_path, options=KEEP)
+    restart()
+    before, model = files(tmp_path), tiny.model()
+    model.compile(model.optimizer, "mae")
+    with pytest.warns(RuntimeWarning, match="belongs to another training: loss changed"):
+        tiny.fit(model, tmp_path)
+    assert files(tmp_path) == before
 
 
 def test_a_second_fit_in_a_finished_runs_directory_is_warned(tmp_path: Path) -> None:
@@ -121,7 +201,7 @@ def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(
     model = tiny.model()
     rate = float(model.optimizer.learning_rate.numpy())
     model.optimizer.learning_rate = rate / 10  # the second phase of a fine-tuning
-    with pytest.warns(RuntimeWarning, match="compiled in another way .learning rate changed from .* own"):
+    with pytest.warns(RuntimeWarning, match="belongs to another training: learning rate changed from"):
         tiny.fit(model, tmp_path, options=KEEP)
 
 

@@ -247,7 +247,7 @@ def test_stages_are_not_compared_where_no_step_is_left(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="runs no step: an earlier fit"):
         tiny.fit(compiled(), None, [callback], x=inputs.rows().batch(4))
     assert callback.restored is not None
-    assert callback.restored.notes == ()
+    assert len(callback.restored.notes) == 1  # the warning alone
 
 
 def of_texts(words: str, *, adapts: int = 1) -> keras.Model:
@@ -320,4 +320,4 @@ def test_fits_of_one_epoch_each_may_have_other_rows_each(tmp_path: Path) -> None
     with pytest.warns(RuntimeWarning, match="runs no step"):  # both are of this process
         tiny.fit(compiled(), None, [callback], epochs=1, x=x, y=y, batch_size=8)
     assert callback.restored is not None
-    assert callback.restored.notes == ()
+    assert len(callback.restored.notes) == 1  # the warning alone

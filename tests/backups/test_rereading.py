@@ -1,0 +1,162 @@
+"""One bad read of good files: it is repeated, and neither a backup nor a checkpoint is lost to it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_dist_callbacks.backups import artifacts, end_marker, packing
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.picking import look_up, newest_good
+from keras_dist_callbacks.storage.local_files import LocalFiles
+from keras_dist_callbacks.storage.storage import Storage
+from tests.backups.test_store import commit, new_store
+from tests.support.checkpoints import SERIES, checkpoints, save
+from tests.support.cli_backups import kdc_json
+
+FLIPPED = "the first read differed from the second one, which is good and is used"
+
+
+class Flips:
+    """Turns a bit in what the n-th read returns."""
+
+    def __init__(self, number: int) -> None:
+        self.left, self.struck = number, False
+
+    def flip(self, content: bytearray | memoryview) -> None:
+        self.left -= 1
+        if self.left == 0 and len(content):
+            content[len(content) // 2] ^= 4
+            self.struck = True
+
+
+@contextmanager
+def one_bad_read(number: int) -> Iterator[Flips]:
+    flips, real_read, real_into, real_download = (
+        Flips(number),
+        LocalFiles.read,
+        LocalFiles.read_into,
+        LocalFiles.download,
+    )
+
+    def read(self: LocalFiles, *given: Any) -> bytes:
+        content = bytearray(real_read(self, *given))
+        flips.flip(content)
+        return bytes(content)
+
+    def read_into(self: LocalFiles, path: str, start: int, view: memoryview) -> int:
+        filled = real_into(self, path, start, view)
+        flips.flip(view)
+        return filled
+
+    def download(self: LocalFiles, path: str, target: Path) -> None:
+        real_download(self, path, target)
+        content = bytearray(target.read_bytes())
+        flips.flip(content)
+        target.write_bytes(content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalFiles, "read", read)
+        patch.setattr(LocalFiles, "read_into", read_into)
+        patch.setattr(LocalFiles, "download", download)
+        yield flips
+
+
+def at_every_read(act: Callable[[], Any], expected: Any) -> int:
+    """Does it with a bad read at each place; how many places there are."""
+    for number in range(1, 100):
+        with warnings.catch_warnings(record=True) as told, one_bad_read(number) as flips:
+            warnings.simplefilter("always")
+            assert act() == expected, f"read {number}"
+        if not flips.struck:
+            return number - 1
+        assert [FLIPPED in str(one.message) for one in told] == [True], (
+            f"read {number}: {[str(o.message) for o in told]}"
+        )
+    raise AssertionError("it reads without end")
+
+
+@pytest.fixture
+def backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two backups of several blobs."""
+    monkeypatch.setattr(packing, "BLOB_BYTES", 20)
+    store = new_store(tmp_path / "backup")
+    for sequence in (1, 2):
+        commit(store, sequence, {"a": np.arange(9.0) + sequence, "b": np.arange(5), "c": np.zeros(3)})
+    return tmp_path / "backup"
+
+
+@pytest.mark.parametrize("find", [lambda s: newest_good(s, 1), lambda s: look_up(s, None, 1)], ids=["pick", "look_up"])
+def test_the_newest_backup_is_taken_and_stays_whichever_read_was_bad(backup: Path, find: Any) -> None:
+    before = sorted(backup.rglob("*"))
+
+    def act() -> int:
+        found = find(BackupStore(Storage.open(backup)))
+        np.testing.assert_array_equal(found[1].tensors["a"], np.arange(9.0) + 2)
+        return int(found[0].sequence)
+
+    assert at_every_read(act, 2) >= 7  # a manifest, three headers, three blobs
+    assert sorted(backup.rglob("*")) == before
+
+
+def test_kdc_verify_finds_every_backup_and_checkpoint_whole_whichever_read_was_bad(backup: Path) -> None:
+    save(checkpoints(backup), 1, backup.parent)
+
+    def act() -> list[str]:
+        return [verdict["state"] for verdict in kdc_json("verify", backup)["verdicts"]]
+
+    assert at_every_read(act, ["whole"] * 3) >= 10
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_the_newest_checkpoint_is_taken_whichever_read_was_bad(tmp_path: Path, copies: bool) -> None:
+    directory = checkpoints(tmp_path / "models")
+    for epoch in (1, 2):
+        save(directory, epoch, tmp_path)
+    into = tmp_path / "into" if copies else None
+    if into is not None:
+        into.mkdir()
+
+    def act() -> str:
+        return artifacts.newest_verified(directory, into=into).name  # type: ignore[union-attr]
+
+    assert at_every_read(act, "2.keras") == 3  # two sidecars, one file
+    assert into is None or (into / "2.keras").read_bytes() == b"model 2 of run 1"
+
+
+def test_the_version_that_an_interrupted_replacement_left_is_found_whichever_read_was_bad(tmp_path: Path) -> None:
+    directory = checkpoints(tmp_path / "models")
+    first = save(directory, 1, tmp_path)
+    artifacts.write_sidecar(directory, [artifacts.dataclasses.replace(first, sequence=9, digest="0" * 32), first])
+    assert at_every_read(lambda: artifacts.find(directory).artifacts, (first,)) == 2
+
+
+def test_the_note_of_a_training_end_is_read_whichever_read_was_bad(tmp_path: Path) -> None:
+    directory = checkpoints(tmp_path / "models")
+    save(directory, 1, tmp_path)
+    end_marker.publish(directory, SERIES, 1, "1.keras")
+
+    def act() -> tuple[bool, list[str]]:
+        (marker,), problems = end_marker.read_all(directory)
+        return marker.ended, problems
+
+    assert at_every_read(act, (True, [])) == 1
+
+
+def test_a_backup_that_is_really_damaged_is_quarantined_without_a_word_of_bad_reads(backup: Path) -> None:
+    newest = BackupStore(Storage.open(backup)).manifest(BackupStore(Storage.open(backup)).commits()[-1])
+    blob = backup / newest.workers[0].tensors["a"].blob
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.write_bytes(content)
+    with pytest.warns(RuntimeWarning, match="a damaged backup was set aside") as told:
+        found = newest_good(BackupStore(Storage.open(backup)), 1)
+    assert found is not None
+    assert found[0].sequence == 1
+    assert len(told) == 1

@@ -1,0 +1,91 @@
+"""A store that does not answer is reported while it is still being tried; one that answers soon is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.storage import failures
+from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import Storage
+
+IMPATIENT = RetryPolicy(total_seconds=1.5, initial_wait=0.05, max_wait=0.2, request_seconds=1)
+
+
+class Failing:
+    """A file system of which so many requests fail."""
+
+    protocol = "memory"
+    async_impl = False
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+
+    def ls(self, *given: Any, **options: Any) -> list[Any]:
+        self.left -= 1
+        if self.left >= 0:
+            raise ConnectionRefusedError("not there, said http://user:hunter22@host")
+        return []
+
+
+def storage(count: int) -> Storage:
+    opened = Storage.open("memory://user:hunter22@host/run", retry=IMPATIENT)
+    fs = Failing(count)
+    remote = RemoteFiles(Connection(fs, lambda: fs), IMPATIENT, notice=opened._remote.notice)
+    object.__setattr__(opened, "_remote", remote)
+    return opened
+
+
+def test_what_fails_for_long_is_printed_once_before_the_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(failures, "QUICK_SECONDS", 0.3)
+    away = storage(10**6)
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            away.files()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    failed, silent = sorted(captured.err.splitlines())
+    assert ": a request has failed for 0 s; it is being tried for about 1.5 s in all: " in failed
+    assert "not there" in failed
+    assert ": no answer for 0 s; it is being tried for about 1.5 s in all: " in silent
+    assert "check the network, the address of the store" in silent
+    assert "hunter22" not in captured.err
+
+
+def test_what_passes_within_seconds_is_not_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert storage(3).files() == []
+    assert capsys.readouterr().err == ""
+
+
+def test_what_fails_for_long_after_the_store_has_answered_once_is_printed_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(failures, "QUICK_SECONDS", 0.3)
+    away = storage(0)
+    assert away.files() == []
+    away._remote.fs.left = 10**6
+    with pytest.raises(StorageError):
+        away.files()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a request has failed for 0 s; it is being tried for about 1.5 s in all: " in line
+    assert "not there" in line
+    assert "hunter22" not in line
+
+
+@pytest.mark.slow
+def test_a_wrong_endpoint_is_reported_while_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("s3fs")
+    monkeypatch.setattr(failures, "QUICK_SECONDS", 0.5)
+    options = {"key": "k", "secret": "s", "endpoint_url": "http://127.0.0.1:9"}
+    with pytest.raises(StorageError, match="check the network"):
+        Storage.open("s3://bucket/run", options, retry=RetryPolicy(total_seconds=4, request_seconds=2)).probe()
+    line = capsys.readouterr().err.splitlines()[0]
+    assert "keras_dist_callbacks: s3://bucket/run: no answer for" in line
+    assert "its endpoint_url" in line
