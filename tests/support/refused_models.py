@@ -11,8 +11,16 @@ import keras_dist_callbacks as kdc
 CHANGES: list[tuple[dict[str, bool], dict[str, bool], str]] = [
     ({}, {"trainable": False}, "layer 'first' was trainable in the interrupted run and is frozen now"),
     ({"trainable": False}, {}, "layer 'first' was frozen in the interrupted run and is trainable now"),
-    ({}, {"scheduled": True}, "the learning rate was a number .* and is a schedule .ExponentialDecay. now"),
-    ({"scheduled": True}, {}, "the learning rate was a schedule .ExponentialDecay. .* and is a number now"),
+    (
+        {},
+        {"scheduled": True},
+        r"the learning rate was a number .* and is the schedule ExponentialDecay\(.*initial_learning_rate=0.1.*\) now",
+    ),
+    (
+        {"scheduled": True},
+        {},
+        r"the learning rate was the schedule ExponentialDecay\(.*initial_learning_rate=0.1.*\) in .* and is a number now",
+    ),
 ]
 """What the first run's model was made with, what the second's, and what the refusal says."""
 
