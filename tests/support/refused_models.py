@@ -14,12 +14,12 @@ CHANGES: list[tuple[dict[str, bool], dict[str, bool], str]] = [
     (
         {},
         {"scheduled": True},
-        r"the learning rate was a number .* and is the schedule ExponentialDecay\(.*initial_learning_rate=0.1.*\) now",
+        r"the learning rate was a number .* and is the schedule ExponentialDecay\(.*_learning_rate=0.1.*\) now",
     ),
     (
         {"scheduled": True},
         {},
-        r"the learning rate was the schedule ExponentialDecay\(.*initial_learning_rate=0.1.*\) in .* and is a number now",
+        r"the learning rate was the schedule ExponentialDecay\(.*_learning_rate=0.1.*\) in .* and is a number now",
     ),
 ]
 """What the first run's model was made with, what the second's, and what the refusal says."""
