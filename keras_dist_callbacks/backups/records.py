@@ -1,25 +1,30 @@
-"""What each JSON record in a store and each message between workers looks like, checked whole before it is used.
+"""The one codec for JSON records in a store, and the checks for values that another process wrote.
 
-A seal proves that a record was not changed by accident. It does not prove that somebody sensible wrote it.
+A seal proves that a record was not changed by accident. It does not prove who wrote it, so each field is checked.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+import xxhash
 
 from keras_dist_callbacks import schemas
 from keras_dist_callbacks.backups import names
-from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 
 MAX_MANIFEST_BYTES = 2**28
 MAX_RECORD_BYTES = 2**20
+_SEAL = re.compile(rb',"seal":"([0-9a-f]{32})"}')
+_SEAL_BYTES = 43
 _BYTES_PER_VALUE = 32  # of ours, at least; a value takes about twice as many as an object in memory
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -31,6 +36,77 @@ Token = Annotated[str, msgspec.Meta(pattern=rf"^{names.RANDOM}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=rf"^{names.HASH}\Z")]
 Time = Annotated[float, msgspec.Meta(ge=0, le=2**40)]
 """Seconds since 1970."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Format(Generic[_T]):
+    """One kind of record: a JSON object with its format, its version, its fields and, last, the seal.
+
+    The length of a record depends on the values only, so a digest may be filled in after the length is known.
+
+    Attributes:
+        name: The value of `format`, such as `"keras_dist_callbacks backup"`.
+        version: The newest version that this package writes and reads. A field that a later version adds needs a
+            default, so that older records are read too.
+        schema: The fields: a dataclass or a `msgspec.Struct`.
+        max_bytes: The longest record that is read.
+    """
+
+    name: str
+    version: int
+    schema: type[_T]
+    max_bytes: int = MAX_RECORD_BYTES
+
+    def encode(self, record: _T) -> bytes:
+        """The record as bytes.
+
+        Raises:
+            ValueError: A field holds a number that JSON does not have.
+        """
+        fields = {"format": self.name, "version": self.version, **msgspec.to_builtins(record)}
+        text = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()[:-1]
+        return text + b',"seal":"%s"}' % xxhash.xxh3_128_hexdigest(text).encode()
+
+    def decode(self, content: bytes, where: str) -> _T:
+        """Reads and checks a record.
+
+        Args:
+            content: The bytes.
+            where: What they are, for messages.
+
+        Raises:
+            DamagedBackupError: They are not a record of this format as `encode` wrote it.
+            BackupMismatchError: A newer version of this package wrote it.
+        """
+        seal = _SEAL.fullmatch(content, max(0, len(content) - _SEAL_BYTES))
+        if seal is None:
+            raise DamagedBackupError(f"{where} is {'empty' if not content else 'not a complete record'}")
+        text = memoryview(content)[:-_SEAL_BYTES]
+        if xxhash.xxh3_128_hexdigest(text) != seal[1].decode():
+            raise DamagedBackupError(f"{where} differs from its own seal")
+        fields = parse(content, where, self.max_bytes)
+        if not isinstance(fields, dict) or fields.pop("format", None) != self.name:
+            raise DamagedBackupError(f"{where} is not a record of the format {self.name!r}")
+        version = self._checked_version(fields.pop("version", None), where)
+        del fields["seal"]
+        found: _T = checked(fields, self.schema, where)
+        if version == self.version and self.encode(found) != content:
+            raise DamagedBackupError(f"{where} has duplicate or unknown keys, or keys in another order")
+        return found
+
+    def _checked_version(self, version: object, where: str) -> int:
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise DamagedBackupError(
+                f"{where}: format version {version!r} is not supported (known: 1 to {self.version})"
+            )
+        if version > self.version:
+            raise BackupMismatchError(
+                f"{where}: format version {version} is not supported (known: 1 to {self.version}). Install a newer "
+                "keras-dist-callbacks; nothing was changed"
+            )
+        return version
 
 
 def require_time(value: float | None) -> None:
