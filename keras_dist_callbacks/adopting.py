@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.backups import artifacts, foreign
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.foreign import Foreign
+import xxhash
+
+from keras_dist_callbacks.checkpoints import foreign
+from keras_dist_callbacks.checkpoints.foreign import Foreign
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage.storage import Storage
@@ -21,13 +23,13 @@ Load = Callable[[Path], Any]
 
 
 def newest_that_loads(
-    cluster: Cluster, directory: CheckpointDirectory, template: str | None, into: Path, loaders: Mapping[str, Load]
+    cluster: Cluster, storage: Storage, template: str | None, into: Path, loaders: Mapping[str, Load]
 ) -> tuple[Any, Foreign] | None:
     """Loads the newest foreign checkpoint on every worker; one that does not load anywhere is passed over.
 
     Args:
         cluster: The workers; all call this.
-        directory: Where they are.
+        storage: Where they are.
         template: As in `foreign.find`.
         into: A local directory for copies.
         loaders: For each kind what makes a model of a local copy, whose path it gets (of `"tf"` without `.index`).
@@ -39,8 +41,7 @@ def newest_that_loads(
         BackupMismatchError: There are foreign checkpoints, but none loads; the message has the reason of each.
         StorageError: The store cannot be read.
     """
-    told = cluster.on_chief(lambda: foreign.find(directory, template), _TAG, _TIMEOUT) or []
-    storage = directory.files
+    told = cluster.on_chief(lambda: foreign.find(storage, template), _TAG, _TIMEOUT) or []
     reasons: list[str] = []
     for fields in cluster.broadcast([vars(checkpoint) for checkpoint in told], _TAG, kind=list[dict[str, Any]]):
         checkpoint = Foreign(**{**fields, "files": tuple(fields["files"])})
@@ -60,9 +61,14 @@ def _copy(cluster: Cluster, storage: Storage, files: Sequence[str], into: Path) 
     def download() -> dict[str, str]:
         for name in files:
             storage.download(name, into / name)
-        return {name: artifacts.digest_file(into / name) for name in files}
+        return {name: _digest(into / name) for name in files}
 
     cluster.require_same(cluster.agree(download, _TAG, _TIMEOUT), _TAG, _TIMEOUT)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | None]:

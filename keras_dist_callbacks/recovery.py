@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import arguments, schemas
 from keras_dist_callbacks.adopting import Load, newest_that_loads
-from keras_dist_callbacks.backups import artifacts, foreign
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.foreign import Foreign
-from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.checkpoints import files, foreign
+from keras_dist_callbacks.checkpoints.foreign import Foreign
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage import temporary
@@ -34,8 +33,8 @@ def latest_checkpoint(
 ) -> str | None:
     """The newest complete checkpoint of a directory that `ModelCheckpoint` wrote.
 
-    Newest is what was saved last, whatever its name or time. The file is read and compared with its sidecar;
-    a damaged one is reported in a warning, and the one before it taken.
+    Newest is what was saved last, whatever its name or time. The file is read and compared with the record in it; a
+    damaged or incomplete one is named in a warning, and the one before it is used.
 
     Args:
         checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
@@ -51,13 +50,13 @@ def latest_checkpoint(
         DamagedBackupError: There are checkpoints, but none of them is whole.
         StorageError: The store cannot be read.
     """
-    directory, series = _split(checkpoint_dir)
-    checkpoints = CheckpointDirectory.at(Storage.open(directory, storage_options, retry=retry))
-    artifact = artifacts.newest_verified(checkpoints, series)
-    if artifact is None:
-        _report_foreign(checkpoints)
+    directory, template = _split(checkpoint_dir)
+    storage = Storage.open(directory, storage_options, retry=retry)
+    checkpoint = files.newest_verified(storage, template)
+    if checkpoint is None:
+        _report_foreign(storage)
         return None
-    return artifact.name if directory == "." else f"{directory.rstrip('/')}/{artifact.name}"
+    return checkpoint.name if directory == "." else f"{directory.rstrip('/')}/{checkpoint.name}"
 
 
 def make_or_restore_model(
@@ -109,29 +108,28 @@ def make_or_restore_model(
     compile, objects = arguments.flag("compile", compile), arguments.mapping("custom_objects", custom_objects)
     adopt = arguments.flag("adopt", adopt)
     cluster = _training_cluster()
-    directory, series = _split(checkpoint_dir)
+    directory, template = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
-    checkpoints = CheckpointDirectory.at(storage)
     with temporary.directory("restore") as copies:
-        artifact = _same_on_all(cluster, checkpoints, series, copies, told=not adopt)
-        if artifact is None:
+        checkpoint = _same_on_all(cluster, storage, template, copies, warns=not adopt)
+        if checkpoint is None:
             loaders = _loaders(build_fn, objects, compile, warns=cluster.is_chief)
-            adopted = newest_that_loads(cluster, checkpoints, series, copies, loaders) if adopt else None
+            adopted = newest_that_loads(cluster, storage, template, copies, loaders) if adopt else None
             if adopted is not None:
                 return _say_adopted(cluster, storage, *adopted)
             model = build_fn()
             _say(cluster, f"no checkpoint in {storage.display()}: starting with a new model")
             return model
-        path = copies / artifact.name
-        shown = storage.display(artifact.name)
-        if artifact.kind == "weights":
+        path = copies / checkpoint.name
+        shown, record = storage.display(checkpoint.name), checkpoint.record
+        if checkpoint.kind == "weights":
             model = _load_weights(build_fn(), path, shown)
         else:
             model = _load_model(build_fn, path, shown, objects, compile, warns=cluster.is_chief)
-    model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, artifact.epoch, artifact.step)
-    how = f"; without BackupAndRestore, give fit() initial_epoch={artifact.epoch}" if artifact.epoch else ""
+    model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, record.epoch, record.step)
+    how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
     rates = _rates_in_words(model)
-    _say(cluster, f"model restored from {shown} ({artifact.epoch} epochs finished, step {artifact.step}{rates}){how}")
+    _say(cluster, f"model restored from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}")
     return model
 
 
@@ -182,23 +180,28 @@ def _say_adopted(cluster: Cluster, storage: Storage, model: Any, adopted: Foreig
 
 
 def _same_on_all(
-    cluster: Cluster, checkpoints: CheckpointDirectory, series: str | None, into: Path, *, told: bool
-) -> Artifact | None:
-    chosen = cluster.on_chief(lambda: artifacts.newest_verified(checkpoints, series, into=into), _TAG, _TIMEOUT)
-    if chosen is None and cluster.is_chief and told:
-        _report_foreign(checkpoints)
-    fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG, kind=Artifact | None)
+    cluster: Cluster, storage: Storage, template: str | None, into: Path, *, warns: bool
+) -> Checkpoint | None:
+    chosen = cluster.on_chief(lambda: files.newest_verified(storage, template, into=into), _TAG, _TIMEOUT)
+    if chosen is None and cluster.is_chief and warns:
+        _report_foreign(storage)
+    fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG, kind=Checkpoint | None)
     if fields is None:
         return None
-    agreed = Artifact(**fields)
-    cluster.agree(lambda: None if cluster.is_chief else _fetch_exactly(checkpoints, agreed, into), _TAG, _TIMEOUT)
+    agreed: Checkpoint = schemas.convert(fields, Checkpoint)
+    cluster.agree(lambda: None if cluster.is_chief else _fetch_exactly(storage, agreed, into), _TAG, _TIMEOUT)
     return agreed
 
 
-def _fetch_exactly(checkpoints: CheckpointDirectory, agreed: Artifact, into: Path) -> None:
-    found = artifacts.fetch(checkpoints, agreed, into)
-    if found.digest != agreed.digest:
-        raise BackupMismatchError(f"{checkpoints.display(agreed.name)} was replaced while the workers were loading it")
+def _fetch_exactly(storage: Storage, agreed: Checkpoint, into: Path) -> None:
+    try:
+        found = files.fetch(storage, agreed.name, into)
+    except FileNotFoundError:
+        found = None
+    if found != agreed:
+        raise BackupMismatchError(
+            f"{storage.display(agreed.name)} was replaced or deleted while the workers were loading it"
+        )
 
 
 def _require_function(build_fn: Any) -> None:
@@ -295,20 +298,18 @@ def _load_weights(model: Any, path: Path, shown: str) -> Any:
 def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
     """The directory, and the template or name if one was given."""
     text = arguments.path("checkpoint_dir", checkpoint_dir)
-    if not text.endswith(artifacts.EXTENSIONS):
+    if not text.endswith(EXTENSIONS):
         return text, None
-    directory, name = artifacts.split_filepath(text)
+    directory, name = files.split_filepath(text)
     return directory.replace("{{", "{").replace("}}", "}"), name
 
 
-def _report_foreign(checkpoints: CheckpointDirectory) -> None:
-    names = foreign.names(checkpoints)
+def _report_foreign(storage: Storage) -> None:
+    names = foreign.names(storage)
     if names:
-        first = printable(names[0])
-        beside = f", or copied here without {checkpoints.aside.display()}" if checkpoints.aside else ""
         warn(
-            f"{checkpoints.display()} holds {len(names)} checkpoint(s) without a sidecar ({first}, ...): left by "
-            f"another tool or by an interrupted save{beside}. So they are not known to be whole and are not used; "
+            f"{storage.display()} holds {len(names)} checkpoint(s) without a record ({printable(names[0])}, ...): "
+            "another program wrote or rewrote them, or they are incomplete. They cannot be verified and are not used; "
             "make_or_restore_model(..., adopt=True) starts from the newest that loads",
             UserWarning,
         )

@@ -18,13 +18,9 @@ GENERATION = r"[0-9]{6,8}"
 SEQUENCE = r"[0-9]{8,12}"
 RANDOM = r"[0-9a-f]{12}"
 HASH = r"[0-9a-f]{32}"
-END_MARKER = r"training-end-[0-9a-f]{16}\.json"
-"""Of the note that a training has ended, see `end_marker`."""
 
 _COMMIT = rf"({GENERATION})-({SEQUENCE})-({RANDOM})\.json"
 _BLOB = rf"{HASH}\.safetensors"
-_CHECKPOINT = r".+\.(keras|weights\.h5)"
-_NOTE = rf"{END_MARKER}|{_CHECKPOINT}\.json"
 _commit = re.compile(_COMMIT)
 _damaged = re.compile(rf"[0-9a-f]{{8}}-({_COMMIT})")
 _owner = re.compile(rf"({GENERATION}){re.escape(OWNER)}")
@@ -34,7 +30,7 @@ _FINAL = {
     OWNERS: rf"{GENERATION}({re.escape(OWNER)}|{re.escape(WITNESS)})",
     DAMAGED: rf"[0-9a-f]{{8}}-{_COMMIT}",
     BLOBS: _BLOB,
-    "": rf"probe|doctor|{_CHECKPOINT}|{_NOTE}",
+    "": "probe|doctor",
 }
 _finals = {place: re.compile(final, re.DOTALL) for place, final in _FINAL.items()}
 _blob = re.compile(_BLOB)

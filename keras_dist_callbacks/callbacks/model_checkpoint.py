@@ -16,12 +16,11 @@ import numpy as np
 from keras_dist_callbacks import arguments, schemas
 from keras_dist_callbacks._compat.optimizers import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
-from keras_dist_callbacks.backups import artifacts, end_marker
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.records import Generation, Sequence
-from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.backups.records import Generation, Sequence, Token
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
+from keras_dist_callbacks.checkpoints import end_note, files
+from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
@@ -35,7 +34,16 @@ from keras_dist_callbacks.texts import print_line
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "ModelCheckpoint"
+_NO_TOKEN = "0" * 12
 _FILE_NAME = "give it a file name, such as ckpt-{epoch:04d}.keras"
+
+
+class _Found(msgspec.Struct):
+    """What earlier runs left in the directory, as the writing worker tells the others."""
+
+    generation: Generation = 1
+    run_token: Token = _NO_TOKEN
+    best: Record | None = None
 
 
 class _State(msgspec.Struct):
@@ -49,15 +57,13 @@ class _State(msgspec.Struct):
 class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
     """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
 
-    Every argument of Keras keeps its meaning. Different from Keras: only the chief of a cluster writes; a
-    file is replaced atomically, in the background, to a local path or any URL that fsspec knows; each file has a
-    sidecar `<name>.json` with its digest, order, epoch and step, by which `latest_checkpoint` and
-    `make_or_restore_model` find the newest whole one. All files are in place when `fit()` returns, and then a small
-    file `training-end-<hash>.json` tells a `SidecarEvaluator` so; a fit that is interrupted leaves none.
+    Every argument of Keras keeps its meaning. Different from Keras: only the chief of a cluster writes; a file is
+    replaced atomically, in the background, to a local path or any URL that fsspec knows; each file contains a record
+    with its digest, order, epoch and step, by which `latest_checkpoint` and `make_or_restore_model` find the newest
+    intact file. Keras and h5py load the files as any others; a file may be copied, moved and renamed.
 
-    The directory itself holds checkpoints only. What belongs to them lies in `.<directory's name>.kdc` next to it:
-    copy, move or mount both together. Where there is no such place or it cannot be written, as for a bucket, a mount
-    point or the working directory, it lies among the checkpoints.
+    All files are in place when `fit()` returns. Then a note for `SidecarEvaluator` says that training has ended: a
+    hidden file next to the directory, or in it where the parent cannot be written. An interrupted fit leaves no note.
 
     With `BackupAndRestore` in the same `fit()`, `best` and the counters survive a restart. After
     `make_or_restore_model` without a backup, `best` is that of the newest file saved by this callback.
@@ -75,7 +81,8 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         save_freq: `"epoch"`, or a number of batches. Defaults to `"epoch"`.
         initial_value_threshold: What the first value has to be better than; infinities are allowed. Defaults to None.
         max_to_keep: Keep that many files made from this `filepath`, the newest; older ones are deleted once
-            a newer one is published. Defaults to None: keep all.
+            a newer one is published. Copies under other names and files of other runs are never deleted. Defaults to
+            None: keep all.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
         max_bytes_per_second: A cap on the rate of uploads. Defaults to none.
@@ -110,7 +117,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         path = arguments.path("filepath", filepath, f"filepath='' names a directory; {_FILE_NAME}")
         check_place(path)
         save_weights_only = arguments.flag("save_weights_only", save_weights_only)
-        directory, template = artifacts.split_filepath(path)
+        directory, template = files.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)
         watched = _watched(monitor, verbose, save_best_only)
         super().__init__(redact(path), *watched, save_weights_only, *_when(mode, save_freq, initial_value_threshold))
@@ -118,14 +125,13 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         self._storage = Storage.open(
             directory.format(), storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
         )
-        self._directory = CheckpointDirectory.at(self._storage)
         self._template = template
         self._write_on = write_on
         self._writes = True
-        self._generation = 1
-        self._kept: list[str] = []
+        self._generation, self._run_token = 1, _NO_TOKEN
+        self._kept: list[Checkpoint] = []
         self._last_saved: tuple[int, int] | None = None
-        self._published_best: Artifact | None = None
+        self._published_best: Record | None = None
         self._idle = threading.Event()
         self._idle.set()
 
@@ -145,12 +151,10 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         )
         if not self._writes:
             self.verbose = 0
-        found = cluster.agree(lambda: self._prepare() if self._writes else None, _TAG)
+        found = cluster.agree(lambda: self._prepare() if self._writes else _Found(), _TAG)
         if self._write_on == "chief":
-            found = cluster.broadcast(found, _TAG)
-        found = found or {"generation": 1, "best": None}
-        self._generation = found["generation"]
-        self._published_best = Artifact(**found["best"]) if found["best"] else None
+            found = schemas.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
+        self._generation, self._run_token, self._published_best = found.generation, found.run_token, found.best
         restored = getattr(self.model, "_kdc_restored_from", None)
         if isinstance(restored, RestoredFrom) and self._lies_here(restored.path):
             self._take_published_best((0, 0))
@@ -166,13 +170,13 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Waits until all files are in place, and notes the end beside them; raises what a write ended with."""
+        """Waits until all files are in place, and notes the end of training; raises what a write ended with."""
         super().on_train_end(logs)
         shared_writer().wait()
         shared_writer().raise_failure()
         if self._writes:
-            last = self._kept[-1] if self._kept else None
-            end_marker.publish(self._directory, self._template, self._generation, last)
+            last = self._kept[-1].name if self._kept else None
+            end_note.write(self._storage, self._template, self._generation, is_ended=True, last=last)
 
     def get_state(self) -> dict[str, Any]:
         """What a backup keeps: the best value, the counters and the order of the last file."""
@@ -198,32 +202,31 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
 
     def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
         """Serialises the model to a temporary file and hands it to the queue, on a worker that writes."""
-        artifact = Artifact(
-            name=artifacts.split_filepath(filepath)[1],
-            kind="weights" if self.save_weights_only else "model",
-            series=self._template,
+        record = Record(
+            template=self._template,
+            published_name=files.split_filepath(filepath)[1],
+            run_token=self._run_token,
             generation=self._generation,
-            sequence=artifacts.next_sequence(),
+            sequence=files.next_sequence(),
             epoch=epoch + 1 if batch is None else epoch,
             step=steps_taken(self.model.optimizer) if self._writes and self.model.optimizer else 0,
             monitor=self.monitor,
             value=_scalar(logs.get(self.monitor)),
             best_only=self.save_best_only,
         )
-        self._last_saved = artifact.order
+        self._last_saved = record.order
         if not self._writes:
             return
         self._idle.wait()  # one file at a time: a slow store must not fill the local disk
-        directory = temporary.make_directory("artifact")
+        directory = temporary.make_directory("checkpoint")
         try:
-            self._serialise(directory / artifact.name)
+            self._serialise(directory / record.published_name)
         except BaseException:
             shutil.rmtree(directory)
             raise
         self._idle.clear()
-        shared_writer().submit(
-            lambda: self._publish(directory, artifact), f"saving {self._storage.display(artifact.name)}"
-        )
+        what = f"saving {self._storage.display(record.published_name)}"
+        shared_writer().submit(lambda: self._publish(directory, record, what), what)
 
     def _serialise(self, target: Path) -> None:
         if self.save_weights_only:
@@ -231,46 +234,44 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         else:
             self.model.save(target)
 
-    def _publish(self, directory: Path, artifact: Artifact) -> None:
+    def _publish(self, directory: Path, record: Record, what: str) -> None:
         try:
-            source = directory / artifact.name
-            what = f"saving {self._storage.display(artifact.name)}"
+            source = directory / record.published_name
             with uploads(what, source.stat().st_size) as bar, self._storage.reporting(bar.advance):
-                artifacts.publish(self._directory, source, artifact)
-            self._kept = [n for n in self._kept if n != artifact.name] + [artifact.name]
+                published = files.publish(self._storage, source, record)
+            self._kept = [one for one in self._kept if one.name != published.name] + [published]
             if self.max_to_keep is not None:
-                self._kept = artifacts.keep_newest(self._directory, self._kept, self.max_to_keep, self._generation)
+                self._kept = files.keep_newest(self._storage, self._kept, self.max_to_keep, self._generation)
             if self.verbose > 0:
-                print_line(f"Epoch {artifact.epoch}: saved {self._storage.display(artifact.name)}", after_bar=True)
+                print_line(f"Epoch {record.epoch}: saved {self._storage.display(published.name)}", after_bar=True)
         finally:
             shutil.rmtree(directory)
             self._idle.set()
 
-    def _prepare(self) -> dict[str, Any]:
+    def _prepare(self) -> _Found:
         shared_writer().wait()  # a fit() that was interrupted may still be writing
-        self._directory = CheckpointDirectory.to_write(self._storage)
-        known = artifacts.find(self._directory)
-        mine = [a for a in known.artifacts if a.series == self._template]
-        self._kept = [a.name for a in reversed(mine)]
-        best = self._newest_best(mine) if self.save_best_only else None
-        generation = 1 + known.generation
-        end_marker.take_back(self._directory, self._template, generation)
-        return {
-            "generation": generation,
-            "best": None if best is None else vars(best),
-        }
+        self._storage.probe()
+        files.remove_unfinished(self._storage, self._template)
+        listing = files.find(self._storage)
+        token = files.run_token(listing, self._template)
+        self._kept = files.own(listing, self._template, token)
+        notes, _ = end_note.read_all(self._storage, {self._template, *listing.templates})
+        generation = 1 + max([listing.generation, *(note.generation for note in notes)])
+        end_note.write(self._storage, self._template, generation, is_ended=False)
+        return _Found(generation, token, self._newest_best() if self.save_best_only else None)
 
-    def _newest_best(self, mine: list[Artifact]) -> Artifact | None:
-        for artifact in mine:
-            if artifact.best_only and artifact.monitor == self.monitor and artifact.value is not None:
+    def _newest_best(self) -> Record | None:
+        for checkpoint in reversed(self._kept):
+            record = checkpoint.record
+            if record.best_only and record.monitor == self.monitor and record.value is not None:
                 try:
-                    return artifacts.verify(self._directory, artifact)
-                except DamagedBackupError:
-                    continue  # it cannot be anybody's best; latest_checkpoint reports it
+                    return files.verify(self._storage, checkpoint.name).record
+                except (DamagedBackupError, FileNotFoundError):
+                    continue  # it cannot be the best; latest_checkpoint reports it
         return None
 
     def _lies_here(self, path: str) -> bool:
-        directory = artifacts.split_filepath(path)[0]
+        directory = files.split_filepath(path)[0]
         if self._storage.is_local:
             return str(Path(directory).absolute()) == self._storage.root
         return directory == self._storage.display()

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_dist_callbacks.backups.artifacts import EXTENSIONS
 from keras_dist_callbacks.backups.names import COMMITS, OWNERS
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.storage import Storage
 

@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from keras_dist_callbacks import __version__
-from keras_dist_callbacks.backups import artifacts, foreign
-from keras_dist_callbacks.backups.artifacts import EXTENSIONS, split_filepath
 from keras_dist_callbacks.backups.names import DAMAGED, set_aside_name
-from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.checkpoints import files, foreign
+from keras_dist_callbacks.checkpoints.files import split_filepath
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cli import checkpoint_details, exporting, human, leftovers, pruning, render, verifying
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli.details import describe_commit
-from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory, wrong_sizes
+from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
 from keras_dist_callbacks.cli.listing import list_directory
 from keras_dist_callbacks.cli.liveness import QUIET_SECONDS, liveness
 from keras_dist_callbacks.cli.output import (
@@ -86,18 +86,17 @@ def kdc(
 def list_command(url: Url, storage_options: Options = None, as_json: Json = False) -> None:
     """Lists the backups and checkpoints in a directory, the newest first.
 
-    Manifests are checked, and the sizes of blobs and checkpoints compared; `kdc verify` reads their content.
+    Manifests, records and sizes are checked; `kdc verify` reads the content.
     """
     with opened(url, storage_options) as target:
         entries = read_entries(target.store)
-        published = artifacts.find(target.checkpoints)
+        published = files.find(target.storage)
         found = list_directory(
             target.url,
             entries,
             blob_sizes(target.storage, entries),
             published,
-            wrong_sizes(target.checkpoints, published.artifacts),
-            foreign.names(target.checkpoints),
+            foreign.names(target.storage),
             earlier_runs=target.store.has_leftovers(),
             now=time.time(),
         )
@@ -122,7 +121,7 @@ def show(
 ) -> None:
     """Shows what one backup holds: progress, versions, random states, callbacks, files and tensors.
 
-    Of a checkpoint what its sidecar tells, and after its content was compared with that, its tensors. Without a name
+    Of a checkpoint: its record and, once its content was compared with the digest, its tensors. Without a name
     the newest backup is shown, or where there is none the newest checkpoint.
     """
     place, name = split_filepath(url) if url.endswith(EXTENSIONS) else (url, "")
@@ -185,10 +184,10 @@ def verify(
     """Reads every backup and checkpoint completely and compares it with its hashes; changes nothing."""
     with opened(url, storage_options) as target:
         entries = read_entries(target.store)
-        listing = artifacts.Listing() if commit else artifacts.find(target.checkpoints)
+        listing = files.Listing() if commit else files.find(target.storage)
         if commit:
             entries = [_chosen(target, entries, commit)]
-        if not (entries or listing.artifacts or listing.problems):
+        if not (entries or listing.checkpoints or listing.problems):
             raise nothing_in(target)
         found = target.shown(_verify(target, entries, listing))
         if as_json:
@@ -271,12 +270,13 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
 
 def _show_checkpoint(target: Target, name: str, *, every_tensor: bool, as_json: bool) -> bool:
     """Whether there was one to show."""
-    listing = artifacts.find(directory := target.checkpoints)
-    artifact = checkpoint_details.choose(directory, listing, name or None)
-    if artifact is None:
+    storage = target.storage
+    listing = files.find(storage)
+    checkpoint = checkpoint_details.choose(storage, listing, name or None)
+    if checkpoint is None:
         return False
-    details = checkpoint_details.describe_checkpoint(directory, artifact, time.time(), () if name else listing.problems)
-    details = target.shown(details)
+    remarks = () if name else listing.problems
+    details = target.shown(checkpoint_details.describe_checkpoint(storage, checkpoint, time.time(), remarks))
     if as_json:
         print_json(details)
     else:
@@ -298,13 +298,13 @@ def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
     return found[0]
 
 
-def _verify(target: Target, entries: list[Entry], listing: artifacts.Listing) -> verifying.Verification:
-    published: tuple[Artifact, ...] = listing.artifacts
+def _verify(target: Target, entries: list[Entry], listing: files.Listing) -> verifying.Verification:
+    published = listing.checkpoints
     with progress("verifying", verifying.work(entries, published)) as advance:
         verifier = verifying.BackupVerifier(target.store, advance)
         verdicts = [verifier.verdict(entry) for entry in reversed(entries)]
-        verdicts += [verifying.verify_artifact(target.checkpoints, artifact, advance) for artifact in published]
-    verdicts += verifying.problem_verdicts(target.checkpoints, listing.problems)
+        verdicts += [verifying.verify_checkpoint(target.storage, checkpoint, advance) for checkpoint in published]
+    verdicts += verifying.problem_verdicts(target.storage, listing)
     set_aside = sum(set_aside_name(file.name) is not None for file in target.storage.files(DAMAGED))
     return verifying.Verification(target.url, tuple(v for v in verdicts if v is not None), set_aside)
 
@@ -344,4 +344,4 @@ def _look_for_leftovers(target: Target) -> list[diagnosing.Check]:
     life = liveness(inventory, time.time())
     optional = (leftovers.check_space(target.storage, inventory), leftovers.check_uploads(target.storage))
     found = [check for check in optional if check is not None]
-    return [*leftovers.check_leftovers(inventory, life), leftovers.check_checkpoints(target.checkpoints), *found]
+    return [*leftovers.check_leftovers(inventory, life), leftovers.check_checkpoints(target.storage), *found]

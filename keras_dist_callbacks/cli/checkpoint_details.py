@@ -1,4 +1,4 @@
-"""`kdc show`: everything that one checkpoint and its sidecar tell, as plain values."""
+"""`kdc show`: everything that one checkpoint contains, as plain values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.backups import artifacts, records
-from keras_dist_callbacks.backups.artifacts import Listing
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.backups import records
+from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints.files import Listing
+from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli.details import TensorRow
-from keras_dist_callbacks.cli.listing import ArtifactRow, artifact_row
+from keras_dist_callbacks.cli.listing import CheckpointRow, checkpoint_row
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.storage import temporary
+from keras_dist_callbacks.storage.storage import Storage
 
 _METADATA, _WEIGHTS = "metadata.json", "model.weights.h5"
 _MOST_TENSORS = 2**17
@@ -31,9 +32,9 @@ class CheckpointDetails:
         checkpoint: What `kdc ls` tells of it.
         state: `"whole"` or `"damaged"`: the file was read and compared with its digest.
         problem: What is wrong with it.
-        series: The template that its name was made from.
-        sequence: Its place in what its run wrote.
-        digest: xxh3_128 of the content, in hex.
+        template: That of its file name.
+        sequence: Its position among the files of its run.
+        digest: xxh3_128 of the bytes before the record, in hex.
         written: When the file was last written, in seconds since 1970; None if it is missing.
         age_seconds: How long ago that is.
         saved_by: What the file says of who saved it and when.
@@ -43,10 +44,10 @@ class CheckpointDetails:
     """
 
     url: str
-    checkpoint: ArtifactRow
+    checkpoint: CheckpointRow
     state: str
     problem: str | None
-    series: str
+    template: str
     sequence: int
     digest: str
     written: float | None
@@ -57,63 +58,64 @@ class CheckpointDetails:
     remarks: tuple[str, ...] = ()
 
 
-def choose(directory: CheckpointDirectory, listing: Listing, name: str | None) -> Artifact | None:
+def choose(storage: Storage, listing: Listing, name: str | None) -> Checkpoint | None:
     """The newest checkpoint, or the one of that name; None if the directory has none at all.
 
     Raises:
         ConfigError: There is none of that name.
-        DamagedBackupError: There are sidecars, but none of them can be read.
+        DamagedBackupError: There are checkpoints, but no record can be read.
     """
     if name is None:
-        if listing.problems and not listing.artifacts:
-            raise DamagedBackupError(f"{'; '.join(listing.problems)}. `kdc verify` tells of all")
-        return next(iter(listing.artifacts), None)
-    found = next((artifact for artifact in listing.artifacts if artifact.name == name), None)
+        if listing.problems and not listing.checkpoints:
+            raise DamagedBackupError(f"{'; '.join(listing.problems)}. `kdc verify` checks all")
+        return next(iter(listing.checkpoints), None)
+    found = next((one for one in listing.checkpoints if one.name == name), None)
     if found is None:
-        paths = tuple(place.display(name) for place in directory.places)
-        told = [problem for problem in listing.problems if problem.startswith(paths)]
-        if told:
-            raise DamagedBackupError(told[0])
-        known = ", ".join(artifact.name for artifact in listing.artifacts[:5])
+        path = storage.display(name)
+        problem = next((problem for problem in listing.problems if path in problem), None)
+        if problem:
+            raise DamagedBackupError(problem)
+        known = ", ".join(one.name for one in listing.checkpoints[:5])
         raise ConfigError(
-            f"{directory.display()}: no checkpoint with a sidecar is named {name!r}"
+            f"{storage.display()}: no checkpoint with a record is named {name!r}"
             + (f"; the newest: {known}" if known else "; `kdc ls` lists what is there")
         )
     return found
 
 
 def describe_checkpoint(
-    directory: CheckpointDirectory, artifact: Artifact, now: float, remarks: tuple[str, ...] = ()
+    storage: Storage, checkpoint: Checkpoint, now: float, remarks: tuple[str, ...] = ()
 ) -> CheckpointDetails:
-    """Reads a checkpoint completely and tells everything about it.
+    """Reads a checkpoint completely and describes it.
 
     Args:
-        directory: Where it is.
-        artifact: What its sidecar says.
+        storage: The directory.
+        checkpoint: What the last bytes of the file contain.
         now: The time.
         remarks: What is wrong with others there.
     """
     tensors: tuple[TensorRow, ...] = ()
     saved_by: Mapping[str, str] = {}
-    problem = None
+    problem, written = None, None
     with temporary.directory("show") as copies:
         try:
-            artifact = artifacts.fetch(directory, artifact, copies)
-            saved_by, tensors = _read(copies / artifact.name, directory.display(artifact.name))
+            checkpoint = files.fetch(storage, checkpoint.name, copies)
+            saved_by, tensors = _read(copies / checkpoint.name, storage.display(checkpoint.name))
+            written = storage.modified(checkpoint.name)
+        except FileNotFoundError:
+            problem = f"{storage.display(checkpoint.name)} was deleted meanwhile"
         except DamagedBackupError as error:
             problem = str(error)
-    try:
-        written = directory.files.modified(artifact.name)
-    except FileNotFoundError:
-        written = None
+            written = storage.modified(checkpoint.name)
+    record = checkpoint.record
     return CheckpointDetails(
-        url=directory.display(),
-        checkpoint=artifact_row(artifact),
+        url=storage.display(),
+        checkpoint=checkpoint_row(checkpoint),
         state="damaged" if problem else "whole",
         problem=problem,
-        series=artifact.series,
-        sequence=artifact.sequence,
-        digest=artifact.digest,
+        template=record.template,
+        sequence=record.sequence,
+        digest=record.digest,
         written=written,
         age_seconds=None if written is None else now - written,
         saved_by=saved_by,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from keras_dist_callbacks.backups import owners, records
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.names import (
     BLOBS,
@@ -23,7 +22,6 @@ from keras_dist_callbacks.backups.names import (
     owner_name,
     set_aside_name,
 )
-from keras_dist_callbacks.backups.sidecar import Artifact, versions_or_none
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
@@ -170,17 +168,6 @@ def blob_sizes(storage: Storage, entries: Sequence[Entry]) -> dict[str, int]:
     directories = sorted({path.rpartition("/")[0] for path in paths})
     listings = zip(directories, parallel(storage.files, directories), strict=True)
     return {f"{directory}/{f.name}": f.size for directory, files in listings for f in files}
-
-
-def wrong_sizes(directory: CheckpointDirectory, published: Sequence[Artifact]) -> dict[str, str]:
-    """Which checkpoints are longer or shorter than their sidecars say, and how; no content is read."""
-    stored = {file.name: file.size for file in directory.files.files()}
-    found = {}
-    for artifact in published:
-        size = stored.get(artifact.name, artifact.size)  # it may be deleted meanwhile
-        if size != artifact.size and all(v.size != size for v in versions_or_none(directory, artifact.name) or ()):
-            found[artifact.name] = f"{size} bytes long instead of {artifact.size}"
-    return found
 
 
 def dangling_blobs(inventory: Inventory) -> dict[str, int]:

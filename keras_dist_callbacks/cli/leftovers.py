@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.names import blob_generation
+from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.doctor import Check
 from keras_dist_callbacks.cli.inventory import Inventory, dangling_blobs, idle_owners
@@ -77,13 +77,13 @@ def check_space(storage: Storage, inventory: Inventory) -> Check | None:
     return Check("disk space", "ok", detail)
 
 
-def check_checkpoints(directory: CheckpointDirectory) -> Check:
-    """Looks for checkpoints whose writes were killed; they lie where nobody sees them."""
-    unfinished = directory.unfinished_aside()
-    if not unfinished or directory.aside is None:
+def check_checkpoints(storage: Storage) -> Check:
+    """Looks for what interrupted writes of checkpoints left; the names are hidden."""
+    unfinished = files.unfinished(storage.files())
+    if not unfinished:
         return Check("unfinished checkpoints", "ok", "none")
-    detail = f"{len(unfinished)}, {human.size(sum(unfinished.values()))} in {directory.aside.display()}"
-    return Check("unfinished checkpoints", "warn", detail, "a run that saves here deletes them after an hour")
+    detail = f"{len(unfinished)}, {human.size(sum(unfinished.values()))}"
+    return Check("unfinished checkpoints", "warn", detail, "the next run that saves here deletes those of its filepath")
 
 
 def _check_commits(inventory: Inventory) -> Check:

@@ -1,4 +1,4 @@
-"""`kdc ls`: commits and artefacts in a directory, as plain values."""
+"""`kdc ls`: backups and checkpoints in a directory, as plain values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import exactness
-from keras_dist_callbacks.backups.artifacts import Listing
-from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
+from keras_dist_callbacks.checkpoints.files import Listing
+from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.inventory import Entry
 
@@ -61,8 +61,8 @@ class CommitRow:
 
 
 @dataclass(frozen=True)
-class ArtifactRow:
-    """One file that `ModelCheckpoint` published; `"damaged"` by its size, since its content is not read for this."""
+class CheckpointRow:
+    """One file that `ModelCheckpoint` published, by its record; the content is not read."""
 
     name: str
     kind: str
@@ -73,8 +73,7 @@ class ArtifactRow:
     best_only: bool
     bytes: int
     generation: int
-    state: str = "ok"
-    problem: str | None = None
+    published_name: str
 
 
 @dataclass(frozen=True)
@@ -87,38 +86,36 @@ class DirectoryListing:
         bytes: Size of all blobs that the commits refer to, each counted once.
         checkpoints: The newest first.
         checkpoint_problems: What is wrong with checkpoints, one sentence each.
-        without_sidecar: Model files that are unfinished or foreign.
+        without_record: Model files that are incomplete, or of other programs.
         earlier_runs: Whether a run began here, be it without any commit.
     """
 
     url: str
     commits: tuple[CommitRow, ...]
     bytes: int
-    checkpoints: tuple[ArtifactRow, ...]
+    checkpoints: tuple[CheckpointRow, ...]
     checkpoint_problems: tuple[str, ...]
-    without_sidecar: tuple[str, ...]
+    without_record: tuple[str, ...]
     earlier_runs: bool
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing of ours."""
-        found = (self.commits, self.checkpoints, self.checkpoint_problems, self.without_sidecar)
+        found = (self.commits, self.checkpoints, self.checkpoint_problems, self.without_record)
         return not any(found) and not self.earlier_runs
 
     @property
     def has_problem(self) -> bool:
         """Whether anything is damaged."""
-        states = [row.state for row in self.commits] + [row.state for row in self.checkpoints]
-        return bool(self.checkpoint_problems) or "damaged" in states
+        return bool(self.checkpoint_problems) or any(row.state == "damaged" for row in self.commits)
 
 
 def list_directory(
     url: str,
     entries: Sequence[Entry],
     stored: Mapping[str, int],
-    artifacts: Listing,
-    wrong_sizes: Mapping[str, str],
-    without_sidecar: Sequence[str],
+    checkpoints: Listing,
+    without_record: Sequence[str],
     *,
     earlier_runs: bool,
     now: float,
@@ -129,9 +126,8 @@ def list_directory(
         url: The directory, without credentials.
         entries: The commits, the newest last.
         stored: Sizes of the stored blobs.
-        artifacts: What was published there.
-        wrong_sizes: What is wrong with the sizes of those, by name.
-        without_sidecar: Model files without a sidecar.
+        checkpoints: What was published there.
+        without_record: Model files without a record, those of other tools included.
         earlier_runs: Whether a run began here.
         now: The time.
     """
@@ -146,9 +142,9 @@ def list_directory(
         url,
         tuple(reversed(rows)),
         sum(blob.size for blob in blobs),
-        tuple(artifact_row(artifact, wrong_sizes.get(artifact.name)) for artifact in artifacts.artifacts),
-        artifacts.problems,
-        tuple(without_sidecar),
+        tuple(map(checkpoint_row, checkpoints.checkpoints)),
+        checkpoints.problems,
+        tuple(without_record),
         earlier_runs,
     )
 
@@ -185,20 +181,20 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
     )
 
 
-def artifact_row(artifact: Artifact, problem: str | None = None) -> ArtifactRow:
-    """One artefact as `kdc ls` shows it."""
-    return ArtifactRow(
-        name=artifact.name,
-        kind=artifact.kind,
-        epoch=artifact.epoch,
-        step=artifact.step,
-        monitor=artifact.monitor,
-        value=artifact.value,
-        best_only=artifact.best_only,
-        bytes=artifact.size,
-        generation=artifact.generation,
-        state="damaged" if problem else "ok",
-        problem=problem,
+def checkpoint_row(checkpoint: Checkpoint) -> CheckpointRow:
+    """One checkpoint as `kdc ls` shows it."""
+    record = checkpoint.record
+    return CheckpointRow(
+        name=checkpoint.name,
+        kind=checkpoint.kind,
+        epoch=record.epoch,
+        step=record.step,
+        monitor=record.monitor,
+        value=record.value,
+        best_only=record.best_only,
+        bytes=checkpoint.file_size,
+        generation=record.generation,
+        published_name=record.published_name,
     )
 
 

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.absent import require_no_file, why_nothing
 from keras_dist_callbacks.cli.inventory import MOST_BYTES
@@ -42,11 +41,6 @@ class Target:
     storage: Storage
     store: BackupStore
     redactor: Redactor
-
-    @property
-    def checkpoints(self) -> CheckpointDirectory:
-        """The directory, as one of checkpoints."""
-        return CheckpointDirectory.at(self.storage)
 
     def shown(self, result: _R) -> _R:
         """A result as it may leave: the texts in it without credentials, whoever wrote them."""

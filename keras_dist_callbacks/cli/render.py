@@ -14,7 +14,7 @@ from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.checkpoint_details import CheckpointDetails
 from keras_dist_callbacks.cli.details import CommitDetails, TensorRow
 from keras_dist_callbacks.cli.doctor import Diagnosis
-from keras_dist_callbacks.cli.listing import ArtifactRow, CommitRow, DirectoryListing
+from keras_dist_callbacks.cli.listing import CheckpointRow, CommitRow, DirectoryListing
 from keras_dist_callbacks.cli.pruning import PrunePlan
 from keras_dist_callbacks.cli.verifying import Verification
 
@@ -43,13 +43,13 @@ def show_listing(console: Console, listing: DirectoryListing) -> None:
         _heading(console, f"{listing.url}: {human.count(len(listing.checkpoints), 'checkpoint')}")
     if listing.checkpoints:
         console.print(_checkpoint_table(listing.checkpoints, narrow=console.width < _NARROW))
-        _notes(console, ((row.name, row.problem) for row in listing.checkpoints), "red")
+        _notes(console, ((row.name, f"a copy of {row.published_name}") for row in _renamed(listing.checkpoints)), "")
     _notes(console, (("damaged", problem) for problem in listing.checkpoint_problems), "red")
     _notes(
         console,
         (
-            (name, "no sidecar: unfinished, of another tool, or copied without what lies beside the directory")
-            for name in listing.without_sidecar
+            (name, "no record: incomplete, or written or rewritten by another program")
+            for name in listing.without_record
         ),
         "",
     )
@@ -94,7 +94,9 @@ def show_checkpoint(console: Console, details: CheckpointDetails, *, every_tenso
     facts.add_row("written", written)
     facts.add_row("holds", "the whole model" if row.kind == "model" else "weights and optimizer")
     facts.add_row("monitored", _monitored(row))
-    facts.add_row("template", details.series)
+    facts.add_row("template", details.template)
+    if row.name != row.published_name:
+        facts.add_row("published as", row.published_name)
     facts.add_row("generation", f"{row.generation}, file {details.sequence} of its run")
     facts.add_row("digest", details.digest)
     for name, value in details.saved_by.items():
@@ -193,17 +195,20 @@ def _commit_table(rows: Sequence[CommitRow], *, narrow: bool) -> Table:
     return table
 
 
-def _checkpoint_table(rows: Sequence[ArtifactRow], *, narrow: bool) -> Table:
+def _checkpoint_table(rows: Sequence[CheckpointRow], *, narrow: bool) -> Table:
     details = () if narrow else ("kind", ">step", "monitored", ">size")
-    table = _table("checkpoint", ">epoch", *details, "")
+    table = _table("checkpoint", ">epoch", *details)
     for row in rows:
         values = (row.kind, f"{row.step:,}", _monitored(row), human.size(row.bytes))
-        state = _styled("" if row.state == "ok" else row.state)
-        table.add_row(row.name, str(row.epoch), *values[: len(details)], state)
+        table.add_row(row.name, str(row.epoch), *values[: len(details)])
     return table
 
 
-def _monitored(row: ArtifactRow) -> str:
+def _renamed(rows: Sequence[CheckpointRow]) -> Iterable[CheckpointRow]:
+    return (row for row in rows if row.name != row.published_name)
+
+
+def _monitored(row: CheckpointRow) -> str:
     value = "-" if row.value is None else f"{row.monitor} {row.value:.6g}"
     return value + (" (best)" if row.best_only else "")
 

@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from keras_dist_callbacks.backups import artifacts
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.sidecar import SIDECAR, Artifact
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, TensorInfo, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints.files import Listing
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cli import human
 from keras_dist_callbacks.cli.inventory import Entry
 from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]
 """Is told how many bytes were read."""
@@ -100,35 +101,39 @@ class BackupVerifier:
         return problem
 
 
-def work(entries: Sequence[Entry], published: Sequence[Artifact]) -> int:
+def work(entries: Sequence[Entry], published: Sequence[Checkpoint]) -> int:
     """How many bytes there are to verify."""
     blobs = sum(blob.size for entry in entries if entry.manifest for blob in entry.manifest.blobs)
-    return blobs + sum(artifact.size for artifact in published)
+    return blobs + sum(checkpoint.file_size for checkpoint in published)
 
 
-def verify_artifact(directory: CheckpointDirectory, artifact: Artifact, advance: Advance) -> Verdict | None:
-    """Verifies an artefact; None if a running fit has deleted it meanwhile."""
-    verdict = Verdict(artifact.name, "checkpoint", "whole", f"epoch {artifact.epoch}", artifact.size)
+def verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verdict | None:
+    """Verifies a checkpoint; None if a running fit has deleted it meanwhile."""
+    where, size = f"epoch {checkpoint.record.epoch}", checkpoint.file_size
+    verdict = Verdict(checkpoint.name, "checkpoint", "whole", where, size)
     try:
-        artifacts.verify(directory, artifact)
+        files.verify(storage, checkpoint.name)
+    except FileNotFoundError:
+        return None
     except DamagedBackupError as error:
-        if not any(directory.has_note(place, artifact.name + SIDECAR) for place in directory.places):
-            return None
         return dataclasses.replace(verdict, state="damaged", problem=str(error))
     finally:
-        advance(artifact.size)
+        advance(size)
     return verdict
 
 
-def problem_verdicts(directory: CheckpointDirectory, problems: Sequence[str]) -> list[Verdict]:
-    """Artefacts that a listing has found to be damaged already; each problem begins with a file's full path."""
-    names = directory.names_aside() | directory.names() if problems else set[str]()
-    paths = [(name.removesuffix(SIDECAR), place) for name in names for place in directory.places]
+def problem_verdicts(storage: Storage, listing: Listing) -> list[Verdict]:
+    """Checkpoints whose records are damaged, or that have no record although they are named like those that have."""
+    names = {info.name for info in storage.files() if info.name.endswith(EXTENSIONS)} if listing.problems else set()
 
     def name_in(problem: str) -> str:
-        return max((n for n, place in paths if problem.startswith(place.display(n))), key=len, default="")
+        return max((name for name in names if storage.display(name) in problem), key=len, default="")
 
-    return [Verdict(name_in(problem), "checkpoint", "damaged", problem=problem) for problem in problems]
+    damaged = [Verdict(name_in(problem), "checkpoint", "damaged", problem=problem) for problem in listing.problems]
+    return damaged + [
+        Verdict(name, "checkpoint", "damaged", problem="no record: incomplete, or rewritten by another program")
+        for name in listing.incomplete()
+    ]
 
 
 def _parts(manifest: Manifest) -> Iterator[Manifest]:

@@ -33,6 +33,7 @@ _ON_THE_WAY = _DIRECTORY | getattr(os, "O_PATH", 0)  # going through a directory
 # Not waiting: a pipe that somebody has planted would hold up whoever opens it until another writes into it.
 _ANY_FILE = _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _UNNAMED = getattr(os, "O_TMPFILE", None)
+_OPEN_FILE = "/proc/self/fd/{}"
 _NO_UNNAMED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
 _AT_A_LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
 
@@ -81,16 +82,27 @@ class Directory:
         """
         return open(self.at(name), "xb", buffering=0, opener=lambda _, flags: self.open_file(name, flags))
 
-    def takes_unnamed(self) -> bool:
-        """Makes a file without a name in it, for a moment; False where there is no such thing."""
+    def unnamed_file(self) -> FileIO | None:
+        """A new file without a name, which vanishes if the process ends; None where there is no such thing."""
         if _UNNAMED is None or self.descriptor is None:
-            return False
+            return None
         try:
-            os.close(os.open(".", _UNNAMED | os.O_RDWR, 0o600, dir_fd=self.descriptor))
+            file = os.open(".", _UNNAMED | os.O_RDWR, 0o666, dir_fd=self.descriptor)
         except OSError as error:
             if error.errno in _NO_UNNAMED:
-                return False
+                return None
             raise
+        if Path(_OPEN_FILE.format(file)).exists():
+            return FileIO(file, "wb")
+        os.close(file)  # without /proc it cannot get a name
+        return None
+
+    def give_name(self, file: FileIO, name: str) -> bool:
+        """Gives an `unnamed_file` a name; False if the name is taken."""
+        try:
+            os.link(_OPEN_FILE.format(file.fileno()), name, dst_dir_fd=self.descriptor, follow_symlinks=True)
+        except FileExistsError:
+            return False
         return True
 
     def size(self, name: str) -> int:

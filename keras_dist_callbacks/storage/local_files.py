@@ -17,19 +17,18 @@ from pathlib import Path
 
 from keras_dist_callbacks.storage.direct_files import DirectWrites, Parts
 from keras_dist_callbacks.storage.local_directories import Directory, opened
-from keras_dist_callbacks.storage.local_rights import inherits, is_for_the_same, made_like
 from keras_dist_callbacks.storage.traffic import Traffic
 
 TEMPORARY_MARK = ".tmp-"
-_MARKED = re.compile(r"(?P<final>.+?)(?:\.tmp-[0-9a-f]{32})+", re.DOTALL)
+_MARKED = re.compile(r"\.(?P<final>.+?)(?:\.tmp-[0-9a-f]{32})+", re.DOTALL)
 _COPY_CHUNK = 16 * 2**20
 _CANNOT_SEND = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTSOCK}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def temporary_name(final: str) -> str:
-    """A name for a file that is to be called `final` once it is whole."""
-    return f"{final}{TEMPORARY_MARK}{uuid.uuid4().hex}"
+    """A hidden name for a file that is to be called `final` once it is complete."""
+    return f".{final}{TEMPORARY_MARK}{uuid.uuid4().hex}"
 
 
 def final_name(name: str) -> str | None:
@@ -140,51 +139,29 @@ class LocalFiles:
                     self._write_directly(directory, final, parts)
             self._flush_directory(directory)
 
-    def replace(self, path: str, source: Path, by: tuple[LocalFiles, str] | None = None) -> None:
-        """Publishes a copy of `source`; readers see the old file or the new one.
-
-        Args:
-            path: Its path.
-            source: A local file.
-            by: Another directory of the same file system, where the copy lies until it is whole.
-        """
+    def replace(self, path: str, source: Path) -> None:
+        """Publishes a copy of `source`; readers see the old file or the new one."""
         with self._directory_of(path, make=True) as (directory, final):
-            try:
-                with self._way(by, directory) as place:
-                    self._replace(directory, final, source, place)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                self._replace(directory, final, source, directory)  # mounted apart, which no look had told
+            with _temporary(directory, final) as temporary:
+                unnamed = directory.unnamed_file()
+                with unnamed or directory.new_file(temporary) as file:
+                    self._copy_from(source, file)
+                    is_published = unnamed is not None and directory.give_name(file, final)
+                    if unnamed is not None and not is_published:
+                        directory.give_name(file, temporary)
+                if not is_published:
+                    directory.rename(temporary, directory, final)
             self._flush_directory(directory)
 
-    def took_unnamed(self, path: str) -> bool:
-        """Makes the directory, and tries a file without a name in it; False where there is no such thing."""
+    def probe_unnamed(self, path: str) -> bool:
+        """Makes the directory and writes a file without a name in it; False where there is no such thing."""
         with opened(self.root, self._below(path), make=True) as directory:
-            return directory.takes_unnamed()
-
-    def make_like(self, path: str, directory: str) -> bool:
-        """Makes a directory beside another one, see `Storage.make_like`."""
-        try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return False  # whoever tries it out is told why
-        with contextlib.suppress(FileNotFoundError):  # of a working directory that was removed
-            if Path.cwd().is_relative_to(Path(directory).resolve()):
+            file = directory.unnamed_file()
+            if file is None:
                 return False
-        if os.path.ismount(os.path.realpath(directory)) or inherits(directory):
-            return False
-        try:
-            return made_like(path, directory)
-        except OSError:
-            return False
-
-    def is_strange(self, path: str, directory: str) -> bool:
-        """Whether there is a directory of that path, and others may write into it than into the other one."""
-        try:
-            return not Path(path).is_symlink() and not is_for_the_same(path, directory)
-        except OSError:  # one of them is not there: nobody has written into it
-            return False
+            with file:
+                file.write(b"probe")
+            return True
 
     def delete(self, path: str) -> None:
         """Removes a file or a link, if it is there."""
@@ -212,22 +189,11 @@ class LocalFiles:
         with opened(self.root, below, make=make) as directory:
             yield directory, name
 
-    @contextlib.contextmanager
-    def _way(self, by: tuple[LocalFiles, str] | None, default: Directory) -> Iterator[Directory]:
-        if by is None:
-            yield default
-            return
-        files, path = by
-        with opened(files.root, files._below(path), make=True) as place:
-            yield place
-
-    def _replace(self, directory: Directory, final: str, source: Path, place: Directory) -> None:
-        with _temporary(place, final) as temporary:
-            with open(source, "rb") as reader, place.new_file(temporary) as file:
-                while chunk := reader.read(_COPY_CHUNK):
-                    self._write_all(file.fileno(), memoryview(chunk))
-                self._flush(file.fileno())
-            place.rename(temporary, directory, final)
+    def _copy_from(self, source: Path, file: FileIO) -> None:
+        with open(source, "rb") as reader:
+            while chunk := reader.read(_COPY_CHUNK):
+                self._write_all(file.fileno(), memoryview(chunk))
+        self._flush(file.fileno())
 
     def _take_over(self, spare: str, directory: Directory, temporary: str) -> int | None:
         """Renames a spare file and opens it, if it has no other name: what a hard link shows must not change."""

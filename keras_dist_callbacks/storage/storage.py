@@ -37,7 +37,6 @@ PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")
 
 DEFAULT_RETRY = RetryPolicy()
-_LONGEST_NAME = 255  # bytes, on nearly every local file system
 
 
 @dataclass(frozen=True)
@@ -113,26 +112,15 @@ class Storage:
         """The directory `name` below this one; the cap on the rate is for both together."""
         return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._full(name))
 
-    def beside(self, name: str) -> Storage | None:
-        """The directory next to this one whose name is this one's in `name`; None where there is no such place.
-
-        Next to a local directory is where it really is, whatever links lead to it; from there on links are refused. Of
-        remote stores those have one whose names are plain text, but for a bucket.
-
-        Args:
-            name: A pattern such as `".{}.kdc"`.
-        """
-        root = os.path.realpath(self.root) if self.is_local else self.root
-        above, slash, own = root.rpartition("/")
-        above, called = above or slash, name.format(own)
-        is_plain = len(os.fsencode(called)) <= _LONGEST_NAME if self.is_local else self._remote.has_plain_names(root)
-        if not (above and own and is_plain):
+    def parent(self) -> Storage | None:
+        """The directory that contains this one; None for a bucket or the root, and where paths are not plain names."""
+        above, _, own = self.root.rpartition("/")
+        if self.is_local:
+            above = above or "/"
+            return dataclasses.replace(self, url=above, root=above, _local=dataclasses.replace(self._local, root=above))
+        if not above or not self._remote.has_plain_names(self.root):
             return None
-        place, url = f"{above.rstrip('/')}/{called}", self.url.rstrip("/")
-        shown = redact(f"file://{place}").removeprefix("file://") if self.is_local else f"{url}/../{name.format('*')}"
-        if url.endswith(f"/{own}") and root == self.root:
-            shown = f"{url.removesuffix(own)}{called}"
-        return dataclasses.replace(self, url=shown, root=place, _local=dataclasses.replace(self._local, root=above))
+        return dataclasses.replace(self, url=self.url.rstrip("/").removesuffix(own).rstrip("/"), root=above)
 
     def display(self, name: str = "") -> str:
         """`name` as a full path or URL for messages."""
@@ -232,19 +220,15 @@ class Storage:
         create = partial(self._local.create, self._full(like), parts, other, lambda: self._full(named()))
         self._run("create a file in", str(PurePosixPath(like).parent), create, parts.size)  # it has no name yet
 
-    def replace(self, name: str, source: Path, by: Storage | None = None) -> None:
+    def replace(self, name: str, source: Path) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part.
 
         Args:
             name: Its name here.
             source: The file; it is left alone.
-            by: A directory `beside` this one, where a local file lies until it is whole. Defaults to this one.
         """
         path = self._full(name)
-        way = None if by is None else (by._local, by.root)
-        local = partial(self._local.replace, path, source, way)
-        operation = local if self.is_local else partial(self._remote.replace, path, source)
-        self._run("write", name, operation, source.stat().st_size)
+        self._run("write", name, lambda: self._files.replace(path, source), source.stat().st_size)
 
     def download(self, name: str, target: Path) -> None:
         """Copies an object to a local file.
@@ -289,6 +273,8 @@ class Storage:
     def probe(self) -> bool:
         """Finds out whether the directory can be used: writes, reads back and deletes a small object.
 
+        On a local file system that has files without names, such a file is written: no listing ever shows it.
+
         A store that refuses to delete gets a warning: it can be used, but nothing old is ever removed.
 
         Returns:
@@ -299,32 +285,14 @@ class Storage:
             StorageError: The directory cannot be used; the message says why and what to do.
         """
         made = self.is_local and not os.path.exists(self.root)  # noqa: PTH110 - pathlib's raises where the name is too long
-        probe(self)
+        if not (self.is_local and self._run("write", "", lambda: self._local.probe_unnamed(self.root))):
+            probe(self)
         return made
 
     @property
     def writes_directly(self) -> bool:
         """Whether large files are written around the page cache; known after the first one."""
         return self.is_local and self._local.direct.works is True
-
-    def probe_without_a_name(self) -> None:
-        """As `probe`, but where the operating system can, a local directory shows nothing of it at any moment."""
-        if not (self.is_local and self._run("write", "", lambda: self._local.took_unnamed(self.root))):
-            self.probe()
-
-    def make_like(self, directory: Storage) -> bool:
-        """Makes this local directory beside another one, and for the same accounts; whether it can be used for that.
-
-        Not where the other one is a mount point, the working directory or above it, or hands on rights of its own, nor
-        where one of them cannot be made.
-        """
-        if not self.is_local:
-            return True
-        return directory._run("write", "", lambda: self._local.make_like(self.root, directory.root))
-
-    def is_strange_beside(self, directory: Storage) -> bool:
-        """Whether others may write into this local directory than into the one beside it."""
-        return self.is_local and self._local.is_strange(self.root, directory.root)
 
     @property
     def _files(self) -> LocalFiles | RemoteFiles:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from keras_dist_callbacks.backups import foreign
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.checkpoints import foreign
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
 
@@ -109,7 +108,7 @@ def warn_of_foreign(storage: Storage, origin: Any) -> None:
         storage: The directory.
         origin: The checkpoint that the model was made from; if there is one, the user has chosen.
     """
-    found = foreign.find_backup(CheckpointDirectory.at(storage)) if origin is None else None
+    found = foreign.find_backup(storage) if origin is None else None
     if found is None:
         return
     (backup, writer), place = found, storage.display()

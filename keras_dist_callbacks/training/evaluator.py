@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks.backups.artifacts import EXTENSIONS, split_filepath
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
+from keras_dist_callbacks.checkpoints.files import split_filepath
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
 from keras_dist_callbacks.storage import temporary
@@ -36,9 +36,10 @@ class SidecarEvaluator:
     killed and restarted saves it again; another model at the same step takes the place of the earlier result.
 
     It ends when the training, one `fit()`, has ended and its last checkpoint is evaluated: when `ModelCheckpoint` has
-    noted the end, or without such files when the backup says so or is deleted (`delete_checkpoint=False` keeps the last
-    one for it). Killed and started again with the same arguments, it goes on: no result is lost or doubled, at most the
-    evaluation that was running is repeated. There is one result for each training step.
+    written its end note (next to the directory, or in it where the parent cannot be written), or without such files
+    when the backup says so or is deleted (`delete_checkpoint=False` keeps the last one for it). Killed and started
+    again with the same arguments, it continues: no result is lost or doubled, at most the evaluation that was running
+    is repeated. There is one result for each training step.
 
     Args:
         model: A built, compiled Keras model that weights are loaded into, made within the strategy that is to evaluate
@@ -58,8 +59,8 @@ class SidecarEvaluator:
         verbose: As in `model.evaluate`; unless it is 0, a line tells each result. Defaults to `"auto"`.
         log_dir: TensorBoard's directory, that of the training or another: event files go to `evaluator/` below it, each
             value at the training step and under the name that Keras' TensorBoard gives it. Defaults to None: no logs.
-        export_best: A path or URL that ends in `.keras` or `.weights.h5`: where the best model is put, with a sidecar
-            as `ModelCheckpoint` writes it. Defaults to None.
+        export_best: A path or URL that ends in `.keras` or `.weights.h5`: where the best model is put, with a
+            record as `ModelCheckpoint` writes it. Defaults to None.
         monitor: The metric that decides, with `val_` before it or not. Defaults to `"val_loss"`.
         mode: `"min"`, `"max"` or, by the metric's name, `"auto"`. Defaults to `"auto"`.
         state_dir: Where results are kept for a restart. Defaults to `evaluator/` below `log_dir`, without one to
@@ -140,12 +141,17 @@ class SidecarEvaluator:
             )
         self._log.open()
         if self._best is not None:
-            self._best = self._best.ready()
+            self._best.check()
         self._sources = [ModelFiles(self._checkpoints, self._series)]
         if self._series is None:
             self._sources.append(Backups(self._checkpoints, self._log.keys))
         self._settled = self._log.keys
         self._say(f"evaluating {self._checkpoints.display()}; results are kept in {self._state.display()}")
+        if self._most is None and self._timeout is None:
+            self._say(
+                "this ends when the end note of training is found; if it cannot be written or seen from here, give a "
+                "timeout or max_evaluations"
+            )
         self._run()
         return self._log.results
 
@@ -256,4 +262,4 @@ def _best(places: options.Places, export_best: Any, monitor: str, mode: Any) -> 
     directory, name = split_filepath(path)
     if not name.endswith(EXTENSIONS) or name in EXTENSIONS:
         raise ConfigError(f"export_best must name a file that ends in .keras or .weights.h5, got {redact(path)!r}")
-    return BestExport(CheckpointDirectory.at(places.open("export_best", directory)), name, monitor, mode)
+    return BestExport(places.open("export_best", directory), name, monitor, mode)

@@ -7,7 +7,6 @@ two has lost nothing, and a restarted one adds what is missing; none of both can
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -17,10 +16,11 @@ import msgspec
 import tensorflow as tf
 import xxhash
 
-from keras_dist_callbacks.backups import artifacts, records
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
+from keras_dist_callbacks.backups import records
 from keras_dist_callbacks.backups.records import Count, Digest, Time
-from keras_dist_callbacks.backups.sidecar import Artifact
+from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints.record import Record as CheckpointRecord
+from keras_dist_callbacks.checkpoints.record import kind_of
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
@@ -190,27 +190,27 @@ class EvaluationLog:
 
 @dataclass(frozen=True)
 class BestExport:
-    """The best model so far, under a fixed name, with a sidecar that says how good it is.
+    """The best model so far, under a fixed name, with a record that says how good it is.
 
     Attributes:
-        directory: Where it is.
+        storage: The directory.
         name: Its name there.
         monitor: The metric.
         mode: `"min"` or `"max"`.
     """
 
-    directory: CheckpointDirectory
+    storage: Storage
     name: str
     monitor: str
     mode: str
 
-    def ready(self) -> BestExport:
-        """The same, in a directory that was tried out.
+    def check(self) -> None:
+        """Tries the directory out.
 
         Raises:
             StorageError: It cannot be used.
         """
-        return dataclasses.replace(self, directory=CheckpointDirectory.to_write(self.directory.files))
+        self.storage.probe()
 
     def offer(self, candidate: Candidate, metrics: Mapping[str, float], model: EvaluatedModel) -> None:
         """Exports the model if it is better than what is there.
@@ -221,7 +221,8 @@ class BestExport:
         if self.monitor not in metrics:
             raise ConfigError(f"monitor={self.monitor!r} is no metric of the model; there are {', '.join(metrics)}")
         value = metrics[self.monitor]
-        there = next(iter(artifacts.find(self.directory, self.name).artifacts), None)
+        listing = files.find(self.storage, self.name)
+        there = next((one.record for one in listing.checkpoints if one.name == self.name), None)
         best = there.value if there is not None and there.monitor == self.monitor else None
         if not math.isfinite(value) or (
             best is not None and not (value < best if self.mode == "min" else value > best)
@@ -229,29 +230,22 @@ class BestExport:
             return
         with temporary.directory("evaluator") as directory:
             file = candidate.file
-            if file is None or not file.name.endswith(_kind_of(self.name)):
+            if file is None or kind_of(file.name) != kind_of(self.name):
                 file = directory / self.name
                 model.save(file)
-            generation, sequence = (1, 0) if there is None else there.order
-            artifacts.publish(self.directory, file, self._described(candidate, value, generation, sequence + 1))
-
-    def _described(self, candidate: Candidate, value: float, generation: int, sequence: int) -> Artifact:
-        return Artifact(
-            name=self.name,
-            kind="weights" if self.name.endswith(".weights.h5") else "model",
-            series=self.name,
-            generation=generation,
-            sequence=sequence,
-            epoch=candidate.epoch,
-            step=candidate.step,
-            monitor=self.monitor,
-            value=value,
-            best_only=True,
-        )
-
-
-def _kind_of(name: str) -> str:
-    return ".weights.h5" if name.endswith(".weights.h5") else ".keras"
+            record = CheckpointRecord(
+                template=self.name.replace("{", "{{").replace("}", "}}"),
+                published_name=self.name,
+                run_token=files.run_token(listing, self.name),
+                generation=1 if there is None else there.generation,
+                sequence=1 if there is None else there.sequence + 1,
+                epoch=candidate.epoch,
+                step=candidate.step,
+                monitor=self.monitor,
+                value=value,
+                best_only=True,
+            )
+            files.publish(self.storage, file, record)
 
 
 def _record_name(place: int) -> str:

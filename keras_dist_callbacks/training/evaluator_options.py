@@ -9,7 +9,8 @@ from typing import Any
 import keras
 
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.checkpoints.files import split_filepath
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
@@ -39,8 +40,8 @@ class Places:
         check_place(path)
         self._options = arguments.mapping("storage_options", storage_options)
         self._retry = None if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
-        if path.endswith(artifacts.EXTENSIONS):
-            path, name = artifacts.split_filepath(path)
+        if path.endswith(EXTENSIONS):
+            path, name = split_filepath(path)
             path, self.series = path.replace("{{", "{").replace("}}", "}"), name
         self._path = path
         self.checkpoints = Storage.open(path, self._options, retry=self._retry)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from keras_dist_callbacks.backups import artifacts, end_marker, foreign
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.names import COMMITS
-from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.checkpoints import end_note, files
+from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.engine import picking
 from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
@@ -98,52 +97,48 @@ class ModelFiles:
 
     Args:
         storage: The directory.
-        series: Only files made from this template, or of this name; None for all.
+        template: Only files made from this template, or of this name; None for all.
     """
 
-    def __init__(self, storage: Storage, series: str | None) -> None:
-        self._directory, self._series = CheckpointDirectory.at(storage), series
-        self._known: dict[str, Artifact] = {}
-        self._bare: dict[str, float] = {}  # files without a sidecar, and since when they are known
+    def __init__(self, storage: Storage, template: str | None) -> None:
+        self._storage, self._template = storage, template
+        self._known: dict[str, Checkpoint] = {}
+        self._without_record: dict[str, float] = {}  # names, and since when they are known
 
     def look(self) -> Look:
-        """The files, and whether the note of the training's end is there."""
-        markers, problems = end_marker.read_all(self._directory)  # before the files: those of the end are listed then
-        listing = artifacts.find(self._directory, self._series)
-        series = {self._series, *(artifact.series for artifact in listing.artifacts)} if self._series else None
-        markers = [one for one in markers if series is None or one.series in series or one.last == self._series]
-        end = end_marker.end_of(markers, listing.artifacts)
-        problems += [] if listing.artifacts else self._without_sidecars()
-        self._known = {_candidate(artifact).key: artifact for artifact in listing.artifacts}
+        """The files, and whether the end of training is noted."""
+        listing = files.find(self._storage, self._template)
+        templates = listing.templates or ({self._template} if self._template else set())
+        notes, problems = end_note.read_all(self._storage, templates)
+        if any(note.is_ended for note in notes):  # the last files may have come since they were listed
+            listing = files.find(self._storage, self._template)
+        end = end_note.end_of(notes, listing)
+        problems += [] if listing.checkpoints else self._lasting(listing.without_record)
+        self._known = {_candidate(checkpoint).key: checkpoint for checkpoint in listing.checkpoints}
         return Look(
-            [_candidate(artifact) for artifact in reversed(listing.artifacts)],
+            [_candidate(checkpoint) for checkpoint in reversed(listing.checkpoints)],
             [*problems, *listing.problems],
             None if end is None else end.token,
         )
 
-    def _without_sidecars(self) -> list[str]:
-        """What is wrong where nothing but such files is there, and stays: a save in between is over in a moment."""
-        known, now = self._bare, time.monotonic()
-        self._bare = {name: known.get(name, now) for name in foreign.names(self._directory)}
-        lasting = sorted(name for name, since in self._bare.items() if now - since > _SAVED_SECONDS)
+    def _lasting(self, names: Iterable[str]) -> list[str]:
+        """What is wrong where only files without a record are there, and stay: a write ends after a moment."""
+        known, now = self._without_record, time.monotonic()
+        self._without_record = {name: known.get(name, now) for name in names}
+        lasting = sorted(name for name, since in self._without_record.items() if now - since > _SAVED_SECONDS)
         if not lasting:
             return []
-        aside = self._directory.aside
-        beside = f", or seen without {aside.display()}" if aside else ""
-        return [f"{self._directory.display(lasting[0])} has no sidecar: it is of another tool{beside}"]
+        return [f"{self._storage.display(lasting[0])} has no record: it is incomplete, or another program wrote it"]
 
     def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
-        """Copies the file, compares it with its digest and loads it."""
+        """Copies the file, compares it with its record and loads it."""
         wanted = self._known[candidate.key]
         try:
-            found = artifacts.fetch(self._directory, wanted, directory)
-        except DamagedBackupError:
-            now = artifacts.find(self._directory, wanted.name).artifacts
-            if any(artifact.order == wanted.order for artifact in now if artifact.name == wanted.name):
-                raise
+            found = files.fetch(self._storage, wanted.name, directory)
+        except FileNotFoundError:
             return None
         file = directory / found.name
-        model.take_file(file, self._directory.display(found.name), found.step)
+        model.take_file(file, self._storage.display(found.name), found.record.step)
         return _candidate(found, file)
 
 
@@ -195,8 +190,9 @@ class Backups:
         return candidate
 
 
-def _candidate(artifact: Artifact, file: Path | None = None) -> Candidate:
-    return Candidate(artifact.name, f"{artifact.name} {artifact.digest}", artifact.step, artifact.epoch, file)
+def _candidate(checkpoint: Checkpoint, file: Path | None = None) -> Candidate:
+    name, record = checkpoint.name, checkpoint.record
+    return Candidate(name, f"{name} {record.digest}", record.step, record.epoch, file)
 
 
 def _described(store: BackupStore, commit: CommitId) -> tuple[Candidate, bool]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from keras_dist_callbacks.backups import artifacts, foreign
 from keras_dist_callbacks.backups.artifacts import split_filepath
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.sidecar import Artifact, read_sidecar
+
+from keras_dist_callbacks.backups import artifacts, foreign
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import memory_url

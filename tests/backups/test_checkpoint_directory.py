@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 
 from keras_dist_callbacks.backups import artifacts, end_marker, foreign
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.storage.local_directories import Directory
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import SERIES, beside, checkpoints, newest, notes, old, save

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 
 from keras_dist_callbacks.backups import artifacts, checkpoint_directory, end_marker
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.retry import RetryPolicy

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-
-from keras_dist_callbacks.backups import artifacts, end_marker, foreign, names
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.end_marker import EndMarker
 from keras_dist_callbacks.backups.sidecar import Artifact
+
+from keras_dist_callbacks.backups import artifacts, end_marker, foreign, names
 from keras_dist_callbacks.errors import BackupMismatchError, FencedError
 from keras_dist_callbacks.storage.local_files import temporary_name
 from tests.support.checkpoints import checkpoints

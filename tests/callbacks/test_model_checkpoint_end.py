@@ -9,10 +9,10 @@ from typing import Any
 
 import keras
 import pytest
+from keras_dist_callbacks.backups.end_marker import EndMarker
 
 from keras_dist_callbacks import ModelCheckpoint, Preempted
 from keras_dist_callbacks.backups import artifacts, end_marker
-from keras_dist_callbacks.backups.end_marker import EndMarker
 from keras_dist_callbacks.engine.writer import shared_writer
 from tests.support import tiny
 from tests.support.callback_helpers import be_worker_1, ignore_keras_warnings

@@ -15,11 +15,11 @@ from typing import Any
 import keras
 import pytest
 import xxhash
+from keras_dist_callbacks.backups.sidecar import SIDECAR
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import artifacts, owners
 from keras_dist_callbacks.backups.manifest import decode_manifest
-from keras_dist_callbacks.backups.sidecar import SIDECAR
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.backups.topics import Info

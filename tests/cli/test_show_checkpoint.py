@@ -9,9 +9,9 @@ from pathlib import Path
 import h5py
 import keras
 import pytest
+from keras_dist_callbacks.backups.artifacts import split_filepath
 
 from keras_dist_callbacks import ModelCheckpoint
-from keras_dist_callbacks.backups.artifacts import split_filepath
 from tests.support import cli_backups, tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.checkpoints import checkpoints

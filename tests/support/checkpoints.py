@@ -10,9 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.sidecar import Artifact
+
+from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.storage.storage import Storage
 
 SERIES = "{epoch}.keras"

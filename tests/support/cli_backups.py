@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
+from keras_dist_callbacks.backups.sidecar import Artifact
 from typer.testing import CliRunner
 
 from keras_dist_callbacks.backups import artifacts
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.codec import fingerprints
 from keras_dist_callbacks.backups.packing import Packer, referenced_blobs
-from keras_dist_callbacks.backups.sidecar import Artifact
 from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.app import app

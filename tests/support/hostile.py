@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.backups.sidecar import SIDECAR
+
 from tests.support.checkpoints import beside
 from tests.support.cli_backups import begin, commit, publish
 

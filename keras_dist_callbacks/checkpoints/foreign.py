@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import msgspec
 
 from keras_dist_callbacks.backups import records
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
 from keras_dist_callbacks.backups.records import Count
-from keras_dist_callbacks.backups.sidecar import SIDECAR
+from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -44,48 +44,50 @@ class Foreign:
     epoch: int = 0
 
 
-def find(directory: CheckpointDirectory, template: str | None = None) -> list[Foreign]:
+def find(storage: Storage, template: str | None = None) -> list[Foreign]:
     """What other tools left directly in a directory, the one that was written last first.
 
     Args:
-        directory: The directory; it need not exist.
+        storage: The directory; it need not exist.
         template: Only what is named as files made from this `filepath` of `ModelCheckpoint` are.
     """
-    storage = directory.files
-    names, noted = _names(directory)
-    found = [foreign for name in names if (foreign := _foreign(name, names, noted)) is not None]
-    fits = re.compile(".+" if template is None else re.sub(r"\\\{.*?\\\}", ".+", re.escape(template)), re.DOTALL)
+    names = sorted(info.name for info in storage.files())
+    with_record = _names_with_record(storage)
+    found = [foreign for name in names if (foreign := _foreign(name, names, with_record)) is not None]
+    fits = re.compile(".+", re.DOTALL) if template is None else files.pattern_of(template)
     mine = [_with_epoch(storage, foreign, names) for foreign in found if fits.fullmatch(foreign.name)]
     return sorted(mine, key=lambda foreign: max(map(storage.modified, foreign.files)), reverse=True)
 
 
-def find_backup(directory: CheckpointDirectory) -> tuple[Foreign, str] | None:
-    """The newest state of a training that another tool would resume from here, and what wrote it; None if none is.
+def find_backup(storage: Storage) -> tuple[Foreign, str] | None:
+    """The newest state of a training that another tool would resume from here, and its writer; None if there is none.
 
-    Files that Keras' `ModelCheckpoint` left are not meant: nothing resumes from them without being told to.
+    Files of Keras' `ModelCheckpoint` do not count: nothing resumes from them unless it is asked to.
     """
-    for found in find(directory):
-        if found.name == _KERAS_BACKUP[0] and _KERAS_BACKUP[1] in directory.names():
+    for found in find(storage):
+        if found.name == _KERAS_BACKUP[0] and storage.exists(_KERAS_BACKUP[1]):
             return found, "keras.callbacks.BackupAndRestore"
         if found.kind == "tf":
             return found, "tf.train.Checkpoint"
     return None
 
 
-def names(directory: CheckpointDirectory) -> list[str]:
-    """Names of what other tools, or an interrupted save, left without a sidecar; sorted."""
-    present, noted = _names(directory)
-    return sorted(foreign.name for name in present if (foreign := _foreign(name, present, noted)) is not None)
+def names(storage: Storage) -> list[str]:
+    """Names of what other tools, or an interrupted save, left without a record; sorted."""
+    present = sorted(info.name for info in storage.files())
+    with_record = _names_with_record(storage)
+    return sorted(foreign.name for name in present if (foreign := _foreign(name, present, with_record)) is not None)
 
 
-def _names(directory: CheckpointDirectory) -> tuple[list[str], set[str]]:
-    """Of the files, and of these with the notes on them; the files first: what comes meanwhile has its note then."""
-    present = sorted(directory.names())
-    return present, directory.names_aside().union(present)
+def _names_with_record(storage: Storage) -> set[str]:
+    """Of the model files that this package wrote, damaged or not."""
+    listing = files.find(storage)
+    present = {info.name for info in storage.files() if info.name.endswith(EXTENSIONS)}
+    return present - set(listing.without_record)
 
 
-def _foreign(name: str, names: Sequence[str], noted: Collection[str]) -> Foreign | None:
-    if name + SIDECAR in noted:
+def _foreign(name: str, names: Sequence[str], with_record: Collection[str]) -> Foreign | None:
+    if name in with_record:
         return None
     if name.endswith(_WEIGHTS):
         return Foreign(name, "weights", (name,))

@@ -1,0 +1,311 @@
+"""Checkpoint files in a directory or store: list, verify, fetch, publish and delete them.
+
+Each file carries its own record, so a file may be copied, moved or renamed, by any program. Newest means the largest
+(generation, sequence), never a time or a name. A file without a record is incomplete, or another program wrote it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_dist_callbacks.backups.rereading import read_verified
+from keras_dist_callbacks.checkpoints.record import (
+    EXTENSIONS,
+    TAIL_BYTES,
+    Checkpoint,
+    Record,
+    embed,
+    parse_tail,
+    read_local,
+    read_verified_record,
+    require_size,
+)
+from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.storage.listed import FileInfo
+from keras_dist_callbacks.storage.local_files import final_name
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.texts import first_few, warn
+
+_READERS = 16
+
+_sequence = itertools.count(1)
+
+
+def next_sequence() -> int:
+    """The next sequence number; one counter for all callbacks of this process, so that they have one order."""
+    return next(_sequence)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The model files of a directory; only the last bytes of each were read.
+
+    Attributes:
+        checkpoints: Those with a record, newest first; their content is not verified.
+        problems: One sentence for each file whose record is damaged or whose size differs from its record.
+        without_record: Names of the files without a record: incomplete ones and those of other programs.
+        generation: The largest in any record, 0 if there are no records.
+    """
+
+    checkpoints: tuple[Checkpoint, ...] = ()
+    problems: tuple[str, ...] = ()
+    without_record: tuple[str, ...] = ()
+    generation: int = 0
+
+    @property
+    def templates(self) -> set[str]:
+        """Those of the checkpoints."""
+        return {one.record.template for one in self.checkpoints}
+
+    def incomplete(self) -> tuple[str, ...]:
+        """Names of files without a record that are named like checkpoints that have one."""
+        patterns = [pattern_of(template) for template in self.templates]
+        return tuple(name for name in self.without_record if any(fits.fullmatch(name) for fits in patterns))
+
+
+def split_filepath(path: str) -> tuple[str, str]:
+    """A path or URL as its directory and its last part."""
+    directory, separator, name = path.rpartition("/")
+    if not separator:
+        return ".", name
+    if directory.endswith(":/"):
+        return f"{directory}/", name  # `memory://name`
+    return directory or "/", name
+
+
+def pattern_of(template: str) -> re.Pattern[str]:
+    """Matches the names that are made from a template."""
+    return re.compile(re.sub(r"\\\{.*?\\\}", ".+", re.escape(template)), re.DOTALL)
+
+
+def find(storage: Storage, template: str | None = None) -> Listing:
+    """Lists the model files of a directory and reads their records.
+
+    Args:
+        storage: The directory; it need not exist.
+        template: Only checkpoints made from this template, or of this name. Defaults to all.
+
+    Raises:
+        BackupMismatchError: A newer version of this package wrote one of them.
+        StorageError: The store cannot be read.
+    """
+    present = [info for info in storage.files() if info.name.endswith(EXTENSIONS)]
+    with ThreadPoolExecutor(_READERS) as pool:
+        outcomes = list(zip(present, pool.map(lambda info: _examine(storage, info), present), strict=True))
+    found = [Checkpoint(info.name, outcome) for info, outcome in outcomes if isinstance(outcome, Record)]
+    mine = [one for one in found if template is None or template in (one.record.template, one.name)]
+    return Listing(
+        tuple(sorted(mine, key=lambda one: one.order, reverse=True)),
+        tuple(str(outcome) for _, outcome in outcomes if isinstance(outcome, DamagedBackupError)),
+        tuple(info.name for info, outcome in outcomes if outcome is None),
+        max([0, *(one.record.generation for one in found)]),
+    )
+
+
+def newest_verified(storage: Storage, template: str | None = None, *, into: Path | None = None) -> Checkpoint | None:
+    """The newest checkpoint whose content matches its record; a warning names damaged and incomplete files.
+
+    Args:
+        storage: The directory; it need not exist.
+        template: Only checkpoints made from this template, or of this name. Defaults to all.
+        into: A local directory that gets a copy of the file. Defaults to no copy.
+
+    Returns:
+        The checkpoint, or None if there is no file with a record.
+
+    Raises:
+        DamagedBackupError: There are checkpoints, but none of them is intact.
+        BackupMismatchError: A newer version of this package wrote one of them.
+    """
+    listing = find(storage, template)
+    problems = list(listing.problems)
+    for candidate in listing.checkpoints:
+        try:
+            found = verify(storage, candidate.name) if into is None else fetch(storage, candidate.name, into)
+        except FileNotFoundError:
+            continue  # deleted since the listing
+        except DamagedBackupError as error:
+            problems.append(str(error))
+            continue
+        if problems or listing.without_record:
+            problems += _without_record(storage, listing, template)
+            warn(f"{'; '.join(problems)}. {storage.display(found.name)} is used", UserWarning)
+        return found
+    if problems:
+        raise DamagedBackupError(
+            f"no checkpoint in {storage.display()} is intact: {'; '.join(problems)}. Restore the files, or delete them "
+            "to start from the beginning"
+        )
+    return None
+
+
+def _without_record(storage: Storage, listing: Listing, template: str | None) -> list[str]:
+    fits = pattern_of(template or "{}")
+    shown = [storage.display(name) for name in listing.without_record if fits.fullmatch(name)]
+    if not shown:
+        return []
+    return [
+        f"{', '.join(first_few(shown))} without a record: incomplete, or written or rewritten by another program, so not "
+        "used (make_or_restore_model(..., adopt=True) uses such files where there are no others)"
+    ]
+
+
+def verify(storage: Storage, name: str) -> Checkpoint:
+    """Reads a stored file completely and compares it with its record.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        DamagedBackupError: It has no record, or differs from it.
+    """
+
+    def read() -> Record:
+        size = storage.size(name)
+        if size is None:
+            raise FileNotFoundError(storage.display(name))
+        return read_verified_record(size, lambda start, end: storage.read(name, start, end), storage.display(name))
+
+    return Checkpoint(name, read_verified(storage, name, read))
+
+
+def fetch(storage: Storage, name: str, into: Path) -> Checkpoint:
+    """Copies a stored file to a local directory and compares the copy with its record.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        DamagedBackupError: It has no record, or differs from it.
+    """
+    target = into / name
+
+    def copy() -> Record:
+        storage.download(name, target)
+        return read_local(target, storage.display(name))
+
+    return Checkpoint(name, read_verified(storage, name, copy))
+
+
+def publish(storage: Storage, source: Path, record: Record) -> Checkpoint:
+    """Writes the record into a local file and publishes the file, replacing what has its name.
+
+    Args:
+        storage: The directory.
+        source: A local file that Keras has saved; it is changed.
+        record: Its record; size and digest are filled in here.
+
+    Raises:
+        FencedError: A newer run has published a file of this name.
+        StorageError: The store failed, after all retries.
+    """
+    name = record.published_name
+    earlier = _record_or_none(storage, name)
+    if earlier is not None and earlier.published_name == name and earlier.generation > record.generation:
+        raise FencedError(
+            f"{storage.display(name)} was published by a newer run (generation {earlier.generation}, this run has "
+            f"{record.generation}). Two runs write to one directory: stop one of them"
+        )
+    checkpoint = Checkpoint(name, embed(source, record))
+    storage.replace(name, source)
+    arrived = storage.size(name)
+    if arrived != checkpoint.file_size:
+        raise StorageError(
+            f"{storage.display(name)}: {checkpoint.file_size} bytes were written, but the store holds {arrived}"
+        )
+    return checkpoint
+
+
+def keep_newest(storage: Storage, written: Sequence[Checkpoint], keep: int, generation: int) -> list[Checkpoint]:
+    """Deletes all but the last `keep` of the checkpoints of a run, which are ordered from old to new.
+
+    A file is deleted only if its record still says that this run, or one that it continues, published it under its
+    present name. A user's copy is never deleted.
+
+    Args:
+        storage: The directory.
+        written: The checkpoints.
+        keep: How many remain.
+        generation: That of the run.
+
+    Returns:
+        The checkpoints that remain.
+    """
+    cut = max(0, len(written) - keep)
+    for checkpoint in written[:cut]:
+        record = _record_or_none(storage, checkpoint.name)
+        if record is not None and _is_same_series(record, checkpoint) and record.generation <= generation:
+            storage.delete(checkpoint.name)
+    return list(written[cut:])
+
+
+def run_token(listing: Listing, template: str) -> str:
+    """The token of the run that wrote the files of this template, or a new one.
+
+    Files of another run may have been copied to the directory: the token that most of the files have is that of the
+    directory's own runs.
+    """
+    originals = [one.record for one in listing.checkpoints if one.is_original and one.record.template == template]
+    tokens = Counter(record.run_token for record in originals)  # newest first, so that it wins a tie
+    return tokens.most_common(1)[0][0] if tokens else uuid.uuid4().hex[:12]
+
+
+def own(listing: Listing, template: str, token: str) -> list[Checkpoint]:
+    """The checkpoints that retention may delete, from old to new."""
+    candidates = (one for one in reversed(listing.checkpoints) if one.is_original)
+    return [one for one in candidates if (one.record.template, one.record.run_token) == (template, token)]
+
+
+def remove_unfinished(storage: Storage, template: str) -> None:
+    """Deletes what interrupted writes of files with this template left."""
+    fits = pattern_of(template)
+    for info in storage.files():
+        final = final_name(info.name)
+        if final is not None and fits.fullmatch(final):
+            storage.delete(info.name)
+
+
+def unfinished(infos: Iterable[FileInfo]) -> dict[str, int]:
+    """Names and sizes of the files that interrupted writes of checkpoints left."""
+    finals = ((info, final_name(info.name)) for info in infos)
+    return {info.name: info.size for info, final in finals if final is not None and final.endswith(EXTENSIONS)}
+
+
+def _is_same_series(record: Record, checkpoint: Checkpoint) -> bool:
+    known = checkpoint.record
+    return (record.published_name, record.template, record.run_token) == (
+        checkpoint.name,
+        known.template,
+        known.run_token,
+    )
+
+
+def _record_or_none(storage: Storage, name: str) -> Record | None:
+    size = storage.size(name)
+    outcome = None if size is None else _examine(storage, FileInfo(name, size))
+    return outcome if isinstance(outcome, Record) else None
+
+
+def _examine(storage: Storage, info: FileInfo) -> Record | DamagedBackupError | FileNotFoundError | None:
+    """The record of a file; None if it has none, or the error that says why it cannot be read."""
+    with contextlib.suppress(DamagedBackupError, FileNotFoundError):
+        record = _read_record(storage, info.name, info.size)
+        if record is not None:
+            return record
+    try:  # again: it may have been replaced since it was listed
+        size = storage.size(info.name)
+        return FileNotFoundError(info.name) if size is None else _read_record(storage, info.name, size)
+    except (DamagedBackupError, FileNotFoundError) as error:
+        return error
+
+
+def _read_record(storage: Storage, name: str, size: int) -> Record | None:
+    where = storage.display(name)
+    record = parse_tail(storage.read(name, max(0, size - TAIL_BYTES), size), where)
+    if record is not None:
+        require_size(record, size, where)
+    return record
