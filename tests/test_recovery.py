@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,11 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_restore_model, restored_from
-from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
 from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
-from tests.support.checkpoints import checkpoints
+from tests.support.checkpoints import listed
 
 pytestmark = ignore_keras_warnings
 
@@ -74,8 +74,9 @@ def test_a_restored_model_goes_on_training(tmp_path: Path) -> None:
     trained(tmp_path)
     model = make_or_restore_model(rebuilt, tmp_path)
     fit(model, ModelCheckpoint(f"{tmp_path}/ckpt-{{epoch}}.keras"), initial_epoch=2, epochs=3)
-    newest = artifacts.find(checkpoints(tmp_path)).artifacts[0]
-    assert (newest.name, newest.generation, newest.epoch, newest.step) == ("ckpt-3.keras", 2, 3, 9)
+    newest = listed(tmp_path).checkpoints[0]
+    record = newest.record
+    assert (newest.name, record.generation, record.epoch, record.step) == ("ckpt-3.keras", 2, 3, 9)
 
 
 @pytest.mark.slow
@@ -121,7 +122,7 @@ def test_a_template_stands_for_its_own_files(tmp_path: Path) -> None:
 
 def test_files_of_other_tools_are_reported_and_not_taken(tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "theirs.keras")
-    with pytest.warns(UserWarning, match=r"1 checkpoint\(s\) without a sidecar \(theirs\.keras.*adopt=True"):
+    with pytest.warns(UserWarning, match=r"1 checkpoint\(s\) without a record \(theirs\.keras.*adopt=True"):
         assert latest_checkpoint(tmp_path) is None
     with pytest.warns(UserWarning, match="theirs"):
         make_or_restore_model(tiny_model, tmp_path)
@@ -202,11 +203,11 @@ def test_the_evaluator_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_every_worker_gets_and_verifies_what_the_chief_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path)
-    older = artifacts.find(checkpoints(tmp_path)).artifacts[1]
+    older = listed(tmp_path).checkpoints[1]
 
     class Worker(Cluster):
         def broadcast(self, value: Any, tag: str, timeout: float = 0.0, kind: Any = None) -> Any:
-            return vars(older)
+            return dataclasses.asdict(older)
 
     monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: Worker("worker", 1, 1)))
     assert make_or_restore_model(rebuilt, tmp_path)._kdc_restored_from.epoch == 1

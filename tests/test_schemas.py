@@ -15,14 +15,15 @@ import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 
 sys.setswitchinterval(1e-6)
-from keras_dist_callbacks.backups import codec, owners, records, sidecar
+from keras_dist_callbacks.backups import codec, owners, records
+from keras_dist_callbacks.checkpoints import record
 from keras_dist_callbacks.errors import DamagedBackupError
 
 together = threading.Barrier(8)
 
 def check(_):
     together.wait()
-    values = {sidecar._Record: {"format": 1}, codec._Entry: {"dtype": 1}, owners.Owner: {"claimed": []}}
+    values = {record.Record: {"template": 1}, codec._Entry: {"dtype": 1}, owners.Owner: {"claimed": []}}
     for kind, value in values.items():
         try:
             records.checked(value, kind, "a record")

@@ -125,9 +125,20 @@ def _places(storage: Storage, template: str) -> Iterator[tuple[Storage, str]]:
 
 def _parent(storage: Storage) -> Storage | None:
     """The directory that contains this one, if other processes see it under the same name."""
-    if storage.is_local and (os.path.ismount(storage.root) or Path(storage.root).is_symlink()):
+    if storage.is_local and (Path(storage.root).is_symlink() or _is_mount_point(storage.root)):
         return None
     return storage.parent()
+
+
+def _is_mount_point(path: str) -> bool:
+    """As `os.path.ismount`, and also for a directory that is mounted from the same file system."""
+    if os.path.ismount(path):
+        return True
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return any(line.split(" ", 5)[4] == path for line in mounts.splitlines())
 
 
 def _read(place: Storage, name: str) -> EndNote | None:

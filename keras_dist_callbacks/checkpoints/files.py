@@ -19,6 +19,7 @@ from pathlib import Path
 from keras_dist_callbacks.backups.rereading import read_verified
 from keras_dist_callbacks.checkpoints.record import (
     EXTENSIONS,
+    INCOMPLETE,
     TAIL_BYTES,
     Checkpoint,
     Record,
@@ -32,9 +33,11 @@ from keras_dist_callbacks.errors import DamagedBackupError, FencedError, Storage
 from keras_dist_callbacks.storage.listed import FileInfo
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import first_few, warn
+from keras_dist_callbacks.texts import warn
 
 _READERS = 16
+_PLACEHOLDER = re.compile(r"\\\{.*?\\\}")
+_NUMBER = r"(?:[-+]?(?:[0-9][0-9.,_]*(?:e[-+]?[0-9]+)?|nan|inf)%?)"
 
 _sequence = itertools.count(1)
 
@@ -50,8 +53,9 @@ class Listing:
 
     Attributes:
         checkpoints: Those with a record, newest first; their content is not verified.
-        problems: One sentence for each file whose record is damaged or whose size differs from its record.
-        without_record: Names of the files without a record: incomplete ones and those of other programs.
+        problems: One sentence for each file whose record is damaged, whose size differs from its record, or that has no
+            record although it is named like the files of a template that have one.
+        without_record: Names of the other files without a record: those of other programs.
         generation: The largest in any record, 0 if there are no records.
     """
 
@@ -65,11 +69,6 @@ class Listing:
         """Those of the checkpoints."""
         return {one.record.template for one in self.checkpoints}
 
-    def incomplete(self) -> tuple[str, ...]:
-        """Names of files without a record that are named like checkpoints that have one."""
-        patterns = [pattern_of(template) for template in self.templates]
-        return tuple(name for name in self.without_record if any(fits.fullmatch(name) for fits in patterns))
-
 
 def split_filepath(path: str) -> tuple[str, str]:
     """A path or URL as its directory and its last part."""
@@ -82,8 +81,8 @@ def split_filepath(path: str) -> tuple[str, str]:
 
 
 def pattern_of(template: str) -> re.Pattern[str]:
-    """Matches the names that are made from a template."""
-    return re.compile(re.sub(r"\\\{.*?\\\}", ".+", re.escape(template)), re.DOTALL)
+    """Matches the names that are made from a template; all values that Keras puts into one are numbers."""
+    return re.compile(_PLACEHOLDER.sub(_NUMBER, re.escape(template)))
 
 
 def find(storage: Storage, template: str | None = None) -> Listing:
@@ -102,10 +101,15 @@ def find(storage: Storage, template: str | None = None) -> Listing:
         outcomes = list(zip(present, pool.map(lambda info: _examine(storage, info), present), strict=True))
     found = [Checkpoint(info.name, outcome) for info, outcome in outcomes if isinstance(outcome, Record)]
     mine = [one for one in found if template is None or template in (one.record.template, one.name)]
+    damaged = [str(outcome) for _, outcome in outcomes if isinstance(outcome, DamagedBackupError)]
+    bare = [info.name for info, outcome in outcomes if outcome is None]
+    patterns = [pattern_of(template) for template in {one.record.template for one in found}]
+    incomplete = [name for name in bare if any(fits.fullmatch(name) for fits in patterns)]
+    damaged += [f"{storage.display(name)} has no record: {INCOMPLETE}" for name in incomplete]
     return Listing(
         tuple(sorted(mine, key=lambda one: one.order, reverse=True)),
-        tuple(str(outcome) for _, outcome in outcomes if isinstance(outcome, DamagedBackupError)),
-        tuple(info.name for info, outcome in outcomes if outcome is None),
+        tuple(damaged),
+        tuple(name for name in bare if name not in incomplete),
         max([0, *(one.record.generation for one in found)]),
     )
 
@@ -135,8 +139,8 @@ def newest_verified(storage: Storage, template: str | None = None, *, into: Path
         except DamagedBackupError as error:
             problems.append(str(error))
             continue
-        if problems or listing.without_record:
-            problems += _without_record(storage, listing, template)
+        problems += _without_record(storage, listing, template)
+        if problems:
             warn(f"{'; '.join(problems)}. {storage.display(found.name)} is used", UserWarning)
         return found
     if problems:
@@ -148,13 +152,15 @@ def newest_verified(storage: Storage, template: str | None = None, *, into: Path
 
 
 def _without_record(storage: Storage, listing: Listing, template: str | None) -> list[str]:
-    fits = pattern_of(template or "{}")
-    shown = [storage.display(name) for name in listing.without_record if fits.fullmatch(name)]
-    if not shown:
+    names = [storage.display(name) for name in listing.without_record]
+    if template is not None:
+        names = [storage.display(name) for name in listing.without_record if pattern_of(template).fullmatch(name)]
+    if not names:
         return []
+    shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     return [
-        f"{', '.join(first_few(shown))} without a record: incomplete, or written or rewritten by another program, so not "
-        "used (make_or_restore_model(..., adopt=True) uses such files where there are no others)"
+        f"{shown} without a record: another program wrote or rewrote it, so it is not used "
+        "(make_or_restore_model(..., adopt=True) uses such files where there are no others)"
     ]
 
 

@@ -26,6 +26,7 @@ EXTENSIONS = (".keras", ".weights.h5")
 TAIL_BYTES = 8192
 """Bytes at a file's end that hold its record."""
 
+INCOMPLETE = "it is incomplete, or another program rewrote it"
 _MAX_BYTES = 4096
 _MAGIC = b"KDCREC01"
 _LENGTH = struct.Struct("<Q")
@@ -186,7 +187,7 @@ def read_verified_record(size: int, read: Reader, where: str) -> Record:
     """
     record = parse_tail(read(max(0, size - TAIL_BYTES), size), where)
     if record is None:
-        raise DamagedBackupError(f"{where} has no record: it is incomplete, or another program rewrote it")
+        raise DamagedBackupError(f"{where} has no record: {INCOMPLETE}")
     require_size(record, size, where)
     if digest_of(read, record.size) != record.digest:
         raise DamagedBackupError(f"{where}: its content differs from the digest in its record")

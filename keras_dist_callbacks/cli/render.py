@@ -47,10 +47,7 @@ def show_listing(console: Console, listing: DirectoryListing) -> None:
     _notes(console, (("damaged", problem) for problem in listing.checkpoint_problems), "red")
     _notes(
         console,
-        (
-            (name, "no record: incomplete, or written or rewritten by another program")
-            for name in listing.without_record
-        ),
+        ((name, "no record: written or rewritten by another program") for name in listing.without_record),
         "",
     )
 

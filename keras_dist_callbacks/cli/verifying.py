@@ -123,17 +123,13 @@ def verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance
 
 
 def problem_verdicts(storage: Storage, listing: Listing) -> list[Verdict]:
-    """Checkpoints whose records are damaged, or that have no record although they are named like those that have."""
+    """Checkpoints whose records are damaged or missing."""
     names = {info.name for info in storage.files() if info.name.endswith(EXTENSIONS)} if listing.problems else set()
 
     def name_in(problem: str) -> str:
         return max((name for name in names if storage.display(name) in problem), key=len, default="")
 
-    damaged = [Verdict(name_in(problem), "checkpoint", "damaged", problem=problem) for problem in listing.problems]
-    return damaged + [
-        Verdict(name, "checkpoint", "damaged", problem="no record: incomplete, or rewritten by another program")
-        for name in listing.incomplete()
-    ]
+    return [Verdict(name_in(problem), "checkpoint", "damaged", problem=problem) for problem in listing.problems]
 
 
 def _parts(manifest: Manifest) -> Iterator[Manifest]:

@@ -20,7 +20,7 @@ from keras_dist_callbacks.storage.local_directories import Directory, opened
 from keras_dist_callbacks.storage.traffic import Traffic
 
 TEMPORARY_MARK = ".tmp-"
-_MARKED = re.compile(r"\.(?P<final>.+?)(?:\.tmp-[0-9a-f]{32})+", re.DOTALL)
+_MARKED = re.compile(r"\.(?P<final>.+)\.tmp-[0-9a-f]{32}", re.DOTALL)
 _COPY_CHUNK = 16 * 2**20
 _CANNOT_SEND = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTSOCK}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -34,7 +34,7 @@ def temporary_name(final: str) -> str:
 def final_name(name: str) -> str | None:
     """What a file with a name of `temporary_name` was to be called; None for any other name."""
     match = _MARKED.fullmatch(name)
-    return match["final"] if match else None
+    return (final_name(match["final"]) or match["final"]) if match else None
 
 
 @dataclass(frozen=True)

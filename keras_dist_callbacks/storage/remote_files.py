@@ -18,6 +18,7 @@ from keras_dist_callbacks.storage.listed import UnfinishedUpload
 from keras_dist_callbacks.storage.retry import RetryPolicy, ignore_failure
 from keras_dist_callbacks.storage.store_errors import is_taken, status_of
 from keras_dist_callbacks.storage.traffic import Traffic
+from keras_dist_callbacks.texts import warn
 
 _T = TypeVar("_T")
 JOINED_LIMIT = 64 * 2**20  # what is put together in memory for one request
@@ -31,12 +32,14 @@ class Connection:
 
     Attributes:
         has_answered: Whether a request has succeeded.
+        ignores_ranges: Whether the store was found to return complete objects where a part was asked for.
     """
 
     def __init__(self, fs: Any, connect: Callable[[], Any]) -> None:
         self._fs, self._connect = fs, connect
         self._process = os.getpid()
         self.has_answered = False
+        self.ignores_ranges = False
 
     @property
     def fs(self) -> Any:
@@ -114,11 +117,19 @@ class RemoteFiles:
         if end <= start:
             return b""
         try:
-            return bytes(self._try("cat_file", path, start=start, end=end, size=end - start))
+            content = bytes(self._try("cat_file", path, start=start, end=end, size=end - start))
         except Exception as error:
             if status_of(error) == 416:  # it ends before
                 return b""
             raise
+        if len(content) > end - start and not self.connection.ignores_ranges:
+            self.connection.ignores_ranges = True
+            warn(
+                "this store does not support ranged reads: reading a part of a file, such as the record of a "
+                "checkpoint, transfers the complete file",
+                RuntimeWarning,
+            )
+        return content[start:end] if self.connection.ignores_ranges else content
 
     def create(self, path: str, parts: Sequence[Buffer]) -> None:
         """Publishes a new object.

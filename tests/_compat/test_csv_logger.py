@@ -19,9 +19,9 @@ from tests.support.resume_helpers import (
     Interruption,
     assert_same_files,
     close_files,
+    records,
     run_interrupted,
     run_undisturbed,
-    sidecars,
 )
 
 pytestmark = pytest.mark.slow  # whole fits
@@ -218,5 +218,5 @@ def test_a_job_killed_with_sigkill_leaves_the_files_of_an_undisturbed_one(tmp_pa
                 cluster, len(extra), 300.0, extra_args=[["--kill", f"{kill},after_commit=false"] for kill in extra]
             )
             assert [attempt.returncodes[0] for attempt in attempts] == [-9] * len(extra) + [0], cluster.tails()
-    assert sidecars(tmp_path / "undisturbed")
+    assert records(tmp_path / "undisturbed")
     assert_same_files(tmp_path / "killed", tmp_path / "undisturbed")

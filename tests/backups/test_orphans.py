@@ -20,7 +20,7 @@ def test_what_interrupted_saves_left_is_collected_by_a_later_generation(tmp_path
     crashed = new_store(tmp_path)
     held = {"a": HeldArray(np.arange(5))}
     crashed.stage_all(Packer({}, crashed.blob_directory).pack(held, fingerprints(held)))
-    (tmp_path / f"blobs/000001/{'0' * 32}.safetensors.tmp-{'1' * 32}").write_bytes(b"half")
+    (tmp_path / f"blobs/000001/.{'0' * 32}.safetensors.tmp-{'1' * 32}").write_bytes(b"half")
     store = new_store(tmp_path)
     manifest = commit(store, 1)
     store.collect_orphans()
@@ -39,14 +39,14 @@ def test_blobs_that_kept_commits_of_older_generations_need_are_no_orphans(tmp_pa
 
 def test_orphans_are_deleted_before_the_first_commit_and_owner_records_stay(tmp_path: Path) -> None:
     kept = commit(new_store(tmp_path), 1)
-    orphans = [f"{HASH}.safetensors.tmp-{HASH}", f"{HASH}.safetensors"]
+    orphans = [f".{HASH}.safetensors.tmp-{HASH}", f"{HASH}.safetensors"]
     for name in orphans:
         (tmp_path / "blobs/000001" / name).write_bytes(b"half")
     older = new_store(tmp_path)
     newer = new_store(tmp_path)
     held = {"a": HeldArray(np.arange(5))}
     newer.stage_all(Packer({}, newer.blob_directory).pack(held, fingerprints(held)))
-    unfinished = [tmp_path / f"commits/{n:06d}-00000001-{TOKEN}.json.tmp-{HASH}" for n in (1, 2, 3)]
+    unfinished = [tmp_path / f"commits/.{n:06d}-00000001-{TOKEN}.json.tmp-{HASH}" for n in (1, 2, 3)]
     for path in unfinished:
         path.touch()
     older.delete_orphans()
@@ -72,7 +72,7 @@ def test_the_blobs_of_a_commit_that_was_read_are_kept_if_a_listing_does_not_show
 def test_of_a_generation_with_a_quarantined_commit_only_unfinished_files_are_deleted(tmp_path: Path) -> None:
     first = new_store(tmp_path)
     manifest = commit(first, 1)
-    unfinished = tmp_path / f"blobs/000001/{HASH}.safetensors.tmp-{HASH}"
+    unfinished = tmp_path / f"blobs/000001/.{HASH}.safetensors.tmp-{HASH}"
     unfinished.write_bytes(b"half")
     first.quarantine(manifest.id)
     new_store(tmp_path).collect_orphans()

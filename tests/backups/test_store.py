@@ -114,7 +114,7 @@ def test_newest_is_decided_by_generation_then_sequence() -> None:
     ]
     ids = sorted(CommitId.parse(name.rpartition("/")[2]) for name in names)  # type: ignore[type-var]
     assert [i.name for i in ids if i] == [names[1], names[0], names[2]]
-    assert [CommitId.parse(n) for n in ("x.json", "1-2-3.txt", "1-x-3.json", "000001-00000001-aa.json.tmp-1")] == [
+    assert [CommitId.parse(n) for n in ("x.json", "1-2-3.txt", "1-x-3.json", ".000001-00000001-aa.json.tmp-1")] == [
         None
     ] * 4
 

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, PrintLR, latest_checkpoint
-from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
@@ -24,7 +23,7 @@ from tests.support.callback_helpers import (
     memory_url,
     tiny_model,
 )
-from tests.support.checkpoints import checkpoints
+from tests.support.checkpoints import listed, note_path
 from tests.support.leftovers import leftovers
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # whole fits
@@ -54,27 +53,26 @@ def test_saves_weights_only_to_a_weights_file(tmp_path: Path) -> None:
 def test_saves_to_a_url_that_neither_keras_nor_tensorflow_can_write(tmp_path: Path) -> None:
     url = memory_url()
     fit(tiny_model(), ModelCheckpoint(f"{url}/ckpt-{{epoch}}.keras"), epochs=2)
-    marker = end_marker.name_of("ckpt-{epoch}.keras")
-    assert sorted(checkpoints(url).names()) == ["ckpt-1.keras", "ckpt-2.keras"]
-    assert sorted(checkpoints(url).names_aside()) == ["ckpt-1.keras.json", "ckpt-2.keras.json", marker]
+    assert [one.name for one in listed(url).checkpoints] == ["ckpt-2.keras", "ckpt-1.keras"]
     assert latest_checkpoint(url) == f"{url}/ckpt-2.keras"
 
 
-def test_sidecar_says_where_training_was(tmp_path: Path) -> None:
+def test_the_record_has_the_position_in_training(tmp_path: Path) -> None:
     url = memory_url()
     checkpoint = ModelCheckpoint(f"{url}/ckpt-{{epoch}}-{{batch}}.keras", monitor="loss", save_freq=2)
     history = fit(tiny_model(), checkpoint, epochs=2)
-    newest, *_, oldest = artifacts.find(checkpoints(url)).artifacts
-    assert (oldest.name, oldest.epoch, oldest.step) == ("ckpt-1-2.keras", 0, 2)
-    assert (newest.name, newest.epoch, newest.step) == ("ckpt-2-3.keras", 1, 6)
+    last, *_, first = listed(url).checkpoints
+    newest, oldest = last.record, first.record
+    assert (first.name, oldest.epoch, oldest.step) == ("ckpt-1-2.keras", 0, 2)
+    assert (last.name, newest.epoch, newest.step) == ("ckpt-2-3.keras", 1, 6)
     assert newest.value == pytest.approx(history.history["loss"][1])
     assert newest.monitor == "loss"
 
 
-def test_epochs_in_the_sidecar_are_the_finished_ones(tmp_path: Path) -> None:
+def test_epochs_in_the_record_are_the_finished_ones(tmp_path: Path) -> None:
     fit(tiny_model(), ModelCheckpoint(tmp_path / "ckpt.keras"), epochs=2)
-    (found,) = artifacts.find(checkpoints(tmp_path)).artifacts
-    assert (found.epoch, found.step, found.kind) == (2, 6, "model")
+    (found,) = listed(tmp_path).checkpoints
+    assert (found.record.epoch, found.record.step, found.kind) == (2, 6, "model")
 
 
 def test_save_best_only_writes_improvements_only(tmp_path: Path) -> None:
@@ -97,11 +95,10 @@ def test_save_best_only_works_on_batches_too(tmp_path: Path) -> None:
     assert "1.keras" in names(tmp_path)
 
 
-def test_max_to_keep_deletes_the_oldest_with_their_sidecars(tmp_path: Path) -> None:
+def test_max_to_keep_deletes_the_oldest_and_leaves_nothing_else(tmp_path: Path) -> None:
     fit(tiny_model(), ModelCheckpoint(tmp_path / "d" / "{epoch}.keras", max_to_keep=2), epochs=4)
-    marker = end_marker.name_of("{epoch}.keras")
-    assert names(tmp_path / "d") == ["3.keras", "4.keras"]
-    assert sorted(path.name for path in (tmp_path / ".d.kdc").iterdir()) == ["3.keras.json", "4.keras.json", marker]
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["3.keras", "4.keras"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [note_path(tmp_path / "d", "{epoch}.keras").name, "d"]
 
 
 def test_max_to_keep_counts_what_earlier_runs_left_and_leaves_other_series_alone(tmp_path: Path) -> None:
@@ -120,9 +117,13 @@ def test_generation_counts_runs_and_sequence_counts_within_one_across_callbacks(
             ModelCheckpoint(tmp_path / "b.weights.h5", save_weights_only=True),
             epochs=2,
         )
-    found = artifacts.find(checkpoints(tmp_path)).artifacts
-    assert [(a.name, a.generation) for a in found] == [("b.weights.h5", 2), ("a-2.keras", 2), ("a-1.keras", 2)]
-    assert found[0].sequence > found[1].sequence > found[2].sequence
+    found = listed(tmp_path).checkpoints
+    assert [(one.name, one.record.generation) for one in found] == [
+        ("b.weights.h5", 2),
+        ("a-2.keras", 2),
+        ("a-1.keras", 2),
+    ]
+    assert found[0].record.sequence > found[1].record.sequence > found[2].record.sequence
 
 
 def test_all_workers_but_the_chief_write_nothing_and_decide_the_same(
@@ -176,8 +177,8 @@ def test_a_better_file_published_after_the_backup_is_not_replaced_by_a_worse_one
 
     fit(tiny_model(), SetLoss(0.0, 2.0), second, Restore(), initial_epoch=1, epochs=2)
     assert second.best == 1.0
-    (found,) = artifacts.find(checkpoints(tmp_path)).artifacts
-    assert found.value == 1.0
+    (found,) = listed(tmp_path).checkpoints
+    assert found.record.value == 1.0
 
 
 def test_a_run_without_backup_but_from_a_checkpoint_goes_on_with_its_best(tmp_path: Path) -> None:
@@ -245,10 +246,10 @@ def test_at_most_one_file_waits_to_be_written(tmp_path: Path, monkeypatch: pytes
     waiting: list[int] = []
     original = Storage.replace
 
-    def replace(self: Storage, name: str, source: Path, by: Storage | None = None) -> None:
-        waiting.append(len(list(temporary.glob("kdc-*/artifact-*"))))
+    def replace(self: Storage, name: str, source: Path) -> None:
+        waiting.append(len(list(temporary.glob("kdc-*/checkpoint-*"))))
         threading.Event().wait(0.02)
-        original(self, name, source, by)
+        original(self, name, source)
 
     monkeypatch.setattr(Storage, "replace", replace)
     fit(tiny_model(), ModelCheckpoint(tmp_path / "out" / "{batch}.keras", save_freq=1), epochs=2)
@@ -331,5 +332,5 @@ def test_it_works_under_a_mirrored_strategy(tmp_path: Path, capsys: pytest.Captu
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = tiny_model(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)))
     fit(model, ModelCheckpoint(tmp_path / "{epoch}.keras"), PrintLR())
-    assert artifacts.find(checkpoints(tmp_path)).artifacts[0].step == 3
+    assert listed(tmp_path).checkpoints[0].record.step == 3
     assert "learning rate 0.8 to 0.2" in capsys.readouterr().out

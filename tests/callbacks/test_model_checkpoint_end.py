@@ -9,21 +9,26 @@ from typing import Any
 
 import keras
 import pytest
-from keras_dist_callbacks.backups.end_marker import EndMarker
 
 from keras_dist_callbacks import ModelCheckpoint, Preempted
-from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.checkpoints import end_note
+from keras_dist_callbacks.checkpoints.end_note import EndNote
 from keras_dist_callbacks.engine.writer import shared_writer
 from tests.support import tiny
 from tests.support.callback_helpers import be_worker_1, ignore_keras_warnings
-from tests.support.checkpoints import checkpoints
+from tests.support.checkpoints import listed, opened
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
 
 
-def end(directory: Path) -> EndMarker | None:
-    found = checkpoints(directory)
-    return end_marker.end_of(end_marker.read_all(found)[0], artifacts.find(found).artifacts)
+def notes(directory: Path) -> list[EndNote]:
+    found, problems = end_note.read_all(opened(directory), listed(directory).templates)
+    assert problems == []
+    return found
+
+
+def end(directory: Path) -> EndNote | None:
+    return end_note.end_of(notes(directory), listed(directory))
 
 
 class Look(keras.callbacks.Callback):
@@ -42,7 +47,7 @@ def test_the_end_names_the_last_file(tmp_path: Path) -> None:
     tiny.fit(tiny.model(), None, [ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1)], epochs=2)
     found = end(tmp_path)
     assert found is not None
-    assert (found.series, found.generation, found.last) == ("{epoch}.keras", 1, "2.keras")
+    assert (found.template, found.generation, found.last) == ("{epoch}.keras", 1, "2.keras")
 
 
 def test_early_stopping_is_an_end_too(tmp_path: Path) -> None:
@@ -58,7 +63,7 @@ def test_a_deleted_backup_and_two_callbacks_end_alike(tmp_path: Path) -> None:
     tiny.fit(tiny.model(), tmp_path / "backup", callbacks, epochs=1)
     assert not (tmp_path / "backup").exists()
     assert end(tmp_path / "c") is not None
-    assert len(end_marker.read_all(checkpoints(tmp_path / "c"))[0]) == 2
+    assert len(notes(tmp_path / "c")) == 2
 
 
 class Signal(keras.callbacks.Callback):
@@ -76,7 +81,7 @@ def test_an_interrupted_fit_has_no_end(tmp_path: Path, how: Any) -> None:
         tiny.fit(tiny.model(), tmp_path / "backup", callbacks, options=options)
     shared_writer().wait()
     assert (tmp_path / "c" / "1.keras").exists()
-    assert end_marker.read_all(checkpoints(tmp_path / "c")) == ([], [])
+    assert notes(tmp_path / "c") == []
 
 
 def test_a_new_run_takes_the_end_back_before_its_first_step(tmp_path: Path) -> None:

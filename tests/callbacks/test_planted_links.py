@@ -25,8 +25,8 @@ def outside(tmp_path: Path) -> Path:
     for name in (
         "thesis.txt",
         "x.safetensors",
-        "notes.tmp-backup",
-        f"000001-00000001-ab.json.tmp-{'0' * 32}",
+        ".notes.tmp-backup",
+        f".000001-00000001-ab.json.tmp-{'0' * 32}",
         "000001/data.safetensors",
     ):
         (directory / name).write_text("theirs")
@@ -92,7 +92,7 @@ def test_a_link_that_is_planted_while_training_goes_on_is_named_and_leads_nowher
 def test_users_files_that_resemble_unfinished_ones_outlive_a_resume(tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     tiny.interrupt(backup, 0, 3)
-    mine = backup / "commits/notes.tmp-backup"
+    mine = backup / "commits/.notes.tmp-backup"
     mine.write_text("mine")
     left = backup / f"commits/000001-00000009-{'ab' * 6}.json.tmp-{'0' * 32}"
     left.write_text("half")

@@ -6,6 +6,7 @@ import json
 import random
 import resource
 import shutil
+import struct
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,21 +16,21 @@ from typing import Any
 import keras
 import pytest
 import xxhash
-from keras_dist_callbacks.backups.sidecar import SIDECAR
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups import artifacts, owners
+from keras_dist_callbacks.backups import owners
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.backups.topics import Info
+from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.engine import exchange
 from keras_dist_callbacks.engine.picking import newest_good
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups import test_store as store_tests
 from tests.support import tiny
-from tests.support.checkpoints import checkpoints
+from tests.support.checkpoints import opened
 from tests.support.cli_backups import kdc as command
 from tests.support.mutations import Path as Place
 from tests.support.mutations import mutations
@@ -134,32 +135,26 @@ def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(directory:
     assert newest_good(BackupStore(storage), 1) is not None
 
 
-def test_a_senseless_sidecar_hides_its_checkpoint_and_no_other(directory: Path, count: int) -> None:
-    (sidecar,) = (directory / ".models.kdc").glob(f"*{SIDECAR}")
-    good = json.loads(sidecar.read_bytes())
+def test_an_invalid_record_hides_its_checkpoint_and_no_other(directory: Path, count: int) -> None:
+    path = directory / "models/best.keras"
+    shutil.copy(path, directory / "models/other.keras")
+    content = path.read_bytes()
+    size = files.find(opened(directory / "models")).checkpoints[0].record.size
+    good = json.loads(content[size:-16])
     del good["seal"]
-    shutil.copy(directory / "models/best.keras", directory / "models/other.keras")
-    other = json.dumps(good, sort_keys=True)
-    (directory / f".models.kdc/other.keras{SIDECAR}").write_text(
-        json.dumps({**good, "seal": xxhash.xxh3_128_hexdigest(other.encode())}, indent=1)
-    )
-    models = checkpoints(directory / "models")
-    free = lambda place: place[-1] in {"series", "monitor", "value"}  # noqa: E731
+    free = lambda place: place[-1] in {"template", "published_name", "monitor", "value"}  # noqa: E731
     for what, text in cases(count, good, free, 0.1):
+        sealed = text[:-1] + b',"seal":"%s"}' % xxhash.xxh3_128_hexdigest(text[:-1]).encode()
+        path.write_bytes(content[:size] + sealed + struct.pack("<Q", len(sealed)) + b"KDCREC01")
         try:
-            sealed: dict[str, Any] = json.loads(text)
-            seal = xxhash.xxh3_128_hexdigest(json.dumps(sealed, sort_keys=True).encode())
-        except (ValueError, RecursionError):
-            seal = "0" * 32
-        sidecar.write_bytes(text[:-1] + f',"seal":"{seal}"}}'.encode())
-        try:
-            found = artifacts.find(models)
+            found = files.find(opened(directory / "models"))
         except BackupMismatchError:
             found = None
         if found is None:
             assert what.startswith("range of version"), what
             continue
-        assert [artifact.name for artifact in found.artifacts] == ["other.keras"], what
+        assert [checkpoint.name for checkpoint in found.checkpoints] == ["other.keras"], what
+        assert len(found.problems) == 1, what
 
 
 def test_senseless_messages_of_a_worker_fail_the_save_and_nothing_else(count: int) -> None:

@@ -169,7 +169,7 @@ def test_leftovers_are_found_and_prune_takes_them_away(url: str) -> None:
     begin(url)
     store = begin(url)
     commit(store, 1)
-    store.storage.create(f"commits/000003-00000002-{TOKEN}.json.tmp-{HASH}", [b"half"])
+    store.storage.create(f"commits/.000003-00000002-{TOKEN}.json.tmp-{HASH}", [b"half"])
     found = checks(url)
     warned = {name: check["detail"] for name, check in found.items() if check["status"] == "warn"}
     assert warned == {
@@ -188,7 +188,7 @@ def test_what_a_running_fit_is_writing_is_no_leftover(tmp_path: Path) -> None:
     staged = commit(running, 1)
     commit(running, 2, age=10)
     running.storage.delete(staged.id.name)
-    running.storage.create(f"commits/000001-00000003-{TOKEN}.json.tmp-{HASH}", [b"half"])
+    running.storage.create(f"commits/.000001-00000003-{TOKEN}.json.tmp-{HASH}", [b"half"])
     found = checks(tmp_path)
     assert {check["status"] for check in found.values()} == {"ok"}
     assert "generation 1 seems to be writing" in found["run"]["detail"]
@@ -243,11 +243,10 @@ def test_an_empty_directory_has_no_leftovers() -> None:
     assert {check.status for check in leftovers.check_leftovers(Inventory(), life)} == {"ok"}
 
 
-def test_checkpoints_whose_writes_were_killed_are_told_of_where_nobody_sees_them(tmp_path: Path) -> None:
+def test_checkpoints_whose_writes_were_killed_are_reported(tmp_path: Path) -> None:
     assert checks(tmp_path / "d")["unfinished checkpoints"]["detail"] == "none"
     publish(tmp_path / "d", "1.keras", 1, tmp_path)
-    (tmp_path / ".d.kdc" / temporary_name("2.keras")).write_bytes(bytes(5000))
+    (tmp_path / "d" / temporary_name("2.keras")).write_bytes(bytes(5000))
     found = checks(tmp_path / "d")["unfinished checkpoints"]
     assert found["status"] == "warn"
-    assert found["detail"].startswith("1, 4.9 KiB in ")
-    assert ".d.kdc" in found["detail"]
+    assert found["detail"] == "1, 4.9 KiB"

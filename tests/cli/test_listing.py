@@ -1,7 +1,8 @@
-"""`kdc ls` and `kdc show`: everything that manifests and sidecars tell."""
+"""`kdc ls` and `kdc show`: everything that manifests and records contain."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import ml_dtypes
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 from keras_dist_callbacks.backups import manifest as manifest_format
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.cli.app import app
+from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
-from tests.support.cli_backups import DAY, begin, commit, kdc, kdc_json, publish, rewrite
+from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json, publish, rewrite
 from tests.support.states import random_states
 
 url = cli_backups.url
@@ -110,7 +112,7 @@ def test_what_makes_a_resume_inexact_is_told(tmp_path: Path) -> None:
     assert "  1-2: no seed was set" in text
 
 
-def test_checkpoints_are_listed_with_what_their_sidecars_say(url: str, tmp_path: Path) -> None:
+def test_checkpoints_are_listed_by_their_records(url: str, tmp_path: Path) -> None:
     publish(url, "a-01.keras", 1, tmp_path, monitor="loss", value=0.5)
     publish(url, "b-02.weights.h5", 2, tmp_path, monitor="auc", value=0.75, best_only=True)
     rewrite(url, "foreign.keras", b"from elsewhere")
@@ -123,20 +125,20 @@ def test_checkpoints_are_listed_with_what_their_sidecars_say(url: str, tmp_path:
         ("auc", 0.75, True),
         ("loss", 0.5, False),
     ]
-    assert found["checkpoints"][0]["bytes"] == len(b"model of epoch 2")
-    assert found["without_sidecar"] == ["foreign.keras"]
+    assert found["checkpoints"][0]["bytes"] == Storage.open(url).size("b-02.weights.h5")
+    assert found["without_record"] == ["foreign.keras"]
     text = kdc("ls", url).stdout
     assert "auc 0.75 (best)" in text
-    assert "foreign.keras: no sidecar" in text
+    assert "foreign.keras: no record" in text
 
 
 def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path) -> None:
     commit(begin(tmp_path / "d"), 1)
     publish(tmp_path / "d", "a.keras", 1, tmp_path)
-    rewrite(tmp_path / ".d.kdc", "a.keras.json", b"{")
+    flip(tmp_path / "d", "a.keras", -100)
     found = kdc_json("ls", tmp_path / "d", code=1)
     assert len(found["commits"]) == 1
-    assert "a.keras.json is not valid JSON" in found["checkpoint_problems"][0]
+    assert "a.keras differs from its own seal" in found["checkpoint_problems"][0]
 
 
 def test_a_run_without_a_backup_yet_is_said(tmp_path: Path) -> None:
@@ -247,17 +249,25 @@ def test_on_a_narrow_terminal_every_result_stays_readable(tmp_path: Path) -> Non
     assert any("model-0001.keras" in line for line in listed)
 
 
-def test_a_truncated_checkpoint_is_marked_by_its_size(url: str, tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_reported(url: str, tmp_path: Path) -> None:
     for epoch in (1, 2):
-        publish(url, f"m-{epoch}.keras", epoch, tmp_path)
+        publish(url, f"m-{epoch}.keras", epoch, tmp_path, template="m-{epoch}.keras")
     rewrite(url, "m-1.keras", b"model")
-    rows = {row["name"]: row for row in kdc_json("ls", url, code=1)["checkpoints"]}
-    assert (rows["m-1.keras"]["state"], rows["m-2.keras"]["state"]) == ("damaged", "ok")
-    assert rows["m-1.keras"]["problem"] == "5 bytes long instead of 16"
+    found = kdc_json("ls", url, code=1)
+    assert [row["name"] for row in found["checkpoints"]] == ["m-2.keras"]
+    assert "m-1.keras has no record: it is incomplete" in found["checkpoint_problems"][0]
     result = kdc("ls", url)
     assert result.exit_code == 1
-    assert [line.split()[-1] for line in result.stdout.splitlines() if line.startswith("  m-1.keras ")] == ["damaged"]
-    assert "m-1.keras: 5 bytes long instead of 16" in result.stdout
+    assert "has no record" in " ".join(result.stdout.split())
+
+
+def test_a_copy_is_listed_with_the_name_that_it_was_published_under(tmp_path: Path) -> None:
+    publish(tmp_path / "d", "a.keras", 1, tmp_path)
+    shutil.copy(tmp_path / "d" / "a.keras", tmp_path / "d" / "release.keras")
+    found = kdc_json("ls", tmp_path / "d")["checkpoints"]
+    assert [row["name"] for row in found] == ["a.keras", "release.keras"]
+    assert {row["published_name"] for row in found} == {"a.keras"}
+    assert "release.keras: a copy of a.keras" in kdc("ls", tmp_path / "d").stdout
 
 
 @pytest.mark.parametrize("command", [("ls",), ("show",), ("verify",), ("prune", "--keep", "1")], ids=lambda c: c[0])

@@ -130,7 +130,7 @@ def test_what_interrupted_runs_left_goes_too(url: str) -> None:
         crashed.storage.delete(lost.id.name)
     store = begin(url)
     commit(store, 1)
-    for name in (f"commits/000001-00000002-{TOKEN}.json.tmp-{HASH}", f"blobs/000003/{HASH}.safetensors.tmp-{HASH}"):
+    for name in (f"commits/.000001-00000002-{TOKEN}.json.tmp-{HASH}", f"blobs/000003/.{HASH}.safetensors.tmp-{HASH}"):
         store.storage.create(name, [b"half"])
     found = kdc_json("prune", url, "--keep", 5, "--yes")
     assert found["owners"] == [1, 2]
@@ -193,7 +193,7 @@ def test_beside_a_running_fit_it_refuses_and_with_force_leaves_that_run_alone(ur
         commit(running, sequence, age=20 - sequence)
     staged = commit(running, 3)
     running.storage.delete(staged.id.name)  # its blobs are written, its manifest is not
-    running.storage.create(f"commits/000002-00000003-{TOKEN}.json.tmp-{HASH}", [b"half"])
+    running.storage.create(f"commits/.000002-00000003-{TOKEN}.json.tmp-{HASH}", [b"half"])
     before = everything(url)
     for extra in (["--yes"], ["--yes", "--json"]):
         result = kdc("prune", url, "--keep", 1, *extra)

@@ -1,4 +1,4 @@
-"""`kdc show` of a checkpoint: what its sidecar and the file itself tell."""
+"""`kdc show` of a checkpoint: what its record and the file itself contain."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 import h5py
 import keras
 import pytest
-from keras_dist_callbacks.backups.artifacts import split_filepath
 
 from keras_dist_callbacks import ModelCheckpoint
+from keras_dist_callbacks.checkpoints.files import split_filepath
 from tests.support import cli_backups, tiny
 from tests.support.callback_helpers import ignore_keras_warnings
-from tests.support.checkpoints import checkpoints
 from tests.support.cli_backups import begin, commit, flip, kdc, kdc_json, publish, rewrite
 from tests.support.hostile import EVIL, obeyed_in
 
@@ -35,7 +34,7 @@ def test_the_newest_checkpoint_is_shown_with_all_that_it_tells(url: str) -> None
     row = found["checkpoint"]
     assert (row["name"], row["kind"], row["epoch"], row["step"]) == ("2.keras", "model", 2, 2 * tiny.STEPS)
     assert (row["monitor"], row["best_only"], row["value"] > 0) == ("loss", True, True)
-    assert (found["state"], found["problem"], found["series"]) == ("whole", None, "{epoch}.keras")
+    assert (found["state"], found["problem"], found["template"]) == ("whole", None, "{epoch}.keras")
     assert found["saved_by"]["keras_version"] == keras.__version__
     assert 0 <= found["age_seconds"] < 60
     shapes = sorted(tuple(tensor["shape"]) for tensor in found["tensors"] if tensor["kind"] == "variable")
@@ -68,33 +67,31 @@ def test_a_backup_goes_before_and_a_name_before_that(tmp_path: Path) -> None:
 
 def test_what_is_damaged_is_shown_as_that(url: str) -> None:
     train(url)
-    flip(url, "2.keras")
+    flip(url, "2.keras", 40)
     found = kdc_json("show", url, code=1)
     assert (found["state"], found["tensors"]) == ("damaged", [])
     assert "differs from the digest" in found["problem"]
     assert "2.keras" in kdc("show", url).stdout
     rewrite(url, "1.keras", None)
     said = kdc("show", url, "--commit", "1.keras")
-    assert (said.exit_code, "no checkpoint with a sidecar is named '1.keras'" in said.stderr) == (2, True)
+    assert (said.exit_code, "no checkpoint with a record is named '1.keras'" in said.stderr) == (2, True)
 
 
 def test_a_damaged_newer_one_is_told_of_with_the_one_that_is_shown(url: str) -> None:
     train(url)
-    aside = checkpoints(url).aside
-    assert aside is not None
-    flip(aside.url, "2.keras.json")
+    flip(url, "2.keras", -100)
     found = kdc_json("show", url, code=1)
     assert (found["checkpoint"]["name"], found["state"]) == ("1.keras", "whole")
-    assert "2.keras.json" in found["remarks"][0]
+    assert "2.keras differs from its own seal" in found["remarks"][0]
     said = kdc("show", url, "--commit", "2.keras")
-    assert (said.exit_code, "2.keras.json" in said.stderr) == (1, True)
+    assert (said.exit_code, "2.keras differs from its own seal" in said.stderr) == (1, True)
 
 
 def test_what_is_not_there_is_said_with_what_is(url: str, tmp_path: Path) -> None:
     assert kdc("show", url).exit_code == 2
     rewrite(url, "foreign.keras", b"from elsewhere")
     said = kdc("show", url, "--commit", "foreign.keras")
-    assert (said.exit_code, "no checkpoint with a sidecar is named 'foreign.keras'" in said.stderr) == (2, True)
+    assert (said.exit_code, "no checkpoint with a record is named 'foreign.keras'" in said.stderr) == (2, True)
     publish(url, "a.keras", 1, tmp_path)
     assert "the newest: a.keras" in kdc("show", url, "--commit", "foreign.keras").stderr
 
@@ -112,13 +109,12 @@ def archive(path: Path, metadata: bytes, weights: bytes, how: int = zipfile.ZIP_
         (b"{}", b"\0" * 2**20, zipfile.ZIP_DEFLATED, "is compressed"),
         (b"{}", b"no HDF5", zipfile.ZIP_STORED, "is not what Keras writes"),
         (b"[" * 10**5, b"", zipfile.ZIP_STORED, "metadata.json"),
-        (None, None, 0, "is not what Keras writes"),
     ],
 )
-def test_a_file_that_keras_does_not_write_is_damaged_whatever_its_sidecar_says(
-    tmp_path: Path, metadata: bytes | None, weights: bytes, how: int, said: str
+def test_a_file_that_keras_does_not_write_is_damaged_whatever_its_record_says(
+    tmp_path: Path, metadata: bytes, weights: bytes, how: int, said: str
 ) -> None:
-    content = b"no archive" if metadata is None else archive(tmp_path / "a.zip", metadata, weights, how)
+    content = archive(tmp_path / "a.zip", metadata, weights, how)
     cli_backups.publish(tmp_path / "d", "x.keras", 1, tmp_path, content=content)
     found = kdc_json("show", tmp_path / "d", code=1)
     assert said in found["problem"]

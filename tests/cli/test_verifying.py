@@ -12,7 +12,6 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import inventory
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
-from tests.support.checkpoints import checkpoints
 from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, publish, rewrite
 
 url = cli_backups.url
@@ -88,21 +87,17 @@ def test_a_damaged_manifest_is_named_and_left_where_it_is(url: str) -> None:
 
 
 def test_damaged_checkpoints_are_named(url: str, tmp_path: Path) -> None:
-    for epoch, name in enumerate(["good.keras", "bad one.keras", "sidecar.keras", "gone.keras"], start=1):
+    for epoch, name in enumerate(["good.keras", "bad one.keras", "record.keras", "gone.keras"], start=1):
         publish(url, name, epoch, tmp_path)
-    aside = checkpoints(url).aside
-    assert aside is not None
-    notes = aside.url
-    flip(url, "bad one.keras")
-    flip(notes, "sidecar.keras.json")
+    flip(url, "bad one.keras", 40)
+    flip(url, "record.keras", -100)
     rewrite(url, "gone.keras", None)
     before = everything(url)
     states = {v["name"]: v["state"] for v in kdc_json("verify", url, code=1)["verdicts"]}
     assert states == {
         "good.keras": "whole",
         "bad one.keras": "damaged",
-        "sidecar.keras": "damaged",
-        "gone.keras": "damaged",
+        "record.keras": "damaged",
     }
     assert everything(url) == before
 

@@ -15,7 +15,7 @@ from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage import local_directories
 from keras_dist_callbacks.storage.storage import Storage
 
-SECRET = {"a.txt": b"theirs", "b.safetensors.tmp-" + "0" * 32: b"theirs too", "000001.json": b"{}"}
+SECRET = {"a.txt": b"theirs", ".b.safetensors.tmp-" + "0" * 32: b"theirs too", "000001.json": b"{}"}
 OPERATIONS: dict[str, Callable[[Storage, str, Path], object]] = {
     "create": lambda storage, place, source: storage.create(f"{place}/new", [b"ours"]),
     "replace": lambda storage, place, source: storage.replace(f"{place}/a.txt", source),

@@ -12,15 +12,16 @@ from keras_dist_callbacks.storage.storage import Storage
 
 HEX = uuid.UUID(int=0xABCDEF0123456789).hex
 USERS = [
-    "notes.tmp-backup",
-    "notes.tmp-1",
-    f"notes.tmp-{HEX[:-1]}",
-    f"notes.tmp-{HEX}0",
-    f"notes.tmp-{HEX.upper()}",
-    f"notes.tmp-{HEX}.txt",
+    ".notes.tmp-backup",
+    ".notes.tmp-1",
+    f".notes.tmp-{HEX[:-1]}",
+    f".notes.tmp-{HEX}0",
+    f".notes.tmp-{HEX.upper()}",
+    f".notes.tmp-{HEX}.txt",
+    f"notes.tmp-{HEX}",
     f".tmp-{HEX}",
-    f"notes.tmp-{HEX}\n",
-    "notes.tmp-",
+    f".notes.tmp-{HEX}\n",
+    ".notes.tmp-",
 ]
 
 

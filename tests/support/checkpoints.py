@@ -1,53 +1,81 @@
-"""What lies in a directory of checkpoints, and beside it."""
+"""Checkpoints without Keras: small files with the records that `ModelCheckpoint` writes."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
+from typing import Any
 
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.sidecar import Artifact
-
-from keras_dist_callbacks.backups import artifacts
+from keras_dist_callbacks.checkpoints import end_note, files
+from keras_dist_callbacks.checkpoints.files import Listing
+from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
 from keras_dist_callbacks.storage.storage import Storage
 
-SERIES = "{epoch}.keras"
+TEMPLATE = "{epoch}.keras"
+TOKEN = "0123456789ab"  # noqa: S105 - not a secret
 
 
-def checkpoints(place: str | os.PathLike[str]) -> CheckpointDirectory:
-    """A directory, as its readers see it."""
-    return CheckpointDirectory.at(Storage.open(place))
+def record(name: str = "1.keras", epoch: int = 1, **fields: Any) -> Record:
+    defaults = {
+        "template": TEMPLATE,
+        "published_name": name,
+        "run_token": TOKEN,
+        "generation": 1,
+        "sequence": epoch,
+        "epoch": epoch,
+        "step": 10 * epoch,
+    }
+    return Record(**{**defaults, **fields})
 
 
-def beside(directory: Path) -> Path:
-    """Where the notes on a local directory's checkpoints are."""
-    return directory.with_name(f".{directory.name}.kdc")
+def write_model(path: Path, content: bytes = b"content") -> Path:
+    """A zip archive as Keras writes it, or for other extensions the bytes alone."""
+    if path.suffix == ".keras":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("content", content)
+    else:
+        path.write_bytes(content)
+    return path
 
 
-def save(directory: CheckpointDirectory, epoch: int, tmp_path: Path, generation: int = 1) -> Artifact:
-    source = tmp_path / "source"
-    source.write_bytes(b"model %d of run %d" % (epoch, generation))
-    what = Artifact(f"{epoch}.keras", "model", SERIES, generation, epoch, epoch=epoch, step=10 * epoch)
-    return artifacts.publish(directory, source, what)
+def read_model(path: Path) -> bytes:
+    """The content that `write_model` wrote, whatever record the file has since."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("content")
 
 
-def old(directory: CheckpointDirectory) -> CheckpointDirectory:
-    """The same, written as older versions of this package did."""
-    return dataclasses.replace(directory, writes_aside=False)
+def save(
+    storage: Storage, epoch: int, generation: int = 1, name: str = "", content: bytes = b"", **fields: Any
+) -> Checkpoint:
+    """Publishes a checkpoint as `ModelCheckpoint` does."""
+    name = name or TEMPLATE.format(epoch=epoch)
+    with tempfile.TemporaryDirectory() as directory:
+        source = write_model(Path(directory) / name, content or b"model %d of run %d" % (epoch, generation))
+        return files.publish(storage, source, record(name, epoch, generation=generation, **fields))
 
 
-def newest(directory: CheckpointDirectory) -> str | None:
-    found = artifacts.newest_verified(directory)
+def opened(place: str | os.PathLike[str]) -> Storage:
+    return Storage.open(place, fsync=False)
+
+
+def listed(place: str | os.PathLike[str]) -> Listing:
+    return files.find(opened(place))
+
+
+def newest(storage: Storage) -> str | None:
+    found = files.newest_verified(storage)
     return None if found is None else found.name
 
 
-def notes(place: Storage) -> list[str]:
-    return [info.name for info in place.files() if info.name.endswith(".json")]
+def note_path(directory: Path, template: str = TEMPLATE) -> Path:
+    """Where the end note of a local directory is."""
+    place, name = next(end_note._places(opened(directory), template))
+    return Path(place.root) / name
 
 
 @functools.cache

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_dist_callbacks.backups.checkpoint_directory import CheckpointDirectory
-from keras_dist_callbacks.backups.sidecar import Artifact
 from typer.testing import CliRunner
 
-from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.backups.codec import fingerprints
 from keras_dist_callbacks.backups.packing import Packer, referenced_blobs
 from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli.app import app
 from keras_dist_callbacks.storage.storage import Storage
+from tests.support.checkpoints import record, write_model
 from tests.support.states import fit_state
 
 DAY = 86400.0
@@ -106,13 +106,14 @@ def commit(
 
 def publish(
     directory: str | Path, name: str, epoch: int, tmp_path: Path, content: bytes = b"", **fields: Any
-) -> Artifact:
-    """A checkpoint with its sidecar, as `ModelCheckpoint` leaves it."""
-    source = tmp_path / f"source-{uuid.uuid4().hex}"
-    source.write_bytes(content or b"model of epoch %d" % epoch)
-    kind = "weights" if name.endswith(".h5") else "model"
-    artifact = Artifact(name, kind, name, 1, epoch, epoch, 10 * epoch, **fields)
-    return artifacts.publish(CheckpointDirectory.at(Storage.open(directory, fsync=False)), source, artifact)
+) -> Checkpoint:
+    """A checkpoint with its record, as `ModelCheckpoint` leaves it."""
+    source = tmp_path / f"source-{uuid.uuid4().hex}" / name
+    source.parent.mkdir()
+    source.write_bytes(content) if content else write_model(source, b"model of epoch %d" % epoch)
+    return files.publish(
+        Storage.open(directory, fsync=False), source, record(name, epoch, **{"template": name, **fields})
+    )
 
 
 def rewrite(url: str | Path, name: str, content: bytes | None) -> None:
@@ -123,10 +124,11 @@ def rewrite(url: str | Path, name: str, content: bytes | None) -> None:
         storage.create(name, [content])
 
 
-def flip(url: str | Path, name: str) -> None:
-    """Changes the last byte of an object."""
-    content = Storage.open(url).read(name)
-    rewrite(url, name, content[:-1] + bytes([content[-1] ^ 1]))
+def flip(url: str | Path, name: str, position: int = -1) -> None:
+    """Changes a byte of an object, the last one by default."""
+    content = bytearray(Storage.open(url).read(name))
+    content[position] ^= 1
+    rewrite(url, name, bytes(content))
 
 
 def everything(url: str | Path) -> dict[str, bytes]:

@@ -93,7 +93,7 @@ def evaluate(given: argparse.Namespace) -> None:
     if point in ("_put_record", "_put_events"):
         kill_before(evaluator_log.EvaluationLog, point, int(number))
     if point == "publish":
-        kill_before(evaluator_log.artifacts, point, int(number))
+        kill_before(evaluator_log.files, point, int(number))
     with kdc.make_strategy().scope():
         model = tiny.model()
     if "TF_CONFIG" in os.environ:

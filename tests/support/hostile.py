@@ -7,10 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.backups.sidecar import SIDECAR
-
-from tests.support.checkpoints import beside
-from tests.support.cli_backups import begin, commit, publish
+from tests.support.cli_backups import begin, commit, flip, publish
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\b\x7f\x9b31m\u202etxt\u2066\u200b\u2028\u2029\ufeff"
 """Sets a title, wipes the screen, writes over a line, begins another, turns the direction, hides."""
@@ -39,10 +36,10 @@ def make(directory: Path, tmp_path: Path) -> None:
     path = sorted(directory.glob("commits/*-*-*"))[1]
     path.write_text(json.dumps({"format": EVIL, EVIL: EVIL}))
     (directory / "commits" / f"{path.name}{name}").write_text("{}")
-    (directory / f"{name}.tmp-0").write_text("")
+    (directory / f".{name}.tmp-0").write_text("")
     for kind in (".keras", ".weights.h5"):
         publish(directory, f"{name}{kind}", 1, tmp_path, monitor=EVIL, value=0.5)
         (directory / f"foreign{name}{kind}").write_text("")
-    artifact = publish(directory, f"damaged{name}.keras", 2, tmp_path, monitor=EVIL, value=0.5)
-    (directory / artifact.name).write_text("changed")
-    (beside(directory) / f"broken{name}.keras{SIDECAR}").write_text(EVIL)
+    for damaged, position in (("damaged", 40), ("broken", -100)):
+        checkpoint = publish(directory, f"{damaged}{name}.keras", 2, tmp_path, monitor=EVIL, value=0.5)
+        flip(directory, checkpoint.name, position)

@@ -16,9 +16,10 @@ import keras
 import numpy as np
 import pytest
 
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from tests.support import tiny
 from tests.support.callback_helpers import scalars
-from tests.support.checkpoints import beside
+from tests.support.checkpoints import listed
 
 Make = Callable[[Path], Sequence[Any]]
 
@@ -129,15 +130,14 @@ def _digest(file: Any) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def sidecars(directory: Path) -> dict[str, Any]:
-    """What the sidecars of our checkpoints say about training; not in which attempt they were written."""
-    kept = ("epoch", "step", "monitor", "value", "best_only", "series")
+def records(directory: Path) -> dict[str, Any]:
+    """What the records of our checkpoints say about training; not in which attempt they were written."""
+    kept = ("epoch", "step", "monitor", "value", "best_only", "template")
     found = {}
-    for path in sorted([*directory.rglob("*.json"), *beside(directory).glob("*.json")]):
-        if path.name.endswith((".keras.json", ".weights.h5.json")):
-            (version,) = json.loads(path.read_text())["versions"]
-            place = path.relative_to(directory if path.is_relative_to(directory) else directory.parent)
-            found[f"{place.parent.name.removeprefix(f'.{directory.name}')}/{path.name}"] = [version[n] for n in kept]
+    for place in {path.parent for extension in EXTENSIONS for path in directory.rglob(f"*{extension}")}:
+        for checkpoint in listed(place).checkpoints:
+            path = str((place / checkpoint.name).relative_to(directory))
+            found[path] = [getattr(checkpoint.record, name) for name in kept]
     return found
 
 
@@ -157,8 +157,8 @@ def rows(directory: Path) -> dict[str, bytes]:
 
 
 def assert_same_files(directory: Path, reference: Path) -> None:
-    """Checkpoints, sidecars, CSV files and TensorBoard events."""
+    """Checkpoints, their records, CSV files and TensorBoard events."""
     assert rows(directory) == rows(reference)
     assert saved_models(directory) == saved_models(reference)
-    assert sidecars(directory) == sidecars(reference)
+    assert records(directory) == records(reference)
     assert events(directory) == events(reference)

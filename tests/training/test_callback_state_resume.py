@@ -20,9 +20,9 @@ from tests.support.resume_helpers import (
     Interruption,
     assert_same_files,
     orders,
+    records,
     run_interrupted,
     run_undisturbed,
-    sidecars,
 )
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]
@@ -154,7 +154,7 @@ def test_stops_files_rows_events_and_states_are_those_of_an_undisturbed_run(
     tiny.assert_same(model, expected_model)
     assert (history.epoch, history.history) == (expected_history.epoch, expected_history.history)
     assert seen(callbacks) == seen(expected_callbacks)
-    assert sidecars(reference)
+    assert records(reference)
     assert_same_files(tmp_path, reference)
 
 

@@ -12,12 +12,13 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups import artifacts, end_marker
+from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.training import evaluator_sources
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
-from tests.support.checkpoints import checkpoints
+from tests.support.checkpoints import TEMPLATE, note_path, opened
+from tests.support.cli_backups import flip
 from tests.support.evaluator_runs import DATA, Count, evaluator, everything, logged, shared
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
@@ -61,7 +62,7 @@ def test_tensorboard_itself_reads_the_log(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["find", "fetch"])
 def test_a_store_that_does_not_answer_is_asked_again(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    failure, original, calls = StorageError("the store is away"), getattr(artifacts, name), iter(range(99))
+    failure, original, calls = StorageError("the store is away"), getattr(files, name), iter(range(99))
     failure.unavailable = True
 
     def sometimes(*given: Any) -> Any:
@@ -69,7 +70,7 @@ def test_a_store_that_does_not_answer_is_asked_again(run: Path, monkeypatch: pyt
             raise failure
         return original(*given)
 
-    monkeypatch.setattr(artifacts, name, sometimes)
+    monkeypatch.setattr(files, name, sometimes)
     with pytest.warns(RuntimeWarning, match="which is tried again: the store is away"):
         assert len(evaluator(run).start()) == 3
     failure.unavailable, calls = False, iter(range(99))
@@ -112,26 +113,35 @@ def test_a_damaged_record_costs_a_repeated_evaluation(run: Path) -> None:
 
 
 def test_a_damaged_file_is_skipped_with_a_warning(run: Path) -> None:
-    (run / "ckpt" / "2.keras").write_bytes(b"junk")
-    with pytest.warns(UserWarning, match=r"damaged checkpoint is not evaluated: .*2\.keras has 4 bytes"):
+    flip(run / "ckpt", "2.keras", 40)
+    with pytest.warns(UserWarning, match=r"damaged checkpoint is not evaluated: .*2\.keras: its content differs"):
         results = evaluator(run).start()
     assert [one.epoch for one in results] == [1, 3]
 
 
-def test_a_damaged_sidecar_is_told_of_once(run: Path) -> None:
-    (run / ".ckpt.kdc" / "2.keras.json").write_bytes(b'{"seal": "junk"}')
-    with pytest.warns(UserWarning, match=r"passed over: .*2\.keras\.json differs from its own seal") as told:
+def test_a_damaged_record_is_reported_once(run: Path) -> None:
+    flip(run / "ckpt", "2.keras", -100)
+    with pytest.warns(UserWarning, match=r"passed over: .*2\.keras differs from its own seal") as caught:
         results = evaluator(run).start()
     assert [one.epoch for one in results] == [1, 3]
-    assert sum("2.keras.json" in str(one.message) for one in told) == 1
+    assert sum("2.keras" in str(one.message) for one in caught) == 1
+
+
+def test_a_file_without_a_record_next_to_others_is_reported_once_it_stays(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator_sources, "_SAVED_SECONDS", 0.05)
+    note_path(run / "ckpt").unlink()
+    (run / "ckpt" / "2.keras").write_bytes(b"incomplete")
+    with pytest.warns(UserWarning, match=r"2\.keras has no record: it is incomplete") as caught:
+        assert [one.epoch for one in evaluator(run, timeout=0.5).start()] == [1, 3]
+    assert len(caught) == 1
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_skipped(run: Path) -> None:
-    directory = checkpoints(run / "ckpt")
-
     class Delete(keras.callbacks.Callback):
         def on_test_end(self, logs: Any = None) -> None:
-            artifacts.delete(directory, "2.keras", 1)
+            (run / "ckpt" / "2.keras").unlink(missing_ok=True)
 
     results = evaluator(run, None, callbacks=[Delete()]).start()
     assert [one.epoch for one in results] == [1, 3]
@@ -193,7 +203,7 @@ def test_it_ends_at_max_evaluations_and_goes_on_behind_them(run: Path) -> None:
 
 
 def test_it_ends_when_no_checkpoint_comes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / ".ckpt.kdc" / end_marker.name_of("{epoch}.keras")).unlink()
+    note_path(run / "ckpt").unlink()
     results = evaluator(run, timeout=0.05, verbose=1).start()
     assert len(results) == 3
     assert "no new checkpoint within 0.05 s; ending" in capsys.readouterr().out
@@ -204,7 +214,7 @@ def test_it_waits_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(run: Path) -> None:
-    end_marker.take_back(checkpoints(run / "ckpt"), "{epoch}.keras", 2)
+    end_note.write(opened(run / "ckpt"), TEMPLATE, 2, is_ended=False)
     evaluated = evaluator(run, timeout=0.2, verbose=1)
     evaluated.start()
     assert evaluated._log.ended_by is None
@@ -220,25 +230,43 @@ def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(
     assert not (run / "tb/evaluator/ended.json").exists()
 
 
-def test_checkpoints_without_sidecars_are_told_of_once_they_stay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(run / "ckpt", run / "copy")
-    assert evaluator(run, checkpoint_dir=run / "copy", timeout=0.2).start() == []  # one may be on its way
+def test_files_of_other_programs_are_reported_once_they_stay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "other").mkdir()
+    (run / "other" / "1.keras").write_bytes(b"theirs")
+    assert evaluator(run, checkpoint_dir=run / "other", timeout=0.2).start() == []  # it may be incomplete
     monkeypatch.setattr(evaluator_sources, "_SAVED_SECONDS", 0.05)
-    with pytest.warns(UserWarning, match=r"copy/1\.keras has no sidecar: .*seen without .*/\.copy\.kdc") as told:
-        evaluator(run, checkpoint_dir=run / "copy", timeout=0.5).start()
-    assert len(told) == 1
+    with pytest.warns(
+        UserWarning, match=r"other/1\.keras has no record: it is incomplete, or another program"
+    ) as caught:
+        evaluator(run, checkpoint_dir=run / "other", timeout=0.5).start()
+    assert len(caught) == 1
+
+
+def test_a_copied_directory_is_evaluated_like_the_original(run: Path) -> None:
+    shutil.copytree(run / "ckpt", run / "copy")
+    results = evaluator(run, checkpoint_dir=run / "copy", timeout=0.2, log_dir=run / "copied").start()
+    assert results == evaluator(run).start()
+
+
+def test_how_it_ends_is_printed_at_the_start_where_only_a_note_can_end_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "this ends when the end note of training is found"
+    evaluator(run, verbose=1).start()
+    assert text in capsys.readouterr().out
+    evaluator(run, verbose=1, max_evaluations=3).start()
+    assert text not in capsys.readouterr().out
 
 
 def test_an_end_that_was_evaluated_already_is_waited_on_for_a_new_run(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluator(run).start()
-    directory = checkpoints(run / "ckpt")
 
     class Later(kdc.SidecarEvaluator):
         def _say_once(self, what: str) -> None:
             said.append(what)
-            end_marker.take_back(directory, "{epoch}.keras", 2)  # the new run begins
+            end_note.write(opened(run / "ckpt"), TEMPLATE, 2, is_ended=False)  # the new run begins
 
     said: list[str] = []
     Later(None, DATA, run / "ckpt", log_dir=run / "tb", poll_seconds=0.01, timeout=0.2, verbose=1).start()

@@ -11,11 +11,10 @@ from pathlib import Path
 import keras
 import pytest
 
-from keras_dist_callbacks.backups import artifacts
 from keras_dist_callbacks.testing import LocalCluster, run_until_done
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
-from tests.support.checkpoints import checkpoints
+from tests.support.checkpoints import listed
 from tests.support.evaluator_job import EPOCHS
 from tests.support.processes import job
 from tests.support.tf_config import WORKERS, config
@@ -111,8 +110,8 @@ def test_an_evaluator_that_is_killed_everywhere_ends_with_each_result_once(tmp_p
     assert [step for step, _ in found] == STEPS
     told = evaluated(directory)
     assert len(told) == len(set(told))
-    (best,) = artifacts.find(checkpoints(directory / "export")).artifacts
-    assert best.value == pytest.approx(min(value for _, value in found))
+    (best,) = listed(directory / "export").checkpoints
+    assert best.record.value == pytest.approx(min(value for _, value in found))
 
 
 def test_an_evaluator_of_backups_ends_when_the_training_deletes_them(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups import artifacts, end_marker
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
-from tests.support.checkpoints import checkpoints
+from tests.support.checkpoints import listed, note_path
 from tests.support.evaluator_runs import DATA, evaluator
 from tests.support.stores.fixtures import Place
 
@@ -24,13 +23,13 @@ pytestmark = [pytest.mark.slow, ignore_keras_warnings]
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")  # it may be another one
 @pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
-def test_the_best_is_exported_with_a_sidecar_that_says_how_good_it_is(run: Path, name: str) -> None:
+def test_the_best_is_exported_with_its_value_in_the_record(run: Path, name: str) -> None:
     options = {"export_best": run / "export" / name, "monitor": "val_loss"}
     results = evaluator(run, **options).start()
     best = min(results, key=lambda one: one.metrics["loss"])
-    (found,) = artifacts.find(checkpoints(run / "export")).artifacts
-    assert (found.name, found.step, found.monitor) == (name, best.step, "loss")
-    assert found.value == best.metrics["loss"]
+    (found,) = listed(run / "export").checkpoints
+    assert (found.name, found.record.step, found.record.monitor) == (name, best.step, "loss")
+    assert found.record.value == best.metrics["loss"]
     model = tiny.model()
     model.load_weights(run / "export" / name)
     assert model.evaluate(*DATA, verbose=0, return_dict=True) == pytest.approx(best.metrics)
@@ -39,12 +38,12 @@ def test_the_best_is_exported_with_a_sidecar_that_says_how_good_it_is(run: Path,
 def test_a_worse_one_does_not_replace_the_best(run: Path) -> None:
     options = {"export_best": run / "export" / "best.keras", "monitor": "accuracy", "mode": "min"}
     evaluator(run, **options).start()
-    (found,) = artifacts.find(checkpoints(run / "export")).artifacts
+    (found,) = listed(run / "export").checkpoints
     results = evaluator(run, **options).start()
-    assert found.value == min(one.metrics["accuracy"] for one in results)
+    assert found.record.value == min(one.metrics["accuracy"] for one in results)
     shutil.rmtree(run / "tb")  # all are evaluated again
     evaluator(run, **options).start()
-    assert artifacts.find(checkpoints(run / "export")).artifacts == (found,)
+    assert listed(run / "export").checkpoints == (found,)
 
 
 def test_an_unknown_metric_is_named(run: Path) -> None:
@@ -107,7 +106,7 @@ def test_damaged_notes_are_told_of(run: Path) -> None:
     (run / "tb/evaluator/ended.json").write_bytes(b"junk")
     with pytest.warns(RuntimeWarning, match="whether a training was evaluated to its end is not known"):
         evaluator(run).start()
-    (run / ".ckpt.kdc" / end_marker.name_of("{epoch}.keras")).write_bytes(b"junk")
+    note_path(run / "ckpt").write_bytes(b"junk")
     with pytest.warns(UserWarning, match="passed over: .*training-end"):
         evaluator(run, timeout=0.2).start()
 
