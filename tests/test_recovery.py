@@ -13,6 +13,7 @@ from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, Damage
 from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
 from tests.support.checkpoints import listed
+from tests.support.cli_backups import flip
 
 pytestmark = ignore_keras_warnings
 
@@ -94,8 +95,8 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_restored(tmp
 
 def test_when_every_checkpoint_is_damaged_training_does_not_start_over_silently(tmp_path: Path) -> None:
     trained(tmp_path, epochs=1)
-    (tmp_path / "ckpt-1.keras").write_bytes(b"")
-    with pytest.raises(DamagedBackupError, match=r"ckpt-1\.keras has 0 bytes"):
+    flip(tmp_path, "ckpt-1.keras", 40)
+    with pytest.raises(DamagedBackupError, match=r"no checkpoint .* is intact: .*ckpt-1\.keras: its content differs"):
         make_or_restore_model(tiny_model, tmp_path)
     with pytest.raises(DamagedBackupError):
         latest_checkpoint(tmp_path)
@@ -212,7 +213,7 @@ def test_every_worker_gets_and_verifies_what_the_chief_chose(tmp_path: Path, mon
     monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: Worker("worker", 1, 1)))
     assert make_or_restore_model(rebuilt, tmp_path)._kdc_restored_from.epoch == 1
     (tmp_path / "ckpt-1.keras").write_bytes(b"damaged here")
-    with pytest.raises(DamagedBackupError, match="12 bytes"):
+    with pytest.raises(DamagedBackupError, match="has no record"):
         make_or_restore_model(rebuilt, tmp_path)
 
 

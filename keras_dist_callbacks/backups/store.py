@@ -32,6 +32,7 @@ from keras_dist_callbacks.backups.snapshot import (
 )
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
+from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
 
 
@@ -218,7 +219,8 @@ class BackupStore:
                 if unfinished or (names.is_blob(file.name) and generation not in inspected and path not in needed):
                     self.storage.delete(path)
         for file in self.storage.files(COMMITS):  # not in owners/: one there may be that of a run that begins now
-            if names.is_unfinished(file.name, COMMITS) and int(file.name.partition("-")[0]) <= self.generation:
+            parts = names.commit_parts(final_name(file.name) or "")
+            if parts is not None and parts[0] <= self.generation:
                 self.storage.delete(f"{COMMITS}/{file.name}")
         return inspected | {number for number in map(names.blob_generation, needed) if number is not None}
 

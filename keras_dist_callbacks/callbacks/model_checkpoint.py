@@ -256,7 +256,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         token = files.run_token(listing, self._template)
         self._kept = files.own(listing, self._template, token)
         notes, _ = end_note.read_all(self._storage, {self._template, *listing.templates})
-        generation = 1 + max([listing.generation, *(note.generation for note in notes)])
+        generation = 1 + max([listing.generation, *(note.generation for note in notes if note.is_ended)])
         end_note.write(self._storage, self._template, generation, is_ended=False)
         return _Found(generation, token, self._newest_best() if self.save_best_only else None)
 

@@ -97,6 +97,8 @@ def find(storage: Storage, template: str | None = None) -> Listing:
         StorageError: The store cannot be read.
     """
     present = [info for info in storage.files() if info.name.endswith(EXTENSIONS)]
+    links = {info.name: target for info in present if (target := storage.link_target(info.name)) is not None}
+    present = [info for info in present if info.name not in links]
     with ThreadPoolExecutor(_READERS) as pool:
         outcomes = list(zip(present, pool.map(lambda info: _examine(storage, info), present), strict=True))
     found = [Checkpoint(info.name, outcome) for info, outcome in outcomes if isinstance(outcome, Record)]
@@ -105,6 +107,11 @@ def find(storage: Storage, template: str | None = None) -> Listing:
     bare = [info.name for info, outcome in outcomes if outcome is None]
     patterns = [pattern_of(template) for template in {one.record.template for one in found}]
     incomplete = [name for name in bare if any(fits.fullmatch(name) for fits in patterns)]
+    damaged += [
+        f"{storage.display(name)} is a symbolic link, which is not read; put the file in its place"
+        for name, target in links.items()
+        if target.parent != Path(storage.root).resolve()  # a shortcut to another file of the directory is harmless
+    ]
     damaged += [f"{storage.display(name)} has no record: {INCOMPLETE}" for name in incomplete]
     return Listing(
         tuple(sorted(mine, key=lambda one: one.order, reverse=True)),
@@ -139,7 +146,7 @@ def newest_verified(storage: Storage, template: str | None = None, *, into: Path
         except DamagedBackupError as error:
             problems.append(str(error))
             continue
-        problems += _without_record(storage, listing, template)
+        problems += _newer_without_record(storage, listing, template, found)
         if problems:
             warn(f"{'; '.join(problems)}. {storage.display(found.name)} is used", UserWarning)
         return found
@@ -151,13 +158,17 @@ def newest_verified(storage: Storage, template: str | None = None, *, into: Path
     return None
 
 
-def _without_record(storage: Storage, listing: Listing, template: str | None) -> list[str]:
-    names = [storage.display(name) for name in listing.without_record]
-    if template is not None:
-        names = [storage.display(name) for name in listing.without_record if pattern_of(template).fullmatch(name)]
+def _newer_without_record(storage: Storage, listing: Listing, template: str | None, used: Checkpoint) -> list[str]:
+    """What to say of files of other programs that were written after the one that is used."""
+    names = [name for name in listing.without_record if template is None or pattern_of(template).fullmatch(name)]
     if not names:
         return []
-    shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    with ThreadPoolExecutor(_READERS) as pool:
+        *times, reference = pool.map(storage.modified, [*names, used.name])
+    newer = [storage.display(name) for name, time in zip(names, times, strict=True) if time > reference]
+    if not newer:
+        return []
+    shown = newer[0] if len(newer) == 1 else f"{newer[0]} and {len(newer) - 1} more"
     return [
         f"{shown} without a record: another program wrote or rewrote it, so it is not used "
         "(make_or_restore_model(..., adopt=True) uses such files where there are no others)"
@@ -291,7 +302,7 @@ def _is_same_series(record: Record, checkpoint: Checkpoint) -> bool:
 
 
 def _record_or_none(storage: Storage, name: str) -> Record | None:
-    size = storage.size(name)
+    size = None if storage.link_target(name) else storage.size(name)
     outcome = None if size is None else _examine(storage, FileInfo(name, size))
     return outcome if isinstance(outcome, Record) else None
 

@@ -145,6 +145,11 @@ class Storage:
         path = self._full(name)
         return self._run("look up", name, lambda: self._files.size(path))
 
+    def link_target(self, name: str) -> Path | None:
+        """Where a symbolic link leads, None if it is not one; every other operation refuses links."""
+        path = Path(self._full(name))
+        return path.resolve() if self.is_local and path.is_symlink() else None
+
     def modified(self, name: str) -> float:
         """When the object was last written, by the store's clock: seconds since 1970.
 

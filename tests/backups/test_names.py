@@ -62,7 +62,7 @@ def test_every_name_that_is_written_is_read() -> None:
         assert names.owner_generation(names.owner_name(generation).rpartition("/")[2]) == generation
         assert names.blob_generation(f"{names.blob_directory(generation)}/{HASH}.safetensors") == generation
     assert names.owner_generation("²²²²²².json") is None
-    assert names.is_unfinished(f".probe.tmp-{HASH}.tmp-{HASH}", ""), "a probe that was cut off while it was written"
+    assert names.is_unfinished(f"..probe.tmp-{HASH}.tmp-{HASH}", ""), "a probe that was cut off while it was written"
 
 
 def test_a_resume_and_a_prune_leave_everything_alone_that_is_not_ours(tmp_path: Path) -> None:

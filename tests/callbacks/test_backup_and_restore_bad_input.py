@@ -91,7 +91,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_before_training(tmp_path
     (tmp_path / "file").write_text("a user's file")
     directory = {"file": tmp_path / "file", "below a file": tmp_path / "file" / "backup"}.get(where, Path(where))
     steps = tiny.CountSteps()
-    with pytest.raises(StorageError, match=r"cannot create .*probe"):
+    with pytest.raises(StorageError, match=r"cannot (write|create) .*(backup|file)"):
         tiny.fit(tiny.model(), directory, [steps])
     assert steps.trained == []
     assert (tmp_path / "file").read_text() == "a user's file"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint
-from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from tests.support import tiny
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
 
@@ -94,7 +94,7 @@ def test_users_files_that_resemble_unfinished_ones_outlive_a_resume(tmp_path: Pa
     tiny.interrupt(backup, 0, 3)
     mine = backup / "commits/.notes.tmp-backup"
     mine.write_text("mine")
-    left = backup / f"commits/000001-00000009-{'ab' * 6}.json.tmp-{'0' * 32}"
+    left = backup / f"commits/.000001-00000009-{'ab' * 6}.json.tmp-{'0' * 32}"
     left.write_text("half")
     tiny.interrupt(backup, 1, 1)
     assert mine.read_text() == "mine"
@@ -136,5 +136,11 @@ def test_a_checkpoint_that_was_replaced_by_a_link_is_named(tmp_path: Path) -> No
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "model.keras").rename(tmp_path / "elsewhere/model.keras")
     (tmp_path / "model.keras").symlink_to("elsewhere/model.keras")
-    with pytest.raises(StorageError, match=r"model\.keras is a symbolic link"):
+    with pytest.raises(DamagedBackupError, match=r"model\.keras is a symbolic link, which is not read"):
         latest_checkpoint(tmp_path)
+
+
+def test_a_users_shortcut_to_a_checkpoint_of_the_directory_is_ignored(tmp_path: Path) -> None:
+    fit(tiny_model(), ModelCheckpoint(tmp_path / "{epoch}.keras"), epochs=2)
+    (tmp_path / "latest.keras").symlink_to("2.keras")
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "2.keras")

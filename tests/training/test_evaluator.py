@@ -135,7 +135,7 @@ def test_a_file_without_a_record_next_to_others_is_reported_once_it_stays(
     (run / "ckpt" / "2.keras").write_bytes(b"incomplete")
     with pytest.warns(UserWarning, match=r"2\.keras has no record: it is incomplete") as caught:
         assert [one.epoch for one in evaluator(run, timeout=0.5).start()] == [1, 3]
-    assert len(caught) == 1
+    assert sum("has no record" in str(one.message) for one in caught) == 1
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_skipped(run: Path) -> None:
