@@ -14,7 +14,6 @@ import keras
 from keras_dist_callbacks._compat import building, multi_worker, strategies
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
-from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -304,10 +303,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
 
     def _announce(self, restored: Restored) -> None:
         self.restored = restored
-        answer = exactness.answer(restored.notes, restored.conditions)
-        self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {answer}")
-        if restored.notes and Cluster.detect().is_chief:
-            warn("the resume is not exact: " + "; ".join(restored.notes))
+        restored.announce(self._storage.display(restored.commit), self._say, warns=Cluster.detect().is_chief)
 
     def _advise(self, replicas: int) -> None:
         for advice in reproducibility_advice(replicas):

@@ -11,9 +11,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from keras_dist_callbacks.backups.snapshot import Snapshot
 from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
 from keras_dist_callbacks.engine.policies import SavePolicy
+
+if TYPE_CHECKING:
+    from keras_dist_callbacks.engine.engine import BackupEngine
 
 _FIRST_LOOKS = (1, 2, 5, 10, 20)
 _FIRST_INTERVAL = (50, 60.0)  # steps or seconds: what a write in the background costs is known only after it
@@ -53,6 +58,15 @@ class Schedule:
         self._last = self._begun = step
         self._looks = collections.deque(_FIRST_LOOKS)
         self._next = step + self._looks[0]
+
+    def save_when_due(self, step: int, engine: BackupEngine, capture: Callable[[], Snapshot]) -> None:
+        """Saves if a backup is to be taken after this step; every worker makes the same calls."""
+        if not self.due(step, engine.writing):
+            return
+        began = time.perf_counter()
+        snapshot = capture()
+        self.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
+        engine.save(snapshot)
 
     def due(self, step: int, writing: bool) -> bool:
         """Whether a backup is to be taken now; every worker asks after the same steps.

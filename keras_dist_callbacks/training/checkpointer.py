@@ -6,14 +6,13 @@ import datetime
 import functools
 import itertools
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import rng, variables
-from keras_dist_callbacks.arguments import flag, flag_or
+from keras_dist_callbacks.arguments import flag, flag_or, verbosity
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
@@ -34,6 +33,7 @@ from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.loop_input import LoopInput
 from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
+from keras_dist_callbacks.training.restored import Restored
 
 _opened = itertools.count(1)
 
@@ -84,18 +84,21 @@ class Checkpointer(OfOneLoop):
         save_on_exception: Save when an exception leaves the `with` block between `step()` and the next of `batches()`,
             on all workers at the same one; and hold the first Ctrl-C until then, at most 10 seconds.
         peer_timeout: As in `BackupAndRestore`: seconds within which a process ends whose peer is lost.
+        verbose: As in `BackupAndRestore`: 0 prints nothing.
 
     Attributes:
         epoch: The running epoch, from 0.
         batch: Batches trained in it.
         steps: Batches trained in all.
         state: The dict given, or an empty one.
+        restored: What `restore` found, a `Restored`, or None.
 
     Raises:
         ConfigError: An argument is wrong, or the optimizer has no variables yet.
     """
 
     epoch = batch = steps = 0
+    restored: Restored | None = None
     _open = _in_step = _unseen_steps = _has_reported = False
 
     def __init__(
@@ -125,7 +128,9 @@ class Checkpointer(OfOneLoop):
         preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None = None,
         save_on_exception: bool = True,
         peer_timeout: float = 30.0,
+        verbose: int = 1,
     ) -> None:
+        verbose = verbosity("verbose", verbose)
         options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout, max_held_bytes=max_held_bytes)
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
         self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
@@ -139,7 +144,7 @@ class Checkpointer(OfOneLoop):
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         asked = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
         leave = LeaveOptions.parse(*asked, peer_timeout)
-        self._say = functools.partial(_say, self._cluster)
+        self._say = functools.partial(_say, self._cluster, verbose)
         self._leaving = Leaving(leave, self._engine, self._cluster, name, self._say, _is_alive(self))
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
 
@@ -249,11 +254,7 @@ class Checkpointer(OfOneLoop):
         self._input.trained()
         self._engine.poll()
         self._leave_if_asked(self._leaving.boundary())
-        if self._schedule.due(self.steps, self._engine.writing):
-            began = time.perf_counter()
-            snapshot = self._snapshot("within")
-            self._schedule.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
-            self._engine.save(snapshot)
+        self._schedule.save_when_due(self.steps, self._engine, lambda: self._snapshot("within"))
 
     def save(self) -> None:
         """Saves now, between two steps, waiting for a backup that is being written."""
@@ -308,10 +309,6 @@ class Checkpointer(OfOneLoop):
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
         reasons, conditions = exactness.inexact_reasons(saved, now), exactness.conditions(saved)
-        refused = reasons or (conditions if self._strict == "certain" else [])
-        if refused and self._strict:
-            certain = "would not be exact" if reasons else "is exact only if"
-            raise BackupError(f"strict={self._strict!r}, and going on from {commit} {certain}: {'; '.join(refused)}")
         reasons += apply_variables(self._trained, saved, self._cluster)
         self.state.update(from_json(saved.state["user"], saved.tensors))
         position = saved.position
@@ -319,9 +316,9 @@ class Checkpointer(OfOneLoop):
         self._schedule.begin(position.step)
         self._input.resume(saved)
         rng.restore(saved.state["rng"])
-        answer = exactness.answer(reasons, conditions)
-        self._say(f"Restored {self._storage.display(commit)}: {position}; {answer}")
-        self._say_more(reasons)
+        self.restored = Restored.judged(commit, position, reasons, conditions, self._cluster)
+        self.restored.require(self._strict)
+        self.restored.announce(self._storage.display(commit), self._say, warns=self._cluster.is_chief)
 
     def _say_more(self, reasons: list[str]) -> None:
         if reasons and self._cluster.is_chief:
@@ -357,8 +354,8 @@ class Checkpointer(OfOneLoop):
             raise BackupError("call restore() before training, and make a new Checkpointer after close()")
 
 
-def _say(cluster: Cluster, text: str) -> None:
-    if cluster.is_chief:
+def _say(cluster: Cluster, verbose: int, text: str) -> None:
+    if verbose and cluster.is_chief:
         print_line(text)
 
 

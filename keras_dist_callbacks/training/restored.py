@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, Position, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.texts import warn
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Restored:
                 f"strict={strict!r}, and going on from {self.commit} {certain}: {'; '.join(refused)}. Nothing "
                 "was changed"
             )
+
+    def announce(self, shown: str, say: Callable[[str], None], *, warns: bool) -> None:
+        """Prints where training continues and whether that is exact; what is not exact is a warning too."""
+        say(f"Restored {shown}: {self.position}; {exactness.answer(self.notes, self.conditions)}")
+        if self.notes and warns:
+            warn("the resume is not exact: " + "; ".join(self.notes))
 
 
 def judge(

@@ -8,7 +8,6 @@ pulled and dropped.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -187,11 +186,7 @@ class FitSession:
         """Between two steps, after all callbacks: saves if that is due, or leaves."""
         self._depart_if_asked(lambda: self._capture("within"))
         self._engine.poll()
-        if self._schedule.due(self._progress.count.step, self._engine.writing):
-            began = time.perf_counter()
-            snapshot = self._capture("within")
-            self._schedule.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
-            self._engine.save(snapshot)
+        self._schedule.save_when_due(self._progress.count.step, self._engine, lambda: self._capture("within"))
 
     def epoch_trained(self) -> None:
         """Behind an epoch's last step: what follows may be interrupted, and is then done again as a whole."""

@@ -234,3 +234,26 @@ def test_an_exception_in_a_loop_that_counts_no_step_promises_nothing(tmp_path: P
     with pytest.raises(tiny.Stop) as raised:
         train()
     assert raised.value.__notes__ == ["there is no backup; a restart begins from the beginning"]
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_what_was_restored_is_an_attribute_and_verbose_0_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verbose: int
+) -> None:
+    with pytest.raises(tiny.Stop):
+        loop(tmp_path, (1, 2), verbose=verbose)
+    capsys.readouterr()
+    model, optimizer, metric = tiny.model(), keras.optimizers.Adam(0.01), keras.metrics.Mean()
+    optimizer.build(model.trainable_variables)
+    state = {"history": [], "noise": np.zeros(2, "float32")}
+    checkpointer = kdc.Checkpointer(
+        tmp_path, model=model, optimizer=optimizer, metrics=[metric], state=state, verbose=verbose
+    )
+    assert checkpointer.restored is None
+    assert checkpointer.restore()
+    restored = checkpointer.restored
+    assert restored is not None
+    assert (restored.position.epoch, restored.position.batch, restored.position.step) == (1, 2, 7)
+    assert (restored.verdict, restored.notes) == ("exact if", ())
+    assert ("exact if" in capsys.readouterr().out) == bool(verbose)
+    checkpointer.close()
