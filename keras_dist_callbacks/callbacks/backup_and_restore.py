@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import itertools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,8 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import print_line, warn
+from keras_dist_callbacks.terminal import say
+from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
@@ -82,8 +84,8 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             Defaults to `RetryPolicy()`: two minutes, with growing pauses.
         max_bytes_per_second: A cap on the rate of uploads, which leaves the rest of the line to others.
         timeout: Seconds to wait for another worker that lives but does not answer.
-        verbose: 1 prints one line at a restore, and shows a bar on a terminal while an upload lasts for more than
-            some seconds; 0 prints nothing.
+        verbose: 1 prints one line at a restore, on the chief, and shows a bar on a terminal while an upload lasts for
+            more than some seconds; 0 prints nothing.
         strict: True turns a resume that is "not exact" into an error before the first step, instead of a warning;
             `"certain"` one that is "exact if ..." too.
         replay: How an input comes to the epoch that was interrupted: `"create"` makes the iterators of past epochs and
@@ -229,7 +231,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             self,
             self._storage.display(),
             self._announce,
-            Leaving(self._leave_options, engine, cluster, name, self._say, seam.still_runs(fit.model)),
+            Leaving(self._leave_options, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)),
             strict=self._strict,
             read_again=self._read_again,
         )
@@ -296,7 +298,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         if origin is None or not origin.epoch:
             return
         session.start_at(origin.epoch)
-        self._say(
+        self._say_problem(
             f"No backup in {self._storage.display()}; continuing at epoch {origin.epoch + 1} with the weights of "
             f"{origin.path}: not exact (callbacks, random states and the position in the data start afresh)"
         )
@@ -315,9 +317,11 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
                 _advised.add(advice)
                 self._say(advice)
 
-    def _say(self, text: str) -> None:
-        if self.verbose and Cluster.detect().is_chief:
-            print_line(text, after_bar=seam.draws_bar(self.model))
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        say(text, verbose=self.verbose, level=level, after_bar=seam.draws_bar(self.model))
+
+    def _say_problem(self, text: str) -> None:
+        self._say(text, logging.WARNING)
 
     def _require_session(self) -> FitSession:
         if self._session is None:

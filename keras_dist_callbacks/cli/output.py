@@ -26,7 +26,8 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedE
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import print_line, printable
+from keras_dist_callbacks.terminal import write_line
+from keras_dist_callbacks.texts import printable
 
 OK, PROBLEM, CANNOT = 0, 1, 2
 _R = TypeVar("_R")
@@ -81,13 +82,13 @@ def opened(url: str, options: str | None) -> Iterator[Target]:
         raise fail(redactor.clean(str(error)), PROBLEM if found_problem else CANNOT) from None
     except Exception as error:  # noqa: BLE001 - a mistake of this package, to be reported with all but the secrets
         for line in redactor.clean("".join(traceback.format_exception(error))).splitlines():
-            print_line(line, to_stderr=True)
+            write_line(line, to_stderr=True)
         raise typer.Exit(CANNOT) from None
 
 
 def fail(message: str, code: int) -> typer.Exit:
     """Prints one line to the standard error; to be raised."""
-    print_line(f"kdc: {message}", to_stderr=True)
+    write_line(f"kdc: {message}", to_stderr=True)
     return typer.Exit(code)
 
 

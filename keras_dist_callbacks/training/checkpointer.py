@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import itertools
+import logging
 import os
 import time
 import weakref
@@ -26,7 +27,8 @@ from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import print_line, warn
+from keras_dist_callbacks.terminal import say
+from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
@@ -126,7 +128,9 @@ class Checkpointer(OfOneLoop):
         save_on_exception: bool = True,
         peer_timeout: float = 30.0,
     ) -> None:
-        options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout, max_held_bytes=max_held_bytes)
+        options = EngineOptions(
+            double_checkpoint, when_busy, max_failed_saves, timeout, progress=True, max_held_bytes=max_held_bytes
+        )
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
         self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
         self._origin = getattr(model, "_kdc_origin", None)
@@ -139,8 +143,8 @@ class Checkpointer(OfOneLoop):
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         asked = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
         leave = LeaveOptions.parse(*asked, peer_timeout)
-        self._say = functools.partial(_say, self._cluster)
-        self._leaving = Leaving(leave, self._engine, self._cluster, name, self._say, _is_alive(self))
+        tell = functools.partial(say, level=logging.WARNING)
+        self._leaving = Leaving(leave, self._engine, self._cluster, name, tell, _is_alive(self))
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
 
     def restore(self) -> bool:
@@ -320,7 +324,7 @@ class Checkpointer(OfOneLoop):
         self._input.resume(saved)
         rng.restore(saved.state["rng"])
         answer = exactness.answer(reasons, conditions)
-        self._say(f"Restored {self._storage.display(commit)}: {position}; {answer}")
+        say(f"Restored {self._storage.display(commit)}: {position}; {answer}")
         self._say_more(reasons)
 
     def _say_more(self, reasons: list[str]) -> None:
@@ -355,11 +359,6 @@ class Checkpointer(OfOneLoop):
     def _require_open(self) -> None:
         if not self._open:
             raise BackupError("call restore() before training, and make a new Checkpointer after close()")
-
-
-def _say(cluster: Cluster, text: str) -> None:
-    if cluster.is_chief:
-        print_line(text)
 
 
 def _is_alive(owner: Any) -> Callable[[], bool]:

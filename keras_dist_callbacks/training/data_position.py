@@ -17,7 +17,7 @@ from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
-from keras_dist_callbacks.progress import reading
+from keras_dist_callbacks.terminal import reading
 from keras_dist_callbacks.training.epoch_ends import EpochEnds
 from keras_dist_callbacks.training.input_account import account_of
 from keras_dist_callbacks.training.input_state import InputState
@@ -46,6 +46,7 @@ class DataPosition:
         fit: The running fit.
         callbacks: Its callbacks.
         read_again: Whether past epochs are read again instead of creating their iterators only.
+        shown: Whether a bar may be drawn while they are.
 
     Attributes:
         hides: The state that it hides.
@@ -53,9 +54,12 @@ class DataPosition:
         tensors: The arrays in it.
     """
 
-    def __init__(self, fit: RunningFit, callbacks: Iterable[Any], *, read_again: bool = False) -> None:
+    def __init__(
+        self, fit: RunningFit, callbacks: Iterable[Any], *, read_again: bool = False, shown: bool = True
+    ) -> None:
         self._fit = fit
         self._read_again = read_again
+        self._shown = shown
         self._addressing = [c for c in callbacks if getattr(c, "addresses_epochs", False)]
         self._addressed = bool(self._addressing)
         self._source = fit.input
@@ -147,7 +151,8 @@ class DataPosition:
         batches = self._fit.steps_per_epoch or self._fit.known_length
         if self._fit.steps_per_epoch:
             self._since = rng.capture()
-        with reading("reading past epochs again", None if batches is None else batches * (epoch - first)) as advance:
+        total = None if batches is None else batches * (epoch - first)
+        with reading("reading past epochs again", total, shown=self._shown) as advance:
             replay.read_epochs(self._fit, first, epoch, validations, advance, by_count)
 
     def epoch_trained(self, epoch: int, trained: int) -> None:
