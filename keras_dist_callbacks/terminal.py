@@ -206,7 +206,7 @@ def uploads(description: str, total_bytes: int, *, shown: bool = True) -> Iterat
     bar = UploadBar(description, total_bytes)
     timer = threading.Timer(_SHOW_AFTER, bar._show)
     timer.daemon = True
-    if shown and _stderr_is_terminal():
+    if shown and stderr_is_terminal():
         timer.start()
     try:
         yield bar
@@ -227,7 +227,7 @@ def reading(description: str, total: int | None, *, shown: bool = True) -> Itera
     Yields:
         A function to be called with each number of batches read.
     """
-    if not (shown and _stderr_is_terminal()):
+    if not (shown and stderr_is_terminal()):
         yield lambda count: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn
@@ -239,7 +239,8 @@ def reading(description: str, total: int | None, *, shown: bool = True) -> Itera
         bar.close()
 
 
-def _stderr_is_terminal() -> bool:
+def stderr_is_terminal() -> bool:
+    """Whether a bar can be drawn there; also asked where stderr is closed, or was never opened."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except ValueError:  # it is closed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedE
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import write_line
+from keras_dist_callbacks.terminal import stderr_is_terminal, write_line
 from keras_dist_callbacks.texts import printable
 
 OK, PROBLEM, CANNOT = 0, 1, 2
@@ -111,8 +112,9 @@ def readable(result: _R) -> _R:
 def console() -> Console:
     """The standard output; names in what is printed are never taken for markup."""
     wanted = os.environ.get("COLUMNS", "")
-    width = None if sys.stdout.isatty() else int(wanted) if wanted.isdigit() else _PIPE_WIDTH
-    return Console(file=sys.stdout, markup=False, emoji=False, highlight=False, width=width)
+    stream = io.StringIO() if sys.stdout is None else sys.stdout  # None: the shell has closed it
+    width = None if stream.isatty() else int(wanted) if wanted.isdigit() else _PIPE_WIDTH
+    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
 
 
 @contextlib.contextmanager
@@ -120,7 +122,7 @@ def progress(description: str, total: int) -> Iterator[Any]:
     """A bar on the standard error, if that is a terminal; yields a function that is told of bytes."""
     what = TextColumn("{task.description}", markup=False)
     columns = (what, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not stderr_is_terminal()) as bar:
         task = bar.add_task(printable(description), total=total)
         yield lambda count: bar.advance(task, count)
 
