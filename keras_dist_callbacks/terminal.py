@@ -18,14 +18,24 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.texts import printable
 
 _LOG = logging.getLogger("keras_dist_callbacks")
 _LOG.addHandler(logging.NullHandler())  # handlers and level are the application's choice
 _SHOW_AFTER = 3.0
 _FAILURES = (OSError, ValueError)  # a full disk or a pipe without a reader; a closed stream
+
+
+@dataclass
+class Output(Shared):
+    """Who prints, and what was said already."""
+
+    prints: Callable[[], bool] = lambda: True
+    said: set[str] = field(default_factory=set)
 
 
 def say(
@@ -54,22 +64,20 @@ def is_shown(verbose: int | str = 1) -> bool:
     Args:
         verbose: 0: it is not.
     """
-    return bool(verbose) and _role.prints() and _is_interactive()
+    return bool(verbose) and shared(Output).prints() and _is_interactive()
 
 
 def print_only_if(prints: Callable[[], bool]) -> None:
     """Sets who prints: a function that says whether this process does. TF_CONFIG is read elsewhere."""
-    _role.prints = prints
+    shared(Output).prints = prints
 
 
-class _AnyProcess:
-    """Prints, unless `print_only_if` says otherwise."""
-
-    def __init__(self) -> None:
-        self.prints: Callable[[], bool] = lambda: True
-
-
-_role = _AnyProcess()
+def is_first(text: str) -> bool:
+    """Whether this process has not said it yet; for advice that is the same for every run."""
+    said = shared(Output).said
+    is_new = text not in said
+    said.add(text)
+    return is_new
 
 
 def _is_interactive() -> bool:

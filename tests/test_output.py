@@ -18,10 +18,10 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks import terminal
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.terminal import is_shown, say
-from tests.support import ROOT, tiny
+from tests.support import ROOT, evaluator_runs, tiny
 from tests.support.callback_helpers import fit, tiny_model
-from tests.support.evaluator_runs import DATA, shared
 from tests.support.left_early import FOREVER, At, raise_signal
 
 NAME = "keras_dist_callbacks"
@@ -188,7 +188,9 @@ def model(directory: Path, verbose: int) -> None:
 
 def evaluator(directory: Path, verbose: int) -> None:
     options = {"poll_seconds": 0.01, "timeout": 0.02, "verbose": verbose}
-    kdc.SidecarEvaluator(shared(), DATA, directory / "ckpt", log_dir=directory / "log", **options).start()
+    kdc.SidecarEvaluator(
+        evaluator_runs.shared(), evaluator_runs.DATA, directory / "ckpt", log_dir=directory / "log", **options
+    ).start()
 
 
 def rate(directory: Path, verbose: int) -> None:
@@ -238,7 +240,7 @@ def test_each_line_of_the_package_follows_the_rule(
     if case == "not interactive":
         keras.config.disable_interactive_logging()
     if case == "other worker":
-        monkeypatch.setattr(terminal._role, "prints", lambda: False)
+        monkeypatch.setattr(shared(terminal.Output), "prints", lambda: False)
     produce(tmp_path, verbose)
     captured = capsys.readouterr()
     assert printed(captured.out, parts) == [case == "shown"] * len(parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import say
+from keras_dist_callbacks.terminal import is_first, say
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
@@ -36,8 +35,6 @@ from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.session import FitSession
 
-_fits = itertools.count(1)
-_advised: set[str] = set()
 _NAMED = 3
 
 
@@ -220,7 +217,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         cluster = self._cluster()
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
-        name = f"backup{next(_fits)}"
+        name = continuing.next_name("backup")
         engine = BackupEngine.open(self._storage, cluster, name, self._options)
         engine.prepare()
         session = FitSession(
@@ -313,8 +310,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
 
     def _advise(self, replicas: int) -> None:
         for advice in reproducibility_advice(replicas):
-            if advice not in _advised:
-                _advised.add(advice)
+            if is_first(advice):
                 self._say(advice)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:

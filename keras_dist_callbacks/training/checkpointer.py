@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import itertools
 import logging
 import os
 import time
@@ -36,8 +35,6 @@ from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.loop_input import LoopInput
 from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
-
-_opened = itertools.count(1)
 
 
 class Checkpointer(OfOneLoop):
@@ -139,7 +136,7 @@ class Checkpointer(OfOneLoop):
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
         limits: dict[str, Any] = {"retry": retry, "max_bytes_per_second": max_bytes_per_second}
         self._storage = Storage.open(arguments.path("backup_dir", backup_dir), storage_options, **limits)
-        name = f"loop{next(_opened)}"
+        name = continuing.next_name("loop")
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         asked = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
         leave = LeaveOptions.parse(*asked, peer_timeout)

@@ -6,9 +6,10 @@ knows its own position, or past epochs are replayed.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +18,7 @@ from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import reading
 from keras_dist_callbacks.training.epoch_ends import EpochEnds
 from keras_dist_callbacks.training.input_account import account_of
@@ -32,7 +34,15 @@ _UNKNOWN_LENGTH = (
     "give the input a length (assert_cardinality), or repeat() it and give steps_per_epoch"
 )
 _PASSES = "input/passes"
-_passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of stages that shuffle anew in each
+
+
+@dataclass
+class _Stages(Shared):
+    """How often stages that reshuffle in each pass were read."""
+
+    passes: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+
+
 _BEGUN = (
     "the input was asked for its position when Keras had read its first batches to learn their types, and its dataset "
     "or sampler keeps a state of its own; give the dataset no state_dict, or use EpochDataset"
@@ -252,11 +262,13 @@ class DataPosition:
         ]
 
     def _passes_until_now(self) -> int:
-        return max((_passes.get(stage, 0) for stage in pipeline.reshuffling_stages(self._fit.data)), default=0)
+        passes = shared(_Stages).passes
+        return max((passes.get(stage, 0) for stage in pipeline.reshuffling_stages(self._fit.data)), default=0)
 
     def _note_passes(self, count: int) -> None:
+        passes = shared(_Stages).passes
         for stage in pipeline.reshuffling_stages(self._fit.data):
-            _passes[stage] = _passes.get(stage, 0) + count
+            passes[stage] = passes.get(stage, 0) + count
 
 
 def _times(count: int) -> str:

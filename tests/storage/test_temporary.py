@@ -184,9 +184,10 @@ def test_many_processes_that_start_at_once_do_not_delete_each_others_directories
 ) -> None:
     code = """
 import sys, time
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.storage import temporary
 for _ in range(200):
-    temporary._own.clear()  # as another process
+    shared(temporary.Directories).own.clear()  # as another process
     path = temporary.make_directory("artifact")
     time.sleep(0.0005)
     assert path.is_dir()
