@@ -44,7 +44,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(coordination, "set_once", lambda key, value: values.setdefault(key, value) == value)
     monkeypatch.setattr(peers, "begin", lambda role, on_loss=None: None)
     monkeypatch.setattr(peers, "end", lambda on_loss=None: None)
-    monkeypatch.setattr(cluster_module, "_calls", iter(range(100)))
+    monkeypatch.setattr(shared(cluster_module._Calls), "numbers", iter(range(100)))
     monkeypatch.setattr(shared(messaging.Peers), "lost", None)
     return values
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.storage import temporary
 from tests.support import ROOT
 from tests.support.leftovers import leftovers
@@ -37,7 +38,7 @@ def tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setattr("tempfile.tempdir", str(place))
-    monkeypatch.setattr(temporary, "_own", {})
+    monkeypatch.setattr(shared(temporary.Directories), "own", {})
     yield place
     temporary._delete_own()
 
