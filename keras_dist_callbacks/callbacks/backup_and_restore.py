@@ -110,6 +110,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
     """
 
     restored: Restored | None = None
+    _cluster = Cluster()  # of the running or last fit
     _session: FitSession | None = None
     _prepared: Preparation | None = None
 
@@ -176,7 +177,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         session = self._require_session()
         self._end_preparation()
         others = [c for c in fit.callback_list.callbacks if c is not self]
-        self._cluster().agree(lambda: capture_callbacks(others), "asking callbacks for their state")
+        self._cluster.agree(lambda: capture_callbacks(others), "asking callbacks for their state")
         saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
         if session.is_over and saved is not None:
@@ -185,7 +186,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         if session.restored is None and session.saved is None:
             origin = getattr(self.model, "_kdc_origin", None)
             warn_of_foreign = functools.partial(continuing.warn_of_foreign, self._storage, origin)
-            self._cluster().on_chief(warn_of_foreign, "looking for other tools' backups")
+            self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
             self._continue_from_checkpoint(session)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -214,7 +215,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._end_preparation()
         _end_earlier_writes()
         self.restored = None
-        cluster = self._cluster()
+        self._cluster = cluster = Cluster.detect().waiting(self._options.timeout)
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
         name = continuing.next_name("backup")
@@ -238,9 +239,6 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
             for note in self._prepared.notes:
                 warn(note)
-
-    def _cluster(self) -> Cluster:
-        return Cluster.detect().waiting(self._options.timeout)
 
     def _facts(self, fit: seam.RunningFit, callbacks: list[Any]) -> dict[str, str]:
         """What every worker of a cluster must have been given alike."""
@@ -305,7 +303,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self.restored = restored
         answer = exactness.answer(restored.notes, restored.conditions)
         self._say(f"Restored {self._storage.display(restored.commit)}: {restored.position}; {answer}")
-        if restored.notes and Cluster.detect().is_chief:
+        if restored.notes and self._cluster.is_chief:
             warn("the resume is not exact: " + "; ".join(restored.notes))
 
     def _advise(self, replicas: int) -> None:

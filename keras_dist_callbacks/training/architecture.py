@@ -12,7 +12,6 @@ import numpy as np
 from keras_dist_callbacks._compat.describe_model import as_json, compilation
 from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
 from keras_dist_callbacks.backups.variables import ARCHITECTURE
-from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.process import Shared, shared
 
@@ -25,10 +24,10 @@ class _Models(Shared):
 
 
 def held(model: Any) -> dict[str, HeldTensor]:
-    """The model's JSON as bytes, on the chief; nothing where Keras has none. Asked for once for each `compile()`."""
+    """The model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
     compiled, found = shared(_Models).known.get(model, (None, None))
     if found is None or compiled is not compilation(model):
-        text = as_json(model) if Cluster.detect().is_chief else None
+        text = as_json(model)
         found = {} if text is None else {ARCHITECTURE: HeldArray(np.frombuffer(text.encode(), np.uint8))}
         shared(_Models).known[model] = compilation(model), found
     return found

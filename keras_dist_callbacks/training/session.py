@@ -377,4 +377,5 @@ class FitSession:
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with collector_paused():
-            return take(self._fit, self._data, self._unlisted, self._callbacks, self._progress, kind, missed)
+            parts = (self._fit, self._data, self._unlisted, self._callbacks, self._progress)
+            return take(*parts, kind, missed, is_chief=self._cluster.is_chief)
