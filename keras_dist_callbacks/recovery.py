@@ -18,7 +18,8 @@ from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import print_line, printable, warn
+from keras_dist_callbacks.terminal import say
+from keras_dist_callbacks.texts import printable, warn
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "make_or_restore_model"
@@ -68,6 +69,7 @@ def make_or_restore_model(
     custom_objects: Mapping[str, Any] | None = None,
     compile: bool = True,
     adopt: bool = False,
+    verbose: int = 1,
 ) -> Any:
     """The model of the newest complete checkpoint, or a new one.
 
@@ -91,6 +93,7 @@ def make_or_restore_model(
             `.weights.h5` and legacy `.h5` files, Keras' BackupAndRestore (its weights, and the epoch that it was in)
             and `tf.train.Checkpoint` of a Keras 3 model (the model as its root or a part of it, its optimizer within
             it or beside it). They are not known to be whole, only to load. Defaults to False.
+        verbose: 1 prints what was loaded, on the chief; 0 logs it only. Defaults to 1.
 
     Returns:
         The model of `build_fn`. No code of the checkpoint is run.
@@ -106,7 +109,7 @@ def make_or_restore_model(
     """
     _require_function(build_fn)
     compile, objects = arguments.flag("compile", compile), arguments.mapping("custom_objects", custom_objects)
-    adopt = arguments.flag("adopt", adopt)
+    adopt, verbose = arguments.flag("adopt", adopt), arguments.verbosity("verbose", verbose)
     cluster = _training_cluster()
     directory, template = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
@@ -116,9 +119,9 @@ def make_or_restore_model(
             loaders = _loaders(build_fn, objects, compile, warns=cluster.is_chief)
             adopted = newest_that_loads(cluster, storage, template, copies, loaders) if adopt else None
             if adopted is not None:
-                return _say_adopted(cluster, storage, *adopted)
+                return _say_adopted(verbose, storage, *adopted)
             model = build_fn()
-            _say(cluster, f"no checkpoint in {storage.display()}: starting with a new model")
+            _say(verbose, f"no checkpoint in {storage.display()}: starting with a new model")
             return model
         path = copies / checkpoint.name
         shown, record = storage.display(checkpoint.name), checkpoint.record
@@ -129,7 +132,7 @@ def make_or_restore_model(
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, record.epoch, record.step)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
     rates = _rates_in_words(model)
-    _say(cluster, f"model restored from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}")
+    _say(verbose, f"model restored from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}")
     return model
 
 
@@ -167,7 +170,7 @@ def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: b
     }
 
 
-def _say_adopted(cluster: Cluster, storage: Storage, model: Any, adopted: Foreign) -> Any:
+def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: Foreign) -> Any:
     from keras_dist_callbacks._compat.optimizers import steps_taken
 
     shown, optimizer = storage.display(adopted.name), getattr(model, "optimizer", None)
@@ -175,7 +178,7 @@ def _say_adopted(cluster: Cluster, storage: Storage, model: Any, adopted: Foreig
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, adopted.epoch, step)
     where = f"{adopted.epoch} epochs finished" if adopted.epoch else "it does not tell its epoch"
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
-    _say(cluster, f"model adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")
+    _say(verbose, f"model adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")
     return model
 
 
@@ -315,6 +318,5 @@ def _report_foreign(storage: Storage) -> None:
         )
 
 
-def _say(cluster: Cluster, what: str) -> None:
-    if cluster.is_chief:
-        print_line(f"keras_dist_callbacks: {what}")
+def _say(verbose: int, what: str) -> None:
+    say(f"keras_dist_callbacks: {what}", verbose=verbose)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-_lock = threading.Lock()
-_ready: set[Any] = set()
+from keras_dist_callbacks.process import Shared, shared
+
+
+@dataclass
+class _Known(Shared):
+    """Types that msgspec has looked at."""
+
+    kinds: set[Any] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def in_child(self) -> _Known:
+        return _Known(self.kinds)  # another thread may have held the lock
 
 
 def convert(value: Any, kind: Any) -> Any:
@@ -24,8 +35,9 @@ def convert(value: Any, kind: Any) -> Any:
     Raises:
         ValueError: It does not fit; the message says where in it. msgspec's own error is one.
     """
-    if kind not in _ready:
-        with _lock:
+    known = shared(_Known)
+    if kind not in known.kinds:
+        with known.lock:
             msgspec.json.Decoder(kind)
-            _ready.add(kind)
+            known.kinds.add(kind)
     return msgspec.convert(value, kind)

@@ -1,14 +1,11 @@
-"""Texts of unknown origin, made fit for a terminal; lines that are printed; warnings that name the user's line."""
+"""Texts of unknown origin, made fit for a terminal; warnings that name the user's line."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 _NOT_THE_USERS = {"keras_dist_callbacks", "keras", "tensorflow", "contextlib", "threading"}
@@ -33,39 +30,6 @@ def first_few(texts: Sequence[str], most: int = 4) -> list[str]:
     """The first of many texts, and how many more there are."""
     more = len(texts) - most
     return [*texts[:most], *([f"and {more} more such differences"] if more > 0 else [])]
-
-
-def print_line(text: str, *, after_bar: bool = False, to_stderr: bool = False) -> None:
-    """Prints a line in one write, so that no other thread writes into it; never raises.
-
-    A pipe whose reader has gone takes no line any more, from anyone: training must not end for that, and neither must
-    what is still buffered change the exit code.
-
-    Args:
-        text: What to print; made fit for a terminal.
-        after_bar: A progress bar may be drawn in the current line; the text gets a line of its own.
-        to_stderr: Print it there.
-    """
-    stream = sys.stderr if to_stderr else sys.stdout
-    if stream is None:  # pythonw, or a service without it
-        return
-    line = f"{chr(10) if after_bar else ''}{printable(text)}\n"
-    try:
-        try:
-            stream.write(line)
-        except UnicodeEncodeError:
-            stream.write(line.encode("ascii", "backslashreplace").decode())
-        stream.flush()
-    except BrokenPipeError:
-        _discard(stream)
-    except (OSError, ValueError):  # a full disk, a closed stream
-        return
-
-
-def _discard(stream: Any) -> None:
-    """Lets a stream without a reader take what is written, as the documentation of Python's `signal` advises."""
-    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), stream.fileno())
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:

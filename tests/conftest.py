@@ -68,13 +68,14 @@ def unmarked_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch:
 def nothing_runs_on_in_the_background() -> Iterator[None]:
     from keras_dist_callbacks.cluster import peers
     from keras_dist_callbacks.engine.writer import shared_writer
+    from keras_dist_callbacks.process import shared
     from keras_dist_callbacks.training import leaving
 
     yield
-    while leaving._open:
-        leaving._open.pop().close()  # a loop that was never closed, as the next one would
+    while shared(leaving.Runs).open:
+        shared(leaving.Runs).open.pop().close()  # a loop that was never closed, as the next one would
     assert shared_writer().wait(30), "a test left a write running"
-    assert peers._watching == [0], "a test left other workers watched: a later one may end with them"
+    assert shared(peers.Watching).count == 0, "a test left other workers watched: a later one may end with them"
 
 
 @pytest.fixture(scope="session")

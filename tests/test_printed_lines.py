@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.texts import print_line
+from keras_dist_callbacks.terminal import write_line
 from tests.support import ROOT, tiny
 from tests.support.left_early import FOREVER, At, raise_signal
 
@@ -34,15 +34,15 @@ def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread's progress bar would come between two."""
     stream = Writes()
     monkeypatch.setattr(sys, "stdout", stream)
-    print_line("saved")
-    print_line("saved", after_bar=True)
+    write_line("saved")
+    write_line("saved", after_bar=True)
     assert stream.writes == ["saved\n", "\nsaved\n"]
 
 
 def test_a_stream_of_another_encoding_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    print_line("größe")
+    write_line("größe")
     assert raw.getvalue() == b"gr\\xf6\\xdfe\n"
 
 
@@ -53,9 +53,9 @@ def test_a_stream_that_fails_is_ignored(error: Exception, monkeypatch: pytest.Mo
             raise error
 
     monkeypatch.setattr(sys, "stdout", Fails())
-    print_line("saved")
+    write_line("saved")
     monkeypatch.setattr(sys, "stdout", None)
-    print_line("saved")
+    write_line("saved")
 
 
 @pytest.mark.slow

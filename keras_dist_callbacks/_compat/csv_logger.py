@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import csv
 import os
-import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import xxhash
 
 from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.process import Shared, shared
 
 _CHUNK = 2**20
 
@@ -27,7 +29,9 @@ class _Hashed(NamedTuple):
     hasher: xxhash.xxh3_128
 
 
-_hashed: weakref.WeakKeyDictionary[Any, _Hashed] = weakref.WeakKeyDictionary()
+@dataclass
+class _Loggers(Shared):
+    hashed: WeakKeyDictionary[Any, _Hashed] = field(default_factory=WeakKeyDictionary)
 
 
 def get_rows(callback: Any) -> dict[str, Any]:
@@ -78,13 +82,13 @@ def set_rows(callback: Any, state: dict[str, Any]) -> None:
 
 def _digest(callback: Any, size: int) -> str:
     """The hash of the file's first `size` bytes; bytes seen at an earlier backup are not read again."""
-    before = _hashed.get(callback)
+    before = shared(_Loggers).hashed.get(callback)
     if before is None or before.file is not callback.csv_file or before.size > size:
         before = _Hashed(callback.csv_file, 0, xxhash.xxh3_128())
     hasher = before.hasher
     if size > before.size:
         hasher = _hash(callback.filename, before.size, size, hasher)
-    _hashed[callback] = _Hashed(callback.csv_file, size, hasher)
+    shared(_Loggers).hashed[callback] = _Hashed(callback.csv_file, size, hasher)
     return hasher.hexdigest()
 
 

@@ -7,20 +7,28 @@ step to run, and get theirs back.
 from __future__ import annotations
 
 import sys
-import weakref
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks._compat import fit as seam
+from keras_dist_callbacks.process import Shared, shared
 
 _EMPTY: dict[str, Any] = {"epoch": [], "history": {}}
 _ALL = (0, sys.maxsize)
-_asked: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-_earlier: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class _Fits(Shared):
+    """By model: the epochs that its last fit was asked for, and the Histories of the fits before."""
+
+    asked: WeakKeyDictionary[Any, tuple[int, int]] = field(default_factory=WeakKeyDictionary)
+    earlier: WeakKeyDictionary[Any, list[dict[str, Any]]] = field(default_factory=WeakKeyDictionary)
 
 
 def note_begin(fit: seam.RunningFit) -> None:
     """A fit begins; to be called before it is told to begin elsewhere."""
-    _asked[fit.model] = fit.initial_epoch, fit.epochs
+    shared(_Fits).asked[fit.model] = fit.initial_epoch, fit.epochs
 
 
 def note_end(model: Any) -> None:
@@ -28,23 +36,23 @@ def note_end(model: Any) -> None:
     ended = getattr(model, "history", None)
     if ended is None:  # a CallbackList of the user's
         return
-    _earlier.setdefault(model, []).append({"epoch": list(ended.epoch), "history": dict(ended.history)})
+    shared(_Fits).earlier.setdefault(model, []).append({"epoch": list(ended.epoch), "history": dict(ended.history)})
 
 
 def get(history: Any) -> dict[str, Any]:
     """The state of a running fit's History, with the Histories of the epochs before that fit."""
     state = {"epoch": history.epoch, "history": history.history}
-    first, _ = _asked.get(history.model, _ALL)
-    before = [fit for fit in _earlier.get(history.model, []) if fit["epoch"] and fit["epoch"][-1] < first]
+    first, _ = shared(_Fits).asked.get(history.model, _ALL)
+    before = [fit for fit in shared(_Fits).earlier.get(history.model, []) if fit["epoch"] and fit["epoch"][-1] < first]
     return {**state, "earlier": before} if before else state
 
 
 def set_back(history: Any, state: dict[str, Any]) -> None:
     """Gives a fit the History of the epochs that it asks for."""
-    first, end = _asked.get(history.model, _ALL)
+    first, end = shared(_Fits).asked.get(history.model, _ALL)
     own = {name: state[name] for name in _EMPTY}
     fits = [*state.get("earlier", []), own]
     if not (own["epoch"] and own["epoch"][0] < end and own["epoch"][-1] >= first):  # it has no epoch of this fit
         own = next((fit for fit in fits if fit["epoch"][:1] == [first] and fit["epoch"][-1] < end), _EMPTY)
     history.epoch, history.history = list(own["epoch"]), dict(own["history"])
-    _earlier[history.model] = [fit for fit in fits if fit["epoch"] and fit["epoch"] != history.epoch]
+    shared(_Fits).earlier[history.model] = [fit for fit in fits if fit["epoch"] and fit["epoch"] != history.epoch]

@@ -11,13 +11,19 @@ import inspect
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks.process import Shared, shared
 
 _MARK = "_kdc_original"
-_explain: list[Callable[[BaseException], BaseException]] = []
+
+
+@dataclass
+class _Explained(Shared):
+    by: Callable[[BaseException], BaseException] | None = None
 
 
 def is_multi_worker(strategy: Any) -> bool:
@@ -68,7 +74,7 @@ def enable_multi_worker_fit() -> Callable[[], None]:
 
 def explain_with(explain: Callable[[BaseException], BaseException]) -> None:
     """What makes a plain error of TensorFlow's at the start of `fit`, which means a lost worker, of it."""
-    _explain[:] = [explain]
+    shared(_Explained).by = explain
 
 
 def _disable() -> None:
@@ -127,9 +133,10 @@ def _first_batch(iterator: Any) -> Any:
         for *_, batches in iterator:
             return next(batches)
     except coordination.peer_errors() as error:
-        if not _explain:
+        explain = shared(_Explained).by
+        if explain is None:
             raise
-        raise _explain[0](error) from error
+        raise explain(error) from error
     return None
 
 

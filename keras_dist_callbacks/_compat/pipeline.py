@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks._compat import graphs
+from keras_dist_callbacks.process import Shared, shared
 
 _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY
 
@@ -158,11 +160,12 @@ def _functions(stage: Any) -> list[Any]:
 
 
 def _looked_through(function: Any) -> graphs.Operations:
-    found = _operations.get(function)
+    known = shared(_Functions).operations
+    found = known.get(function)
     if found is None:
         found = graphs.operations(function.graph)
         within = [graphs.operations_of_dataset(t) for t in function.captured_inputs if t.dtype.name == "variant"]
-        found = _operations[function] = dataclasses.replace(
+        found = known[function] = dataclasses.replace(
             found,
             random=(*found.random, *(label for operations in within for label in operations.random)),
             python=(*found.python, *(label for operations in within for label in operations.python)),
@@ -170,4 +173,8 @@ def _looked_through(function: Any) -> graphs.Operations:
     return found
 
 
-_operations: weakref.WeakKeyDictionary[Any, graphs.Operations] = weakref.WeakKeyDictionary()
+@dataclass
+class _Functions(Shared):
+    """What the graphs of a pipeline's functions hold, by function."""
+
+    operations: WeakKeyDictionary[Any, graphs.Operations] = field(default_factory=WeakKeyDictionary)

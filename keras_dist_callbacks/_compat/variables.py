@@ -10,15 +10,16 @@ Keras' optimizers in graph, jit and eager mode).
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from keras_dist_callbacks._compat import layers
 from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.process import Shared, shared
 
 GLOBAL_SEED_GENERATOR = "global_seed_generator"
 """The name of Keras' global seed state, which is made by its first use, maybe within a step."""
@@ -147,26 +148,30 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-_sets: weakref.WeakKeyDictionary[Any, tuple[list[Any], VariableSet]] = weakref.WeakKeyDictionary()
+@dataclass
+class _Models(Shared):
+    """By model: its variables as they were, and what was found of them."""
+
+    sets: WeakKeyDictionary[Any, tuple[list[Any], VariableSet]] = field(default_factory=WeakKeyDictionary)
 
 
 def variable_set(model: Any) -> VariableSet:
     """Every variable of training, as `named_variables` finds it; remembered until a variable comes or goes."""
     present = list(_all_variables(model))
-    known = _sets.get(model)
+    known = shared(_Models).sets.get(model)
     if known is not None and len(known[0]) == len(present) and all(map(_is, known[0], present)):
         return known[1]
     named = named_variables(model)
     parts = [(name, replica, c) for name, v in named.items() for replica, c in enumerate(components(v))]
     reads = tuple((c.handle, c.dtype, _on_host(c.handle.device)) for _, _, c in parts)
     found = VariableSet(named, tuple(f"{name}@{replica}" for name, replica, _ in parts), reads)
-    _sets[model] = (present, found)
+    shared(_Models).sets[model] = (present, found)
     return found
 
 
 def forget(model: Any) -> None:
     """Lets go of what `variable_set` remembers of a model."""
-    _sets.pop(model, None)
+    shared(_Models).sets.pop(model, None)
 
 
 def _is(one: Any, other: Any) -> bool:

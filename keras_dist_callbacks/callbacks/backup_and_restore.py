@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-import itertools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,8 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import print_line, warn
+from keras_dist_callbacks.terminal import is_first, say
+from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
@@ -33,8 +34,6 @@ from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.session import FitSession
 
-_fits = itertools.count(1)
-_advised: set[str] = set()
 _NAMED = 3
 
 
@@ -81,8 +80,8 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             Defaults to `RetryPolicy()`: two minutes, with growing pauses.
         max_bytes_per_second: A cap on the rate of uploads, which leaves the rest of the line to others.
         timeout: Seconds to wait for another worker that lives but does not answer.
-        verbose: 1 prints one line at a restore, and shows a bar on a terminal while an upload lasts for more than
-            some seconds; 0 prints nothing.
+        verbose: 1 prints one line at a restore, on the chief, and shows a bar on a terminal while an upload lasts for
+            more than some seconds; 0 prints nothing.
         strict: True turns a resume that is "not exact" into an error before the first step, instead of a warning;
             `"certain"` one that is "exact if ..." too.
         replay: How an input comes to the epoch that was interrupted: `"create"` makes the iterators of past epochs and
@@ -110,6 +109,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
     """
 
     restored: Restored | None = None
+    _cluster = Cluster()  # of the running or last fit
     _session: FitSession | None = None
     _prepared: Preparation | None = None
 
@@ -176,7 +176,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         session = self._require_session()
         self._end_preparation()
         others = [c for c in fit.callback_list.callbacks if c is not self]
-        self._cluster().agree(lambda: capture_callbacks(others), "asking callbacks for their state")
+        self._cluster.agree(lambda: capture_callbacks(others), "asking callbacks for their state")
         saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
         if session.is_over and saved is not None:
@@ -185,7 +185,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         if session.restored is None and session.saved is None:
             origin = getattr(self.model, "_kdc_origin", None)
             warn_of_foreign = functools.partial(continuing.warn_of_foreign, self._storage, origin)
-            self._cluster().on_chief(warn_of_foreign, "looking for other tools' backups")
+            self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
             self._continue_from_checkpoint(session)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -214,10 +214,10 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._end_preparation()
         _end_earlier_writes()
         self.restored = None
-        cluster = self._cluster()
+        self._cluster = cluster = Cluster.detect().waiting(self._options.timeout)
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
-        name = f"backup{next(_fits)}"
+        name = continuing.next_name("backup")
         engine = BackupEngine.open(self._storage, cluster, name, self._options)
         engine.prepare()
         session = FitSession(
@@ -228,7 +228,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             self,
             self._storage.display(),
             self._announce,
-            Leaving(self._leave_options, engine, cluster, name, self._say, seam.still_runs(fit.model)),
+            Leaving(self._leave_options, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)),
             strict=self._strict,
             read_again=self._read_again,
         )
@@ -238,9 +238,6 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             self._prepared = prepare_callbacks([c for c in callbacks if c is not self], saved)
             for note in self._prepared.notes:
                 warn(note)
-
-    def _cluster(self) -> Cluster:
-        return Cluster.detect().waiting(self._options.timeout)
 
     def _facts(self, fit: seam.RunningFit, callbacks: list[Any]) -> dict[str, str]:
         """What every worker of a cluster must have been given alike."""
@@ -295,7 +292,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         if origin is None or not origin.epoch:
             return
         session.start_at(origin.epoch)
-        self._say(
+        self._say_problem(
             f"No backup in {self._storage.display()}; continuing at epoch {origin.epoch + 1} with the weights of "
             f"{origin.path}: not exact (callbacks, random states and the position in the data start afresh)"
         )
@@ -303,17 +300,18 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
 
     def _announce(self, restored: Restored) -> None:
         self.restored = restored
-        restored.announce(self._storage.display(restored.commit), self._say, warns=Cluster.detect().is_chief)
+        restored.announce(self._storage.display(restored.commit), self._say, warns=self._cluster.is_chief)
 
     def _advise(self, replicas: int) -> None:
         for advice in reproducibility_advice(replicas):
-            if advice not in _advised:
-                _advised.add(advice)
+            if is_first(advice):
                 self._say(advice)
 
-    def _say(self, text: str) -> None:
-        if self.verbose and Cluster.detect().is_chief:
-            print_line(text, after_bar=seam.draws_bar(self.model))
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        say(text, verbose=self.verbose, level=level, after_bar=seam.draws_bar(self.model))
+
+    def _say_problem(self, text: str) -> None:
+        self._say(text, logging.WARNING)
 
     def _require_session(self) -> FitSession:
         if self._session is None:

@@ -25,12 +25,11 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
-from keras_dist_callbacks.progress import uploads
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import print_line
+from keras_dist_callbacks.terminal import is_shown, say, uploads
 from keras_dist_callbacks.types import RestoredFrom
 
 _TAG = "ModelCheckpoint"
@@ -73,7 +72,8 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
             `save_weights_only=True`. Its last part may contain Keras' placeholders, such as `{epoch:04d}`,
             `{batch}` or `{val_loss:.3f}`; the directory may not.
         monitor: Name of the quantity to watch. Defaults to `"val_loss"`.
-        verbose: 1 prints what is saved, on the chief. Defaults to 0.
+        verbose: 1 prints what is saved, on the chief, and shows a bar on a terminal while an upload lasts for more than
+            some seconds. Defaults to 0.
         save_best_only: Whether to save only if `monitor` is better than ever before. Defaults to False.
         save_weights_only: Whether to save weights and optimizer state without the architecture. Defaults to
             False.
@@ -149,8 +149,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         self._writes = agree_on_writers(
             cluster, "ModelCheckpoint", self._write_on, self._storage.display(self._template)
         )
-        if not self._writes:
-            self.verbose = 0
+        self.reports = self._writes
         found = cluster.agree(lambda: self._prepare() if self._writes else _Found(), _TAG)
         if self._write_on == "chief":
             found = schemas.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
@@ -225,8 +224,8 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
             shutil.rmtree(directory)
             raise
         self._idle.clear()
-        what = f"saving {self._storage.display(record.published_name)}"
-        shared_writer().submit(lambda: self._publish(directory, record, what), what)
+        what, shown = f"saving {self._storage.display(record.published_name)}", is_shown(self.verbose)
+        shared_writer().submit(lambda: self._publish(directory, record, what, shown), what)
 
     def _serialise(self, target: Path) -> None:
         if self.save_weights_only:
@@ -234,16 +233,16 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         else:
             self.model.save(target)
 
-    def _publish(self, directory: Path, record: Record, what: str) -> None:
+    def _publish(self, directory: Path, record: Record, what: str, shown: bool) -> None:
         try:
             source = directory / record.published_name
-            with uploads(what, source.stat().st_size) as bar, self._storage.reporting(bar.advance):
+            with uploads(what, source.stat().st_size, shown=shown) as bar, self._storage.reporting(bar.advance):
                 published = files.publish(self._storage, source, record)
             self._kept = [one for one in self._kept if one.name != published.name] + [published]
             if self.max_to_keep is not None:
                 self._kept = files.keep_newest(self._storage, self._kept, self.max_to_keep, self._generation)
-            if self.verbose > 0:
-                print_line(f"Epoch {record.epoch}: saved {self._storage.display(published.name)}", after_bar=True)
+            text = f"Epoch {record.epoch}: saved {self._storage.display(published.name)}"
+            say(text, verbose=shown, after_bar=True)
         finally:
             shutil.rmtree(directory)
             self._idle.set()

@@ -14,7 +14,7 @@ from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.texts import print_line
+from keras_dist_callbacks.terminal import say
 
 
 class _State(msgspec.Struct):
@@ -122,7 +122,7 @@ class PrintLR(CopiedAnew, keras.callbacks.Callback):
             end = last.get(name, rate)
             text = f"{rate:.6g}" if end == rate else f"{rate:.6g} to {end:.6g}"
             parts.append(f"{name} {text}".strip())
-        print_line(f"{when}: learning rate {', '.join(parts)}", after_bar=True)
+        say(f"{when}: learning rate {', '.join(parts)}", after_bar=True)
         board = active_tensorboard(self.model) if self.log_to_tensorboard else None
         if board is not None:
             for name, rate in first.items():

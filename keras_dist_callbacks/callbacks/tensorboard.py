@@ -6,8 +6,10 @@ import os
 import shutil
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks import arguments, schemas
 from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
@@ -17,13 +19,20 @@ from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 
 _TAG = "TensorBoard"
-_active: weakref.WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class _Models(Shared):
+    """The TensorBoard of each model's running fit."""
+
+    active: WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = field(default_factory=WeakKeyDictionary)
 
 
 class TensorBoard(CopiedAnew, OpenTensorBoard):
@@ -151,7 +160,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
             super().set_model(model)
         finally:
             self.log_dir = shown
-        _active[model] = weakref.ref(self)
+        shared(_Models).active[model] = weakref.ref(self)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to count steps."""
@@ -181,7 +190,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         """Closes the event files; copied ones are complete when this returns."""
         super().on_train_end(logs)
         self._training = False
-        _active.pop(self.model, None)
+        shared(_Models).active.pop(self.model, None)
         self._finish_copies()
 
     def get_state(self) -> dict[str, Any]:
@@ -275,5 +284,5 @@ def _metadata(given: Any) -> str | dict[str, Any] | None:
 
 def active_tensorboard(model: Any) -> TensorBoard | None:
     """The TensorBoard callback of the running `fit()` of `model`."""
-    reference = _active.get(model)
+    reference = shared(_Models).active.get(model)
     return None if reference is None else reference()

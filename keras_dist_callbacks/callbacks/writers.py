@@ -5,7 +5,7 @@ from __future__ import annotations
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.texts import print_line
+from keras_dist_callbacks.terminal import say
 
 
 def check_write_on(write_on: str) -> None:
@@ -45,7 +45,7 @@ def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, 
         return True
     if not cluster.is_chief and not elsewhere:
         other = "" if path == paths[0] else f" to {path} too"
-        print_line(
+        say(
             f"{cluster.name} writes nothing for {callback}: the chief alone does, to {paths[0]}; with "
             f"write_on='all' this worker writes{other or ', to a path of its own'}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import os
@@ -25,7 +26,8 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedE
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import print_line, printable
+from keras_dist_callbacks.terminal import stderr_is_terminal, write_line
+from keras_dist_callbacks.texts import printable
 
 OK, PROBLEM, CANNOT = 0, 1, 2
 _R = TypeVar("_R")
@@ -75,13 +77,13 @@ def opened(url: str, options: str | None) -> Iterator[Target]:
         raise fail(redactor.clean(str(error)), PROBLEM if found_problem else CANNOT) from None
     except Exception as error:  # noqa: BLE001 - a mistake of this package, to be reported with all but the secrets
         for line in redactor.clean("".join(traceback.format_exception(error))).splitlines():
-            print_line(line, to_stderr=True)
+            write_line(line, to_stderr=True)
         raise typer.Exit(CANNOT) from None
 
 
 def fail(message: str, code: int) -> typer.Exit:
     """Prints one line to the standard error; to be raised."""
-    print_line(f"kdc: {message}", to_stderr=True)
+    write_line(f"kdc: {message}", to_stderr=True)
     return typer.Exit(code)
 
 
@@ -104,8 +106,9 @@ def readable(result: _R) -> _R:
 def console() -> Console:
     """The standard output; names in what is printed are never taken for markup."""
     wanted = os.environ.get("COLUMNS", "")
-    width = None if sys.stdout.isatty() else int(wanted) if wanted.isdigit() else _PIPE_WIDTH
-    return Console(file=sys.stdout, markup=False, emoji=False, highlight=False, width=width)
+    stream = io.StringIO() if sys.stdout is None else sys.stdout  # None: the shell has closed it
+    width = None if stream.isatty() else int(wanted) if wanted.isdigit() else _PIPE_WIDTH
+    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
 
 
 @contextlib.contextmanager
@@ -113,7 +116,7 @@ def progress(description: str, total: int) -> Iterator[Any]:
     """A bar on the standard error, if that is a terminal; yields a function that is told of bytes."""
     what = TextColumn("{task.description}", markup=False)
     columns = (what, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not stderr_is_terminal()) as bar:
         task = bar.add_task(printable(description), total=total)
         yield lambda count: bar.advance(task, count)
 

@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -21,12 +21,19 @@ from keras_dist_callbacks._compat import multi_worker, strategies
 from keras_dist_callbacks.cluster import messaging, peers
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError, is_temporary
+from keras_dist_callbacks.process import Shared, shared
 
 PATIENCE_SECONDS = 3600.0
 """How long to wait for a worker that lives but does not answer, such as one that uploads; a lost one ends it."""
 _PARTING_SECONDS = 10.0
 _T = TypeVar("_T")
-_calls = itertools.count()  # of all workers alike: what one does, the others do too
+
+
+@dataclass
+class _Calls(Shared):
+    """Numbers of calls, the same on all workers: what one does, the others do too."""
+
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
 
 
 class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -211,7 +218,7 @@ class Cluster(Role):
             self.leave(f"{tag}, failed", _PARTING_SECONDS)
 
     def _say(self, value: Any, tag: str) -> int:
-        call = next(_calls)
+        call = next(shared(_Calls).numbers)
         message = json.dumps({"tag": tag, "value": value}).encode()
         with peers.watching(self):
             messaging.publish(f"kdc/call/{call}/{self.worker_index}", message, self.patience)

@@ -13,40 +13,53 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from keras_dist_callbacks import schemas
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerLostError
+from keras_dist_callbacks.process import Shared, shared
 
 _T = TypeVar("_T")
 _CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB
 _SLICE_MS = 1000
 _LOOK_SECONDS = 0.25
 _COUNT = re.compile(r"[0-9]{1,6}")
-_silence = [10.0]  # TensorFlow's own default
-_loss: list[str] = []  # what is known of a lost worker; a process has one cluster, and it does not come back
+
+
+@dataclass
+class Peers(Shared):
+    """What is known of the other workers; a process has one cluster, and a lost worker does not come back.
+
+    Attributes:
+        silence: Seconds after which a silent worker counts as lost; TensorFlow's own default.
+        lost: Which worker is lost, and why.
+    """
+
+    silence: float = 10.0
+    lost: str | None = None
 
 
 def expect_heartbeats(seconds: float) -> None:
     """After how many seconds a silent worker counts as lost, as the coordination service was told."""
-    _silence[0] = seconds
+    shared(Peers).silence = seconds
 
 
 def silence() -> float:
     """Seconds after which a silent worker counts as lost."""
-    return _silence[0]
+    return shared(Peers).silence
 
 
 def declare_lost(text: str) -> None:
     """Another worker is lost: whoever waits in this module raises, from now on."""
-    if not _loss:
-        _loss.append(text)
+    peers = shared(Peers)
+    peers.lost = peers.lost or text
 
 
 def lost() -> str | None:
     """Which worker is lost and why, once that is known."""
-    return _loss[0] if _loss else None
+    return shared(Peers).lost
 
 
 def raise_if_lost() -> None:
@@ -55,8 +68,9 @@ def raise_if_lost() -> None:
     Raises:
         PeerLostError: It names the worker.
     """
-    if _loss:
-        raise PeerLostError(f"{_loss[0]}. Training cannot go on without it: start all workers again")
+    known = lost()
+    if known is not None:
+        raise PeerLostError(f"{known}. Training cannot go on without it: start all workers again")
 
 
 def publish(key: str, value: bytes, timeout: float) -> int:

@@ -13,17 +13,36 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.cluster import loss, messaging
 from keras_dist_callbacks.cluster.roles import Role
+from keras_dist_callbacks.process import Shared, shared
 
 _POLL_SECONDS = 1.0
 _FAILURES = 2  # in a row, before a service that does not answer is taken for lost
-_lock = threading.Lock()
-_listeners: list[Callable[[], None]] = []
-_watching = [0]
-_threads: list[threading.Thread] = []
+
+
+@dataclass
+class Watching(Shared):
+    """Who watches, and the thread that does it for all of them.
+
+    Attributes:
+        count: Of those that have begun and not ended.
+        listeners: To be called at a loss.
+        threads: At most one.
+        lock: For all of these.
+    """
+
+    count: int = 0
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def in_child(self) -> Watching:
+        """Another thread may have held the lock."""
+        return Watching(self.count, self.listeners, self.threads)
 
 
 @contextlib.contextmanager
@@ -43,23 +62,25 @@ def begin(role: Role, on_loss: Callable[[], None] | None = None) -> None:
         role: Of this worker.
         on_loss: Called, in any thread, as soon as a worker is lost; who that is may be known a little later.
     """
-    with _lock:
-        _watching[0] += 1
+    ours = shared(Watching)
+    with ours.lock:
+        ours.count += 1
         if on_loss is not None:
-            _listeners.append(on_loss)
-        if role.num_workers > 1 and not _threads and messaging.lost() is None:
-            _threads.append(threading.Thread(target=_watch, args=(role,), name="kdc-peers", daemon=True))
-            _threads[0].start()
+            ours.listeners.append(on_loss)
+        if role.num_workers > 1 and not ours.threads and messaging.lost() is None:
+            ours.threads.append(threading.Thread(target=_watch, args=(role,), name="kdc-peers", daemon=True))
+            ours.threads[0].start()
     if on_loss is not None and messaging.lost() is not None:
         on_loss()
 
 
 def end(on_loss: Callable[[], None] | None = None) -> None:
     """Takes one `begin` back."""
-    with _lock:
-        _watching[0] -= 1
+    ours = shared(Watching)
+    with ours.lock:
+        ours.count -= 1
         if on_loss is not None:
-            _listeners.remove(on_loss)
+            ours.listeners.remove(on_loss)
 
 
 def _watch(role: Role) -> None:
@@ -83,7 +104,7 @@ def _watch(role: Role) -> None:
             if lost:
                 return _declare(functools.partial(loss.pass_on, role, lost))
     finally:
-        with _lock:
+        with shared(Watching).lock:
             _forget_this_thread()
 
 
@@ -95,23 +116,26 @@ def _is_gone(role: Role, failures: int, since: float) -> bool:
 
 
 def _goes_on() -> bool:
-    with _lock:
-        if not _watching[0]:
+    ours = shared(Watching)
+    with ours.lock:
+        if not ours.count:
             _forget_this_thread()  # with the lock: who begins now starts another
-        return bool(_watching[0])
+        return bool(ours.count)
 
 
 def _forget_this_thread() -> None:
-    if threading.current_thread() in _threads:
-        _threads.remove(threading.current_thread())
+    threads = shared(Watching).threads
+    if threading.current_thread() in threads:
+        threads.remove(threading.current_thread())
 
 
 def _declare(who: Callable[[], str | None]) -> None:
     """A worker is lost; who that is may take seconds to find out."""
-    with _lock:
-        if not _watching[0]:
+    ours = shared(Watching)
+    with ours.lock:
+        if not ours.count:
             return  # it has ended as it should
-        listeners = list(_listeners)
+        listeners = list(ours.listeners)
     for listener in listeners:
         listener()
     text = who()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from keras_dist_callbacks import terminal
 from keras_dist_callbacks.cluster.addresses import check_addresses
 from keras_dist_callbacks.errors import ConfigError
 
@@ -150,3 +151,15 @@ def _field(mapping: Any, name: str, kind: type[_T], where: str) -> _T:
         wanted = "an object" if kind is dict else "a string"
         raise ConfigError(f"{where}[{name!r}] must be {wanted}, got {value!r}")
     return value
+
+
+def _prints() -> bool:
+    """Whether lines of this process are printed: not those of training workers other than the chief."""
+    try:
+        role = Role.detect()
+    except ConfigError:  # reported where the cluster is needed
+        return True
+    return role.is_chief or role.is_evaluator
+
+
+terminal.print_only_if(_prints)

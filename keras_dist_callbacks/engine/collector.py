@@ -6,9 +6,21 @@ import contextlib
 import gc
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-_lock = threading.Lock()
-_pauses = 0
+from keras_dist_callbacks.process import Shared, shared
+
+
+@dataclass
+class _Pauses(Shared):
+    count: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def in_child(self) -> _Pauses:
+        """The thread that pauses may not be there."""
+        if self.count:
+            gc.enable()
+        return _Pauses()
 
 
 @contextlib.contextmanager
@@ -19,18 +31,18 @@ def collector_paused() -> Iterator[None]:
     collection that they set off would find nothing and take, beside a large model, up to seconds (measured: 3 s with
     1,000 layers), in which training stands still.
     """
-    global _pauses
-    with _lock:
-        if _pauses == 0 and not gc.isenabled():
+    pauses = shared(_Pauses)
+    with pauses.lock:
+        if pauses.count == 0 and not gc.isenabled():
             paused = False  # whoever disabled it decides
         else:
-            paused, _pauses = True, _pauses + 1
+            paused, pauses.count = True, pauses.count + 1
             gc.disable()
     try:
         yield
     finally:
         if paused:
-            with _lock:
-                _pauses -= 1
-                if _pauses == 0:
+            with pauses.lock:
+                pauses.count -= 1
+                if pauses.count == 0:
                     gc.enable()

@@ -24,7 +24,7 @@ from keras_dist_callbacks.engine.collector import collector_paused
 from keras_dist_callbacks.engine.exchange import Exchange, LocalState
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.progress import uploads
+from keras_dist_callbacks.terminal import uploads
 from keras_dist_callbacks.texts import data_size
 
 KEPT_COMMITS = 2

@@ -32,6 +32,7 @@ from keras_dist_callbacks.engine.skipped_saves import SkippedSaves
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.terminal import is_shown
 from keras_dist_callbacks.texts import warn
 
 _KEPT_COMMITS = 2
@@ -51,7 +52,7 @@ class BackupEngine:
         self._cluster = cluster
         self._exchange = exchange
         self._writer = writer
-        self._options = options
+        self._options = options = dataclasses.replace(options, progress=is_shown(options.progress))
         self._saves = 0
         self._skipped = SkippedSaves()
         self._line = Line(writer)
@@ -62,6 +63,11 @@ class BackupEngine:
         self.fenced: FencedError | None = None
         self._lock = threading.Lock()
         self._notes: list[str] = []
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether a bar, or a line, of this run is for the terminal."""
+        return self._options.progress
 
     @property
     def generation(self) -> int:
@@ -109,7 +115,9 @@ class BackupEngine:
         """
         workers, worker, timeout = self._cluster.num_workers, self._cluster.worker_index, self._options.timeout
         chosen = self._cluster.on_chief(
-            lambda: newest_good(self._store, workers, allocate), "choosing a backup", timeout
+            lambda: newest_good(self._store, workers, allocate, verbose=self._options.progress),
+            "choosing a backup",
+            timeout,
         )
         name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
         if name is None:

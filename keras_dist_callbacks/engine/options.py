@@ -18,7 +18,7 @@ class EngineOptions:
             that it overtakes, or let training `"wait"`.
         max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
         timeout: Seconds to wait for another worker that lives but does not answer.
-        progress: Show long uploads on a terminal.
+        progress: Print what happens, and show long uploads on a terminal.
         max_local_state: Bytes of worker-local tensors above which a worker's are left out of a backup.
         max_held_bytes: Bytes of states that backups on their way may hold; where two do not fit, none stands in line.
             None: half of the memory that is free at the start, shared by the workers of a host. The least of all

@@ -11,7 +11,8 @@ from keras_dist_callbacks.backups.reading import Allocate
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
-from keras_dist_callbacks.texts import print_line, warn
+from keras_dist_callbacks.terminal import say
+from keras_dist_callbacks.texts import warn
 
 _LISTINGS = 5
 _NAME = re.compile(r"[A-Za-z0-9./_-]{1,80}")
@@ -33,11 +34,17 @@ def load(
 
 
 def newest_good(
-    store: BackupStore, workers: int, allocate: Allocate | None = None
+    store: BackupStore, workers: int, allocate: Allocate | None = None, *, verbose: bool = True
 ) -> tuple[CommitId, WorkerState] | None:
-    """The newest whole commit and the chief's state in it; None if nothing was ever committed.
+    """The newest intact commit and the chief's state in it; None if nothing was ever committed.
 
-    Damaged ones that are newer are set aside, with a warning each.
+    Damaged ones that are newer are quarantined, with a warning each.
+
+    Args:
+        store: The run's.
+        workers: How many workers there are now.
+        allocate: Makes room for a tensor.
+        verbose: Print that training starts without a backup because an earlier run committed none.
 
     Raises:
         DamagedBackupError: There are commits, but none is whole. Nothing was changed.
@@ -45,7 +52,7 @@ def newest_good(
     """
     store.storage.refuse_links((OWNERS, BLOBS, COMMITS, DAMAGED))
     for _ in range(_LISTINGS):
-        found, vanished = _walk_back(store, workers, allocate)
+        found, vanished = _walk_back(store, workers, allocate, verbose=verbose)
         if found or not vanished:
             break  # else a run that still goes on has pruned what was listed: look again
     return found
@@ -96,7 +103,7 @@ def _no_such(store: BackupStore, name: str | None) -> str:
 
 
 def _walk_back(
-    store: BackupStore, workers: int, allocate: Allocate | None
+    store: BackupStore, workers: int, allocate: Allocate | None, *, verbose: bool
 ) -> tuple[tuple[CommitId, WorkerState] | None, bool]:
     """The newest good commit, and whether any was deleted while it was being read."""
     damaged: dict[CommitId, DamagedBackupError] = {}
@@ -119,7 +126,10 @@ def _walk_back(
         raise DamagedBackupError(_nothing_whole(store.storage.display(), list(damaged.values())))
     _set_aside(store, damaged)
     if damaged or store.has_leftovers():
-        print_line(f"{store.storage.display()}: an earlier run committed no backup; starting fresh")
+        say(
+            f"{store.storage.display()}: an earlier run committed no backup; starting from the beginning",
+            verbose=verbose,
+        )
     return None, False
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import collections
 import itertools
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from keras_dist_callbacks.engine.priority import Priority, cpu_times
+from keras_dist_callbacks.process import Shared, shared
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Job:
     share: float
 
 
-class Writer:
+class Writer(Shared):
     """Runs jobs in order in the background; a job's failure is kept until somebody asks."""
 
     def __init__(self) -> None:
@@ -37,6 +37,10 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._priority = Priority()
+
+    def in_child(self) -> Writer:
+        """A forked child has neither the thread nor what may hold the lock."""
+        return Writer()
 
     @property
     def busy(self) -> bool:
@@ -154,18 +158,6 @@ class Writer:
                 self._failure = self._failure or error
 
 
-_shared = Writer()
-
-
 def shared_writer() -> Writer:
     """The queue of this process: backups and artefacts go through the same one."""
-    return _shared
-
-
-def _replace_in_child() -> None:
-    """A forked child has neither the thread nor what may hold the lock."""
-    global _shared
-    _shared = Writer()
-
-
-os.register_at_fork(after_in_child=_replace_in_child)
+    return shared(Writer)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError, is_temporary
-from keras_dist_callbacks.texts import print_line
+from keras_dist_callbacks.terminal import write_line
 
 _CALLERS = {__name__, "runpy", "importlib", "importlib.util", "importlib._bootstrap", "importlib._bootstrap_external"}
 _LOST_PEER = {"UnavailableError", "DeadlineExceededError", "AbortedError"}
@@ -134,5 +134,5 @@ def _print(error: BaseException) -> None:
 
 def _ask_for_a_restart(error: Exception) -> NoReturn:
     _print(_explained(error))
-    print_line(f"exit code {RESTART_EXIT_CODE}: start this job again", to_stderr=True)
+    write_line(f"exit code {RESTART_EXIT_CODE}: start this job again", to_stderr=True)
     raise SystemExit(RESTART_EXIT_CODE) from error

@@ -25,6 +25,7 @@ from typing import Any
 
 from keras_dist_callbacks.errors import ClusterError
 from keras_dist_callbacks.launch.environment import has_relative_path, read_at_import
+from keras_dist_callbacks.process import Shared, shared
 
 _BYTES = 65_536
 _IMPORT_SECONDS = 300.0
@@ -210,7 +211,7 @@ class Template:
         self._pids.clear()
 
 
-class Templates:
+class Templates(Shared):
     """Finds the template for an environment, or starts it; keeps few that nobody uses."""
 
     def __init__(self) -> None:
@@ -236,10 +237,11 @@ class Templates:
                 template.close()
             self._known.clear()
 
-    def forget(self) -> None:
-        """For a fork of the owner."""
+    def in_child(self) -> Templates:
+        """A fork of the owner has none."""
         for template in self._known.values():
             template.forget()
+        return Templates()
 
     def _make_room(self) -> None:
         living = [template for template in self._known.values() if template.alive]
@@ -247,19 +249,9 @@ class Templates:
             template.close()
 
 
-_of_this_process = Templates()
-
-
 def templates() -> Templates:
     """Those of this process."""
-    return _of_this_process
+    return shared(Templates)
 
 
-def _begin_anew() -> None:
-    global _of_this_process
-    _of_this_process.forget()
-    _of_this_process = Templates()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
-atexit.register(lambda: _of_this_process.close())
+atexit.register(lambda: templates().close())

@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage.local_directories import Directory
 from keras_dist_callbacks.storage.traffic import Traffic
 
@@ -66,8 +67,17 @@ _COPIED_WITH_THE_GIL = 2**14
 _REFUSALS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _FLAG: int | None = getattr(os, "O_DIRECT", None)
 
-_buffer_lock = threading.Lock()
-_shared: list[memoryview] = []
+
+@dataclass
+class Buffers(Shared):
+    """One buffer that is used again; a child makes its own."""
+
+    free: list[memoryview] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def in_child(self) -> Buffers:
+        """The parent's buffer may be in use, and its lock held."""
+        return Buffers()
 
 
 def least(usual: int) -> int:
@@ -191,16 +201,17 @@ class _Stream:
 @contextmanager
 def _buffer() -> Iterator[memoryview]:
     """Aligned memory that is used again; a child process does not share it."""
-    with _buffer_lock:
-        buffer = _shared.pop() if _shared else None
+    buffers = shared(Buffers)
+    with buffers.lock:
+        buffer = buffers.free.pop() if buffers.free else None
     if buffer is None:
         buffer = _new_buffer()
     try:
         yield buffer
     finally:
-        with _buffer_lock:
-            if not _shared:
-                _shared.append(buffer)
+        with buffers.lock:
+            if not buffers.free:
+                buffers.free.append(buffer)
 
 
 def _new_buffer() -> memoryview:

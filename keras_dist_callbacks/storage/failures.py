@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
 from dataclasses import dataclass, field
 
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.store_errors import advice, is_forbidden, is_trouble, may_pass
-from keras_dist_callbacks.texts import data_size, print_line
+from keras_dist_callbacks.terminal import is_shown, say
+from keras_dist_callbacks.texts import data_size
 
 _READING = ("read", "look up")
 QUICK_SECONDS = 5.0
@@ -54,7 +56,7 @@ def told(
 class RetryNotice:
     """Tells the user, once each, that a store does not answer and what requests fail with, while they are repeated.
 
-    Not for what passes within seconds. It is printed and not a warning: it may come from any thread, and where warnings
+    Not for what passes within seconds. It is a line and not a warning: it may come from any thread, and where warnings
     are errors it must not end what is being tried.
 
     Args:
@@ -66,6 +68,7 @@ class RetryNotice:
     where: str
     redactor: Redactor
     total_seconds: float
+    shown: bool = field(default_factory=is_shown)  # in the thread that opens the directory
     _told: set[str] = field(default_factory=set)
 
     def failed(self, error: BaseException, seconds: float) -> None:
@@ -83,7 +86,8 @@ class RetryNotice:
         if kind not in self._told:
             self._told.add(kind)
             trying = f"it is being tried for about {self.total_seconds:g} s in all"
-            print_line(f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}", to_stderr=True)
+            text = f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}"
+            say(text, verbose=self.shown, level=logging.WARNING, to_stderr=True)
 
 
 def is_full(error: Exception) -> bool:

@@ -20,8 +20,11 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+from keras_dist_callbacks.process import Shared, shared
 
 _PREFIX = "kdc-"
 _LOCK = "lock"
@@ -29,8 +32,19 @@ _TRIES = 10
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
 
-_lock = threading.Lock()
-_own: dict[str, tuple[Path, int]] = {}  # by $TMPDIR: this process' directory and the descriptor of its lock
+
+@dataclass
+class Directories(Shared):
+    """By $TMPDIR: this process' directory and the descriptor of its lock."""
+
+    own: dict[str, tuple[Path, int]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def in_child(self) -> Directories:
+        """A forked process has a directory of its own; its copy of the lock would outlive the process that made it."""
+        for _, descriptor in self.own.values():
+            os.close(descriptor)
+        return Directories()
 
 
 def make_directory(purpose: str) -> Path:
@@ -77,13 +91,14 @@ def keep(path: Path) -> Path:
 def _own_directory() -> Path:
     """This process' directory, with those of dead processes deleted if it is a new one."""
     place = tempfile.gettempdir()
-    with _lock:
-        if place not in _own or not _own[place][0].is_dir():  # else what cleans up /tmp has deleted it
+    mine = shared(Directories)
+    with mine.lock:
+        if place not in mine.own or not mine.own[place][0].is_dir():  # else what cleans up /tmp has deleted it
             boot = _boot()
             if boot is not None:
                 _collect(place, boot)
-            _own[place] = _new(place, boot)
-        return _own[place][0]
+            mine.own[place] = _new(place, boot)
+        return mine.own[place][0]
 
 
 def _new(place: str, boot: str | None) -> tuple[Path, int]:
@@ -127,21 +142,12 @@ def _boot() -> str | None:
         return None
 
 
-def _forget_in_child() -> None:
-    """A forked process has a directory of its own; its copy of the lock would outlive the process that made it."""
-    global _lock
-    _lock = threading.Lock()
-    for _, descriptor in _own.values():
-        os.close(descriptor)
-    _own.clear()
-
-
 def _delete_own() -> None:
-    for path, descriptor in _own.values():
+    own = shared(Directories).own
+    for path, descriptor in own.values():
         shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
-    _own.clear()
+    own.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
 atexit.register(_delete_own)

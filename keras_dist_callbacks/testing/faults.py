@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import Any, Self
 
 import keras
@@ -13,6 +12,7 @@ from keras_dist_callbacks import arguments
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.terminal import write_line
 
 _BATCH_PHASES = ("train_batch_begin", "train_batch_end", "test_batch_end")
 _PHASES = ("epoch_begin", *_BATCH_PHASES, "epoch_end", "train_end")
@@ -140,7 +140,7 @@ class KillAt(keras.callbacks.Callback):
         where = (
             phase if self._now < 0 else f"{phase} of epoch {self._now}" + ("" if batch is None else f", batch {batch}")
         )
-        print(f"KillAt: {cluster.name} gets {self.sig.name} at {where}", file=sys.stderr, flush=True)
+        write_line(f"KillAt: {cluster.name} gets {self.sig.name} at {where}", to_stderr=True)
         os.kill(os.getpid(), self.sig)
 
     def _is_here(self, batch: int | None) -> bool:
@@ -151,7 +151,7 @@ class KillAt(keras.callbacks.Callback):
 
 def _wait_for_commit(cluster: Cluster) -> None:
     if not shared_writer().wait(_COMMIT_SECONDS):
-        print(f"KillAt: the save was not committed within {_COMMIT_SECONDS:g} s", file=sys.stderr, flush=True)
+        write_line(f"KillAt: the save was not committed within {_COMMIT_SECONDS:g} s", to_stderr=True)
     if cluster.num_workers > 1:
         cluster.barrier("testing-kill-at", _COMMIT_SECONDS + 30.0)
 

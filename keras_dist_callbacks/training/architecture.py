@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from keras_dist_callbacks._compat.describe_model import as_json, compilation
 from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
 from keras_dist_callbacks.backups.variables import ARCHITECTURE
-from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.process import Shared, shared
 
-_known: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, HeldTensor]]] = weakref.WeakKeyDictionary()
+
+@dataclass
+class _Models(Shared):
+    """By model: how it was compiled, and its JSON."""
+
+    known: WeakKeyDictionary[Any, tuple[Any, dict[str, HeldTensor]]] = field(default_factory=WeakKeyDictionary)
 
 
 def held(model: Any) -> dict[str, HeldTensor]:
-    """The model's JSON as bytes, on the chief; nothing where Keras has none. Asked for once for each `compile()`."""
-    compiled, found = _known.get(model, (None, None))
+    """The model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
+    compiled, found = shared(_Models).known.get(model, (None, None))
     if found is None or compiled is not compilation(model):
-        text = as_json(model) if Cluster.detect().is_chief else None
+        text = as_json(model)
         found = {} if text is None else {ARCHITECTURE: HeldArray(np.frombuffer(text.encode(), np.uint8))}
-        _known[model] = compilation(model), found
+        shared(_Models).known[model] = compilation(model), found
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.backups.topics import CALLBACK
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.training.plain_attributes import Watched
 
 GetState = Callable[[Any], dict[str, Any]]
@@ -59,8 +60,17 @@ class Preparation:
     notes: tuple[str, ...]
 
 
-_registered: dict[type, _Entry | None] = {}  # None: it has no state
-_wrappers: dict[type, Callable[[Any], tuple[Any, bool]]] = {}
+@dataclass
+class Classes(Shared):
+    """What is known of classes of callbacks.
+
+    Attributes:
+        registered: How their state is got and set; None: they have no state.
+        wrappers: How to look into callbacks that hold another one.
+    """
+
+    registered: dict[type, _Entry | None] = field(default_factory=dict)
+    wrappers: dict[type, Callable[[Any], tuple[Any, bool]]] = field(default_factory=dict)
 
 
 def register_callback_state(
@@ -97,12 +107,12 @@ def register_callback_state(
         raise ConfigError(f"callback_class: register_callback_state needs a class, got {arguments.shown(given)}")
     names = arguments.texts("identity", identity, "a tuple of attribute names")
     if get is None and set is None:
-        _registered[callback_class] = None
+        shared(Classes).registered[callback_class] = None
         return
     if not callable(get) or not callable(set):
         both = f"{arguments.shown(get)} and {arguments.shown(set)}"
         raise ConfigError(f"get and set must be functions, got {both}; None for both says that the class has no state")
-    _registered[callback_class] = _Entry(get, set, names)
+    shared(Classes).registered[callback_class] = _Entry(get, set, names)
 
 
 def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, Watched]:
@@ -123,12 +133,12 @@ def may_keep_state(callback: Any) -> bool:
     """Whether a callback has a state to be saved, or may have one that is not seen."""
     if _entry(callback) is not None:
         return True
-    declared = any(base in _registered for base in type(callback).__mro__)
+    declared = any(base in shared(Classes).registered for base in type(callback).__mro__)
     return not declared and not _is_ours(type(callback)) and type(callback).__module__.partition(".")[0] != "keras"
 
 
 def _says_itself(callback: Any) -> bool:
-    registered = any(base in _registered for base in type(callback).__mro__)
+    registered = any(base in shared(Classes).registered for base in type(callback).__mro__)
     return registered or callable(getattr(callback, "get_state", None))
 
 
@@ -139,7 +149,7 @@ def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any
         wrapper_class: The class of the wrapper.
         look_inside: Returns the callback, and whether it runs on this worker.
     """
-    _wrappers[wrapper_class] = look_inside
+    shared(Classes).wrappers[wrapper_class] = look_inside
 
 
 def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
@@ -229,7 +239,7 @@ def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
 
 
 def _look_into(callback: Any) -> tuple[Any, bool]:
-    for cls, look_inside in _wrappers.items():
+    for cls, look_inside in shared(Classes).wrappers.items():
         if isinstance(callback, cls):
             return look_inside(callback)
     return callback, True
@@ -248,9 +258,9 @@ def _is_ours(cls: type) -> bool:
 def _entry(callback: Any) -> _Entry | None:
     """How to save a callback; of what is registered and the class' own methods, the nearer to its class wins."""
     mro = type(callback).__mro__
-    registered = next((cls for cls in mro if cls in _registered), None)
+    registered = next((cls for cls in mro if cls in shared(Classes).registered), None)
     if registered is not None and not any("get_state" in vars(cls) for cls in mro[: mro.index(registered)]):
-        return _registered[registered]
+        return shared(Classes).registered[registered]
     known = keras_callbacks.known(callback)
     identity, finer = (known.identity, known.finer) if known else ((), ())
     identity = tuple(getattr(callback, "state_identity", identity))

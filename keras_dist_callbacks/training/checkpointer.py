@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-import itertools
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,8 @@ from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import print_line, warn
+from keras_dist_callbacks.terminal import say
+from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
@@ -34,8 +35,6 @@ from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.loop_input import LoopInput
 from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
 from keras_dist_callbacks.training.restored import Restored
-
-_opened = itertools.count(1)
 
 
 class Checkpointer(OfOneLoop):
@@ -131,7 +130,9 @@ class Checkpointer(OfOneLoop):
         verbose: int = 1,
     ) -> None:
         verbose = verbosity("verbose", verbose)
-        options = EngineOptions(double_checkpoint, when_busy, max_failed_saves, timeout, max_held_bytes=max_held_bytes)
+        options = EngineOptions(
+            double_checkpoint, when_busy, max_failed_saves, timeout, progress=verbose > 0, max_held_bytes=max_held_bytes
+        )
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
         self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
         self._origin = getattr(model, "_kdc_origin", None)
@@ -140,12 +141,13 @@ class Checkpointer(OfOneLoop):
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
         limits: dict[str, Any] = {"retry": retry, "max_bytes_per_second": max_bytes_per_second}
         self._storage = Storage.open(arguments.path("backup_dir", backup_dir), storage_options, **limits)
-        name = f"loop{next(_opened)}"
+        name = continuing.next_name("loop")
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         asked = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
         leave = LeaveOptions.parse(*asked, peer_timeout)
-        self._say = functools.partial(_say, self._cluster, verbose)
-        self._leaving = Leaving(leave, self._engine, self._cluster, name, self._say, _is_alive(self))
+        self._say = functools.partial(say, verbose=verbose > 0)
+        tell = functools.partial(self._say, level=logging.WARNING)
+        self._leaving = Leaving(leave, self._engine, self._cluster, name, tell, _is_alive(self))
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
 
     def restore(self) -> bool:
@@ -352,11 +354,6 @@ class Checkpointer(OfOneLoop):
     def _require_open(self) -> None:
         if not self._open:
             raise BackupError("call restore() before training, and make a new Checkpointer after close()")
-
-
-def _say(cluster: Cluster, verbose: int, text: str) -> None:
-    if verbose and cluster.is_chief:
-        print_line(text)
 
 
 def _is_alive(owner: Any) -> Callable[[], bool]:

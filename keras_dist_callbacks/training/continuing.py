@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.checkpoints import foreign
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
 
@@ -25,18 +27,34 @@ class _Ended:
     source: Callable[[], Any]
 
 
-_ended: dict[str, _Ended] = {}
-_trained: set[str] = set()
+@dataclass
+class Runs(Shared):
+    """Runs of this process.
+
+    Attributes:
+        ended: By directory, how the last fit in it ended.
+        trained: Directories in which a fit has trained an epoch.
+        numbers: Tell the messages of one run from another's.
+    """
+
+    ended: dict[str, _Ended] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+
+def next_name(kind: str) -> str:
+    """A name for a run, the same on every worker."""
+    return f"{kind}{next(shared(Runs).numbers)}"
 
 
 def note_trained(directory: str) -> None:
     """A fit of this process has trained an epoch in a directory."""
-    _trained.add(directory)
+    shared(Runs).trained.add(directory)
 
 
 def note_end(directory: str, generation: int, model: Any, source: Any) -> None:
     """A fit of this process has ended, and its last backup is kept."""
-    _ended[directory] = _Ended(generation, weakref.ref(model), _reference(source))
+    shared(Runs).ended[directory] = _Ended(generation, weakref.ref(model), _reference(source))
 
 
 def is_over(saved: WorkerState, epochs: int) -> bool:
@@ -57,7 +75,7 @@ def lives_on(directory: str, generation: int, saved: WorkerState, model: Any) ->
 
     Then everything is where it was left, or where the user has put it since: nothing is to be restored.
     """
-    ended = _ended.get(directory)
+    ended = shared(Runs).ended.get(directory)
     return (
         ended is not None and saved.position.kind == "end" and ended.generation == generation and ended.model() is model
     )
@@ -65,7 +83,7 @@ def lives_on(directory: str, generation: int, saved: WorkerState, model: Any) ->
 
 def reads_on(directory: str, source: Any) -> bool:
     """Whether the last fit in a directory was given the same input object, whose next pass is another one."""
-    return _ended[directory].source() is source
+    return shared(Runs).ended[directory].source() is source
 
 
 def _reference(source: Any) -> Callable[[], Any]:
@@ -89,7 +107,7 @@ def over_words(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
 def over_warning(directory: str, saved: WorkerState, changes: Collection[str]) -> str | None:
     """Why a fit that runs no step may not be what the user wants; None if it looks like a job that was run again."""
     advice = _ADVICE if saved.state["stop_training"] else _ADVICE + _MORE
-    if directory in _trained:
+    if directory in shared(Runs).trained:
         return (
             f"fit() runs no step: an earlier fit() of this process has left {directory} at {saved.position}; {advice}"
         )

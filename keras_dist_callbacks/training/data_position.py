@@ -6,9 +6,10 @@ knows its own position, or past epochs are replayed.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +18,8 @@ from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
-from keras_dist_callbacks.progress import reading
+from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.terminal import reading
 from keras_dist_callbacks.training.epoch_ends import EpochEnds
 from keras_dist_callbacks.training.input_account import account_of
 from keras_dist_callbacks.training.input_state import InputState
@@ -32,7 +34,15 @@ _UNKNOWN_LENGTH = (
     "give the input a length (assert_cardinality), or repeat() it and give steps_per_epoch"
 )
 _PASSES = "input/passes"
-_passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of stages that shuffle anew in each
+
+
+@dataclass
+class _Stages(Shared):
+    """How often stages that reshuffle in each pass were read."""
+
+    passes: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+
+
 _BEGUN = (
     "the input was asked for its position when Keras had read its first batches to learn their types, and its dataset "
     "or sampler keeps a state of its own; give the dataset no state_dict, or use EpochDataset"
@@ -46,6 +56,7 @@ class DataPosition:
         fit: The running fit.
         callbacks: Its callbacks.
         read_again: Whether past epochs are read again instead of creating their iterators only.
+        shown: Whether a bar may be drawn while they are.
 
     Attributes:
         hides: The state that it hides.
@@ -53,9 +64,12 @@ class DataPosition:
         tensors: The arrays in it.
     """
 
-    def __init__(self, fit: RunningFit, callbacks: Iterable[Any], *, read_again: bool = False) -> None:
+    def __init__(
+        self, fit: RunningFit, callbacks: Iterable[Any], *, read_again: bool = False, shown: bool = True
+    ) -> None:
         self._fit = fit
         self._read_again = read_again
+        self._shown = shown
         self._addressing = [c for c in callbacks if getattr(c, "addresses_epochs", False)]
         self._addressed = bool(self._addressing)
         self._source = fit.input
@@ -147,7 +161,8 @@ class DataPosition:
         batches = self._fit.steps_per_epoch or self._fit.known_length
         if self._fit.steps_per_epoch:
             self._since = rng.capture()
-        with reading("reading past epochs again", None if batches is None else batches * (epoch - first)) as advance:
+        total = None if batches is None else batches * (epoch - first)
+        with reading("reading past epochs again", total, shown=self._shown) as advance:
             replay.read_epochs(self._fit, first, epoch, validations, advance, by_count)
 
     def epoch_trained(self, epoch: int, trained: int) -> None:
@@ -247,11 +262,13 @@ class DataPosition:
         ]
 
     def _passes_until_now(self) -> int:
-        return max((_passes.get(stage, 0) for stage in pipeline.reshuffling_stages(self._fit.data)), default=0)
+        passes = shared(_Stages).passes
+        return max((passes.get(stage, 0) for stage in pipeline.reshuffling_stages(self._fit.data)), default=0)
 
     def _note_passes(self, count: int) -> None:
+        passes = shared(_Stages).passes
         for stage in pipeline.reshuffling_stages(self._fit.data):
-            _passes[stage] = _passes.get(stage, 0) + count
+            passes[stage] = passes.get(stage, 0) + count
 
 
 def _times(count: int) -> str:

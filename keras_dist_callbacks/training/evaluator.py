@@ -18,7 +18,8 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, Storage
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.texts import print_line, warn
+from keras_dist_callbacks.terminal import say
+from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import evaluator_options as options
 from keras_dist_callbacks.training.evaluator_log import BestExport, EvaluationLog
 from keras_dist_callbacks.training.evaluator_model import EvaluatedModel, check_model
@@ -240,8 +241,7 @@ class SidecarEvaluator:
         return None
 
     def _say(self, what: str) -> None:
-        if self._verbose:
-            print_line(f"keras_dist_callbacks: {what}")
+        say(f"keras_dist_callbacks: {what}", verbose=self._verbose)
 
     def _say_once(self, what: str) -> None:
         if what not in self._told:

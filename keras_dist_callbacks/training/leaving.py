@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
@@ -15,6 +16,8 @@ from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
+from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.terminal import is_first
 from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.notices import NoticeWatch
 from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign, let_children_end
@@ -28,9 +31,19 @@ _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
 _ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
 _Wish = tuple[str, str, int] | None  # of a `StopRequest`
-_open: list[Leaving] = []  # a fit() within a callback of another fit() adds one
-_told: set[str] = set()
-_unheeded: list[signal.Signals] = []  # which came while a run ended, and which the next one obeys
+
+
+@dataclass
+class Runs(Shared):
+    """Runs that may be left early, a `fit()` within a callback of another one last.
+
+    Attributes:
+        open: Those that have begun.
+        unheeded: Signals that came while a run ended; the next run handles them.
+    """
+
+    open: list[Leaving] = field(default_factory=list)
+    unheeded: list[signal.Signals] = field(default_factory=list)
 
 
 class Leaving:
@@ -85,17 +98,17 @@ class Leaving:
         if self.options.on_preemption and self.options.notice is not None:
             self._notice = NoticeWatch(self.options.notice, lambda why: self._stop.request(PREEMPTED, why))
             self._notice.start()  # first: it may raise, and nothing is to be given back then
-        for abandoned in [run for run in _open if not run._runs()]:
+        for abandoned in [run for run in shared(Runs).open if not run._runs()]:
             abandoned.close()
         self._begun = True
-        _open.append(self)
+        shared(Runs).open.append(self)
         peers.begin(self._cluster, self._on_loss)
         self._stop.start()
         signals = self._ours()
         if signals:
             self._signals.install(signals)
-        for number in [number for number in _unheeded if number in signals]:
-            _unheeded.remove(number)
+        for number in [number for number in shared(Runs).unheeded if number in signals]:
+            shared(Runs).unheeded.remove(number)
             self._stop.request(*self._meaning(number))
 
     def boundary(self, *, stop: str | None = None) -> StopRequest | None:
@@ -255,8 +268,8 @@ class Leaving:
             return
         self._begun = False
         peers.end(self._on_loss)
-        if self in _open:
-            _open.remove(self)
+        if self in shared(Runs).open:
+            shared(Runs).open.remove(self)
         self._stop.close()
         if self._notice is not None:
             self._notice.stop()
@@ -272,14 +285,14 @@ class Leaving:
 
     def _pass_on(self, number: signal.Signals) -> None:
         """Leaves a signal that came too late for this run to the run around it, to the user, or to the next run."""
-        outer = next((run for run in reversed(_open) if run._signals.watches(number)), None)
+        outer = next((run for run in reversed(shared(Runs).open) if run._signals.watches(number)), None)
         handler = self._signals.earlier(number)
         if outer is not None:
             outer._on_signal(number)
         elif handler is not None:
             handler(int(number), None)
         else:
-            _unheeded[:] = [number]
+            shared(Runs).unheeded[:] = [number]
 
     @property
     def _is_here(self) -> bool:
@@ -352,8 +365,7 @@ class Leaving:
         return "; ".join([over, *self._newest()])
 
     def _tell(self, text: str) -> None:
-        if self.options.on_preemption and text not in _told:
-            _told.add(text)
+        if self.options.on_preemption and is_first(text):
             self._say(text)
 
 

@@ -111,7 +111,9 @@ class FitSession:
         self._callbacks = [c for c in callbacks if c is not self._owner]
         if self._saved is not None:
             self._build(self._saved)
-        self._data = DataPosition(self._fit, self._callbacks, read_again=self._read_again)
+        self._data = DataPosition(
+            self._fit, self._callbacks, read_again=self._read_again, shown=self._engine.shows_progress
+        )
         self._unlisted = UnlistedState(self._fit, self._data, self._callbacks, warn=self._cluster.is_chief)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
         if not self.is_over:
@@ -370,4 +372,5 @@ class FitSession:
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with collector_paused():
-            return take(self._fit, self._data, self._unlisted, self._callbacks, self._progress, kind, missed)
+            parts = (self._fit, self._data, self._unlisted, self._callbacks, self._progress)
+            return take(*parts, kind, missed, is_chief=self._cluster.is_chief)

@@ -9,15 +9,30 @@ import signal
 import threading
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from keras_dist_callbacks.process import Shared, shared
 
 _END = 0
 _JOIN_SECONDS = 5.0
 _PROC_STATUS = Path("/proc/self/status")
-_installed: list[SignalWatch] = []  # a fit() within a callback of another fit() adds one
-_taken: set[signal.Signals] = set()  # by any watch, so far
-_mask = threading.local()
+
+
+@dataclass
+class _Watches(Shared):
+    """The watches of this process; hooks of a fork empty a child's, see `_leave_to_parent`.
+
+    Attributes:
+        installed: A `fit()` within a callback of another one adds one.
+        taken: Signals that any watch has taken so far.
+        mask: Of the thread that forks, before it does.
+    """
+
+    installed: list[SignalWatch] = field(default_factory=list)
+    taken: set[signal.Signals] = field(default_factory=set)
+    mask: threading.local = field(default_factory=threading.local)
 
 
 class SignalWatch:
@@ -63,9 +78,9 @@ class SignalWatch:
             self._wakeup = writing
         else:
             signal.set_wakeup_fd(current)  # an event loop's: Python's own handlers notify the thread, a little later
-        _installed.append(self)
+        shared(_Watches).installed.append(self)
         for number in signals:
-            _taken.add(number)
+            shared(_Watches).taken.add(number)
             self._previous[number] = signal.signal(number, self._handle)
 
     def watches(self, number: signal.Signals) -> bool:
@@ -91,7 +106,7 @@ class SignalWatch:
         """
         if self._pipe is None or threading.current_thread() is not threading.main_thread():
             return
-        _installed.remove(self)
+        shared(_Watches).installed.remove(self)
         for number in self._previous:
             handler = self._next_handler(number)
             deadly = handler == signal.SIG_DFL
@@ -106,13 +121,13 @@ class SignalWatch:
 
     def _next_handler(self, number: signal.Signals) -> Any:
         """What handles a signal once this watch is removed: an outer watch, the user's handler, or the default."""
-        handler = _without(self._previous[number], number, keep=_installed)
+        handler = _without(self._previous[number], number, keep=shared(_Watches).installed)
         return signal.SIG_DFL if handler is None else handler
 
     def _give_wakeup_back(self) -> None:
         if self._wakeup is None:
             return
-        outer = next((watch._wakeup for watch in reversed(_installed) if watch._wakeup is not None), -1)
+        outer = next((watch._wakeup for watch in reversed(shared(_Watches).installed) if watch._wakeup is not None), -1)
         current = signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
         if current != self._wakeup:
             signal.set_wakeup_fd(current)
@@ -151,7 +166,7 @@ def _without(handler: Any, number: signal.Signals, keep: Sequence[SignalWatch] =
 
 
 def _is_ours(descriptor: int) -> bool:
-    return any(watch._wakeup == descriptor for watch in _installed)
+    return any(watch._wakeup == descriptor for watch in shared(_Watches).installed)
 
 
 @functools.cache
@@ -162,25 +177,25 @@ def _register_fork_hooks() -> None:
 
 def _block() -> None:
     """Until the child has no watch: a signal to it would be written into the parent's pipe."""
-    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _taken)
+    shared(_Watches).mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, shared(_Watches).taken)
 
 
 def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, shared(_Watches).mask.before)
 
 
 def _leave_to_parent() -> None:
-    for number in _taken:
+    for number in shared(_Watches).taken:
         if handler_of(number) != signal.getsignal(number):
             signal.signal(number, handler_of(number) or signal.SIG_DFL)
     current = signal.set_wakeup_fd(-1)
     if not _is_ours(current):
         signal.set_wakeup_fd(current)
-    for watch in _installed:
+    for watch in shared(_Watches).installed:
         for end in watch._pipe or ():
             os.close(end)
         watch._pipe = watch._wakeup = None
-    _installed.clear()
+    shared(_Watches).installed.clear()
     _unblock()
 
 

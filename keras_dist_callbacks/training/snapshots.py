@@ -51,6 +51,8 @@ def take(
     progress: Progress,
     kind: Any,
     missed: Sequence[str],
+    *,
+    is_chief: bool,
 ) -> Snapshot:
     """A snapshot of this worker.
 
@@ -62,6 +64,7 @@ def take(
         progress: How far it has come.
         kind: `"within"` an epoch, `"between"` two, or at the `"end"`.
         missed: Callbacks that an exception kept from hearing of the last batch.
+        is_chief: Whether this worker saves the model's architecture too.
     """
     topics: dict[str, JSON] = {
         "rng": rng.capture(),
@@ -84,7 +87,8 @@ def take(
         data.note()
     found, tensors = unlisted.capture()
     topics.update(found)
-    tensors = {**tensors, **architecture.held(fit.model)}
+    if is_chief:
+        tensors = {**tensors, **architecture.held(fit.model)}
     return capture(fit.model, callbacks, progress.count.position(kind), topics, tensors)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.process import Shared, shared
 
 _T = TypeVar("_T")
-_given: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class _Inputs(Shared):
+    given: WeakKeyDictionary[Any, bool] = field(default_factory=WeakKeyDictionary)
 
 
 def stateless_input(source: _T) -> _T:
@@ -34,7 +40,7 @@ def stateless_input(source: _T) -> _T:
         ConfigError: It cannot be remembered, such as a list.
     """
     try:
-        _given[source] = True
+        shared(_Inputs).given[source] = True
     except TypeError:
         raise ConfigError(
             "source: stateless_input takes the input itself or the function of EpochDataset, got a "
@@ -46,6 +52,6 @@ def stateless_input(source: _T) -> _T:
 def is_stateless(source: Any) -> bool:
     """Whether `stateless_input` was called with it."""
     try:
-        return source in _given
+        return source in shared(_Inputs).given
     except TypeError:
         return False

@@ -62,7 +62,7 @@ def test_an_earlier_run_that_committed_nothing_means_a_fresh_start(
     interrupt(tmp_path, 0, 0)
     model = tiny.model()
     tiny.fit(model, tmp_path)
-    assert "committed no backup; starting fresh" in capsys.readouterr().out
+    assert "committed no backup; starting from the beginning" in capsys.readouterr().out
     tiny.assert_same(model, uninterrupted[0])
 
 

@@ -188,7 +188,7 @@ def test_an_unfinished_first_commit_is_no_damage(capsys: pytest.CaptureFixture[s
     files[manifest] = files[manifest][:100]
     again = Run(RecordingStore(files))
     assert again.begin() is None
-    assert "committed no backup; starting fresh" in capsys.readouterr().out
+    assert "committed no backup; starting from the beginning" in capsys.readouterr().out
     again.save(2)
     assert [path for path in again.store.files if "/damaged/" in path]
 

@@ -161,3 +161,12 @@ def test_sizes_ages_and_positions_read_well() -> None:
     assert (human.size(None), human.age(None), human.moment(None)) == ("-", "-", "-")
     assert human.position(Position("between", 0, 0, 0)) == "before epoch 1"
     assert human.moment(0) == "1970-01-01 00:00:00 UTC"
+
+
+@pytest.mark.process
+def test_a_stream_that_the_shell_has_closed_is_not_an_error(tmp_path: Path) -> None:
+    commit(begin(tmp_path), 1)
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        line = f'"{sys.executable}" -m keras_dist_callbacks.cli ls "{tmp_path}" {closed}'
+        result = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60)
+        assert (result.returncode, result.stderr) == (0, ""), closed

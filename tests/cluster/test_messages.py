@@ -17,6 +17,7 @@ from keras_dist_callbacks.cluster import loss, messaging, peers
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ClusterError
+from keras_dist_callbacks.process import shared
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
 CHIEF = Cluster("worker", 0, 0, ADDRESSES, 20.0)
@@ -43,8 +44,8 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(coordination, "set_once", lambda key, value: values.setdefault(key, value) == value)
     monkeypatch.setattr(peers, "begin", lambda role, on_loss=None: None)
     monkeypatch.setattr(peers, "end", lambda on_loss=None: None)
-    monkeypatch.setattr(cluster_module, "_calls", iter(range(100)))
-    monkeypatch.setattr(messaging, "_loss", [])
+    monkeypatch.setattr(shared(cluster_module._Calls), "numbers", iter(range(100)))
+    monkeypatch.setattr(shared(messaging.Peers), "lost", None)
     return values
 
 

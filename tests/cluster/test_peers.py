@@ -12,6 +12,7 @@ from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.cluster import loss, messaging, peers
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, PeerLostError
+from keras_dist_callbacks.process import shared
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
 CHIEF, WORKER = (Cluster("worker", index, index, ADDRESSES) for index in range(2))
@@ -52,17 +53,17 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     made = Service()
     for name in ("get_value", "set_value", "set_once", "lost_tasks", "report_error"):
         monkeypatch.setattr(coordination, name, getattr(made, name))
-    monkeypatch.setattr(messaging, "_loss", [])
-    monkeypatch.setattr(messaging, "_silence", [1.0])
+    monkeypatch.setattr(shared(messaging.Peers), "lost", None)
+    monkeypatch.setattr(shared(messaging.Peers), "silence", 1.0)
     monkeypatch.setattr(peers, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(loss, "_state", lambda address: "")
     yield made
     made.frozen = False
-    thread = next(iter(peers._threads), None)
+    thread = next(iter(shared(peers.Watching).threads), None)
     if thread is not None:
         thread.join(10)
-    assert peers._watching == [0]
-    assert peers._threads == []
+    assert shared(peers.Watching).count == 0
+    assert shared(peers.Watching).threads == []
 
 
 def until(what: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -91,7 +92,7 @@ def test_a_chief_that_is_frozen_ends_a_wait_of_a_worker(service: Service) -> Non
 def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(service: Service) -> None:
     loss.say_farewell(WORKER, ValueError("a bug"))
     with peers.watching(WORKER):
-        assert until(lambda: not peers._threads)
+        assert until(lambda: not shared(peers.Watching).threads)
     assert messaging.lost() is None
     with pytest.raises(PeerLostError, match=r"worker 1 .* said that it ended with ValueError: a bug"):
         CHIEF.gather(None, "something", 60.0)
@@ -107,7 +108,7 @@ def test_a_process_that_stood_still_takes_nobody_for_lost(service: Service) -> N
             ctypes.PyDLL(None).usleep(2_500_000)  # with the GIL held, for longer than heartbeats may stay away
             time.sleep(0.3)
     finally:
-        peers.end(peers._listeners[0])
+        peers.end(shared(peers.Watching).listeners[0])
     assert heard == []
     assert messaging.lost() is None
 
@@ -116,7 +117,7 @@ def test_nobody_watches_when_nothing_waits_or_trains(service: Service) -> None:
     heard: list[int] = []
     listener = lambda: heard.append(1)  # noqa: E731 - the same object is taken away
     peers.begin(CHIEF, listener)
-    thread = peers._threads[0]
+    thread = shared(peers.Watching).threads[0]
     peers.end(listener)
     service.lost = [("worker", 1)]  # it has ended, as it should
     thread.join(10)

@@ -18,6 +18,7 @@ from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.exchange import Exchange, _pack_message
 from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.process import shared
 from tests.support.service import Service
 
 CHIEF = Cluster("worker", 0, 0, ("127.0.0.1:1", "127.0.0.1:2"))
@@ -192,7 +193,7 @@ def test_a_run_that_is_ended_reports_how_long_it_really_waited_for_a_worker(
         chief.collect(1, own(0), prints)
     ended = r"worker 1 had not delivered its state when this run was ended, \d\.\d s after it was asked"
     assert re.fullmatch(ended, str(caught.value))
-    monkeypatch.setattr(messaging, "_loss", ["worker 2 is lost"])
+    monkeypatch.setattr(shared(messaging.Peers), "lost", "worker 2 is lost")
     with pytest.raises(BackupError, match=r"delivered its state .* \(worker 2 is lost\)"):
         chief.collect(1, own(0), prints)
 

@@ -20,6 +20,7 @@ from keras_dist_callbacks.launch.environment import has_relative_path, is_cpu_on
 from keras_dist_callbacks.launch.preloaded import PreloadedProcess, start_process
 from keras_dist_callbacks.launch.processes import Process, WorkerProcess
 from keras_dist_callbacks.launch.templates import Templates
+from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.testing import LocalCluster, local_cluster
 
 QUICK = ("json",)
@@ -56,7 +57,7 @@ def code_of(process: Process) -> int | None:
 @pytest.fixture(autouse=True)
 def own_templates(monkeypatch: pytest.MonkeyPatch) -> Iterator[Templates]:
     own = Templates()
-    monkeypatch.setattr(module, "_of_this_process", own)
+    monkeypatch.setitem(PARTS, module.Templates, own)
     yield own
     own.close()
 

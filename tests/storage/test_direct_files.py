@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.storage import direct_files
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -196,7 +197,7 @@ def test_threads_that_write_at_once_do_not_share_the_buffer(direct: Storage) -> 
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(write, range(8)))
-    assert len(direct_files._shared) == 1
+    assert len(shared(direct_files.Buffers).free) == 1
 
 
 def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.storage import temporary
 from tests.support import ROOT
 from tests.support.leftovers import leftovers
@@ -37,7 +38,7 @@ def tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setattr("tempfile.tempdir", str(place))
-    monkeypatch.setattr(temporary, "_own", {})
+    monkeypatch.setattr(shared(temporary.Directories), "own", {})
     yield place
     temporary._delete_own()
 
@@ -184,9 +185,10 @@ def test_many_processes_that_start_at_once_do_not_delete_each_others_directories
 ) -> None:
     code = """
 import sys, time
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.storage import temporary
 for _ in range(200):
-    temporary._own.clear()  # as another process
+    shared(temporary.Directories).own.clear()  # as another process
     path = temporary.make_directory("artifact")
     time.sleep(0.0005)
     assert path.is_dir()

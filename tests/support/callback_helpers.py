@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.roles import Role
 
 ROWS = 12
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -33,7 +33,7 @@ def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 
 
 def be_worker_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes this process think that it is the second worker, without a cluster."""
-    monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls, environ=None: Cluster("worker", 1, 1)))
+    monkeypatch.setattr(Role, "detect", classmethod(lambda cls, environ=None: cls("worker", 1, 1)))
 
 
 def memory_url() -> str:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.cluster import peers
+from keras_dist_callbacks.process import shared
 from tests.support import tiny
 
 FOREVER = 1e6  # a watchdog that is started by a test must not end the process of all tests
@@ -61,7 +62,7 @@ def fail() -> None:
 
 def assert_nothing_is_left() -> None:
     """No run that has ended watches for anything any more, and could end this process."""
-    assert (peers._watching, peers._listeners) == ([0], [])
+    assert (shared(peers.Watching).count, shared(peers.Watching).listeners) == (0, [])
 
 
 def validation() -> tf.data.Dataset:

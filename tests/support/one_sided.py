@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import logging
 import os
 import signal
 from pathlib import Path
@@ -89,6 +90,8 @@ def main() -> None:
     if does == "checkpoint":
         callbacks.insert(0, kdc.ModelCheckpoint(f"{args.directory}/{{epoch}}.keras"))
     if args.write_on:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("keras_dist_callbacks").setLevel(logging.INFO)
         own = Path(args.directory, "shared" if does == "same path" else f"worker{me}")
         callbacks.insert(0, kdc.ModelCheckpoint(own / "{epoch}.keras", write_on=args.write_on))
         callbacks.insert(0, kdc.TensorBoard(own / "logs", write_on=args.write_on))

@@ -15,6 +15,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import callback_state
 from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
 from tests.support import files, tiny
@@ -41,7 +42,7 @@ class Foreign(keras.callbacks.Callback):
 
 @pytest.fixture(autouse=True)
 def registrations_end_with_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callback_state, "_registered", {})
+    monkeypatch.setattr(shared(callback_state.Classes), "registered", {})
 
 
 def stored(value: Any) -> Any:

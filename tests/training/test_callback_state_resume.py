@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import callback_state
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
@@ -127,7 +128,7 @@ def seen(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def foreign_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callback_state, "_registered", {})
+    monkeypatch.setattr(shared(callback_state.Classes), "registered", {})
 
     def put(callback: Any, state: dict[str, Any]) -> None:
         callback.seen, callback.losses = state["seen"], state["losses"]

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import continuing
 from tests.support import files, tiny
 
@@ -25,8 +26,8 @@ def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """What a new process does not know."""
 
     def forget() -> None:
-        monkeypatch.setattr(continuing, "_ended", {})
-        monkeypatch.setattr(continuing, "_trained", set())
+        monkeypatch.setattr(shared(continuing.Runs), "ended", {})
+        monkeypatch.setattr(shared(continuing.Runs), "trained", set())
 
     return forget
 

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import callback_state
 from keras_dist_callbacks.training.callback_state import watched_callbacks
 from keras_dist_callbacks.training.plain_attributes import TOPIC, PlainAttributes
@@ -207,7 +208,7 @@ def test_callbacks_that_say_what_their_state_is_are_not_looked_at(monkeypatch: p
 
     class OptedOut(Own): ...
 
-    monkeypatch.setattr(callback_state, "_registered", {})
+    monkeypatch.setattr(shared(callback_state.Classes), "registered", {})
     kdc.register_callback_state(OptedOut, None)
     others = [kdc.PrintLR(), keras.callbacks.EarlyStopping(), keras.callbacks.History()]
     assert watched_callbacks([Says(), OptedOut(), *others]) == {}

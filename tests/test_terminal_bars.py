@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks import progress
-from keras_dist_callbacks.progress import uploads
+from keras_dist_callbacks import terminal
+from keras_dist_callbacks.terminal import uploads
 
 
 class Terminal(io.StringIO):
@@ -38,7 +38,7 @@ class Timers:
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     found = Timers()
-    monkeypatch.setattr(progress.threading, "Timer", found)
+    monkeypatch.setattr(terminal.threading, "Timer", found)
     return found
 
 

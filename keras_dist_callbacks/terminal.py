@@ -1,0 +1,255 @@
+"""Where a line goes: to the terminal, to the log of this package, or to both; and bars for what takes long.
+
+`say` decides, for every line of this package:
+
+- It is printed on the chief, and in processes that are not part of a cluster, while Keras prints its own lines
+  (`keras.config.is_interactive_logging_enabled()`) and the caller's `verbose` is not 0.
+- It is always logged, to `logging.getLogger("keras_dist_callbacks")`: on every worker, and with `verbose=0` too.
+
+Printing never raises. A process that is about to exit writes its last line with `write_line`, as Python does with a
+traceback. Warnings are `texts.warn`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.texts import printable
+
+_LOG = logging.getLogger("keras_dist_callbacks")
+_LOG.addHandler(logging.NullHandler())  # handlers and level are the application's choice
+_SHOW_AFTER = 3.0
+_FAILURES = (OSError, ValueError)  # a full disk or a pipe without a reader; a closed stream
+
+
+@dataclass
+class Output(Shared):
+    """Who prints, and what was said already."""
+
+    prints: Callable[[], bool] = lambda: True
+    said: set[str] = field(default_factory=set)
+
+
+def say(
+    text: str, *, verbose: int | str = 1, level: int = logging.INFO, after_bar: bool = False, to_stderr: bool = False
+) -> None:
+    """Logs a line, and prints it if this process prints. Never raises.
+
+    Args:
+        text: The line; control characters in it are escaped.
+        verbose: 0 logs it only.
+        level: For the log.
+        after_bar: A progress bar may be drawn in the current line; the text gets a line of its own.
+        to_stderr: Print to stderr instead of stdout.
+    """
+    if is_shown(verbose):
+        write_line(text, after_bar=after_bar, to_stderr=to_stderr)
+    with contextlib.suppress(*_FAILURES):
+        _LOG.log(level, "%s", printable(text))
+
+
+def is_shown(verbose: int | str = 1) -> bool:
+    """Whether a line, or a bar, of this process is for the terminal.
+
+    Keras keeps its switch per thread: ask in the thread of the user's, and pass the answer to other threads.
+
+    Args:
+        verbose: 0: it is not.
+    """
+    return bool(verbose) and shared(Output).prints() and _is_interactive()
+
+
+def print_only_if(prints: Callable[[], bool]) -> None:
+    """Sets who prints: a function that says whether this process does. TF_CONFIG is read elsewhere."""
+    shared(Output).prints = prints
+
+
+def is_first(text: str) -> bool:
+    """Whether this process has not said it yet; for advice that is the same for every run."""
+    said = shared(Output).said
+    is_new = text not in said
+    said.add(text)
+    return is_new
+
+
+def _is_interactive() -> bool:
+    """Keras' switch, without importing Keras: where it is not imported, nothing has turned it off."""
+    config = getattr(sys.modules.get("keras"), "config", None)
+    ask = getattr(config, "is_interactive_logging_enabled", None)
+    return True if ask is None else bool(ask())
+
+
+def write_line(text: str, *, after_bar: bool = False, to_stderr: bool = False) -> None:
+    """Prints a line in one write, so that no other thread writes into it; never raises.
+
+    A pipe without a reader takes no line any more: training must not end for that, and what is still buffered must not
+    change the exit code.
+
+    Args:
+        text: What to print; control characters in it are escaped.
+        after_bar: A progress bar may be drawn in the current line; the text gets a line of its own.
+        to_stderr: Print it there.
+    """
+    stream = sys.stderr if to_stderr else sys.stdout
+    if stream is None:  # pythonw, or a service without it
+        return
+    line = f"{chr(10) if after_bar else ''}{printable(text)}\n"
+    try:
+        try:
+            stream.write(line)
+        except UnicodeEncodeError:
+            stream.write(line.encode("ascii", "backslashreplace").decode())
+        stream.flush()
+    except BrokenPipeError:
+        _discard(stream)
+    except _FAILURES:
+        return
+
+
+def _discard(stream: Any) -> None:
+    """Lets a stream without a reader take what is written, as the documentation of Python's `signal` advises."""
+    with contextlib.suppress(*_FAILURES), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
+
+
+class _Bar:
+    """A bar of rich's on stderr. Never raises.
+
+    Args:
+        columns: rich's, between the description and the time that is left.
+        description: What takes long.
+        total: How much it is; None if that is not known.
+    """
+
+    def __init__(self, columns: list[Any], description: str, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+        every = (TextColumn("{task.description}", markup=False), *columns, TimeRemainingColumn())
+        console = Console(stderr=True)
+        self._bar = Progress(*every, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+        self._task = self._bar.add_task(printable(description), total=total)
+        with contextlib.suppress(*_FAILURES):
+            self._bar.start()
+
+    def advance(self, count: int) -> None:
+        with contextlib.suppress(*_FAILURES):
+            self._bar.advance(self._task, count)
+
+    def close(self) -> None:
+        with contextlib.suppress(*_FAILURES):
+            self._bar.stop()
+
+
+class UploadBar:
+    """Counts bytes; shows itself only once an upload lasts long. May be used from several threads.
+
+    Args:
+        description: What is being uploaded.
+        total_bytes: How much it is.
+    """
+
+    def __init__(self, description: str, total_bytes: int) -> None:
+        self._description = description
+        self._total = total_bytes
+        self._lock = threading.Lock()
+        self._done = 0
+        self._closed = False
+        self._bar: _Bar | None = None
+
+    @property
+    def done(self) -> int:
+        """Bytes so far."""
+        return self._done
+
+    @property
+    def shown(self) -> bool:
+        """Whether the bar was drawn."""
+        return self._bar is not None
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes are sent."""
+        with self._lock:
+            self._done += count
+            if self._bar is not None:
+                self._bar.advance(count)
+
+    def _show(self) -> None:
+        from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+
+        with self._lock:
+            if self._closed:
+                return
+            columns = [BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+            self._bar = _Bar(columns, self._description, self._total)
+            self._bar.advance(self._done)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._bar is not None:
+                self._bar.close()
+
+
+@contextlib.contextmanager
+def uploads(description: str, total_bytes: int, *, shown: bool = True) -> Iterator[UploadBar]:
+    """A progress bar on stderr for an upload; nothing if it is quick or stderr is not a terminal.
+
+    Args:
+        description: What is being uploaded.
+        total_bytes: How much it is.
+        shown: What `is_shown` has said in the user's thread.
+
+    Yields:
+        The bar; call its `advance` with each number of bytes sent.
+    """
+    bar = UploadBar(description, total_bytes)
+    timer = threading.Timer(_SHOW_AFTER, bar._show)
+    timer.daemon = True
+    if shown and stderr_is_terminal():
+        timer.start()
+    try:
+        yield bar
+    finally:
+        timer.cancel()
+        bar._close()
+
+
+@contextlib.contextmanager
+def reading(description: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr for batches that are read; nothing if stderr is not a terminal.
+
+    Args:
+        description: What is being read.
+        total: How many batches; None if that is not known.
+        shown: What `is_shown` has said in the user's thread.
+
+    Yields:
+        A function to be called with each number of batches read.
+    """
+    if not (shown and stderr_is_terminal()):
+        yield lambda count: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn
+
+    bar = _Bar([BarColumn(), MofNCompleteColumn()], description, total)
+    try:
+        yield bar.advance
+    finally:
+        bar.close()
+
+
+def stderr_is_terminal() -> bool:
+    """Whether a bar can be drawn there; also asked where stderr is closed, or was never opened."""
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except ValueError:  # it is closed
+        return False
