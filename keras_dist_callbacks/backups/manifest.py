@@ -1,46 +1,26 @@
-"""A manifest as bytes: JSON that is sealed with the digest of its own text. Pure."""
+"""A manifest as a record, and what it must say beyond its schema. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
-
-import xxhash
 
 from keras_dist_callbacks.backups.codec import tensor_bytes
 from keras_dist_callbacks.backups.names import blob_generation
-from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES, checked, parse
+from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES, Format, checked
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, Position, TensorInfo
 from keras_dist_callbacks.backups.topics import Info, check_complete, check_topics
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.errors import DamagedBackupError
 
-FORMAT_VERSION = 1
-FORMAT_NAME = "keras_dist_callbacks backup"
-_SEALED = re.compile(rb'\{"digest":"xxh3_128:([0-9a-f]{32})","manifest":')
+MANIFEST = Format("keras_dist_callbacks backup", 1, Manifest, MAX_MANIFEST_BYTES, allow_nan=True)
 _VARIABLE = re.compile(r"variable/.+@[0-9]{1,6}", re.DOTALL)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as JSON, sealed with its own digest."""
-    body = {
-        "format": FORMAT_NAME,
-        "version": FORMAT_VERSION,
-        "id": asdict(manifest.id),
-        "position": asdict(manifest.position),
-        "blobs": [asdict(blob) for blob in manifest.blobs],
-        "workers": [
-            {"tensors": {n: dict(vars(t)) for n, t in record.tensors.items()}, "state": dict(record.state)}
-            for record in manifest.workers
-        ],
-        "info": dict(manifest.info),
-    }
-    text = json.dumps(body, separators=(",", ":")).encode()
-    digest = xxhash.xxh3_128_hexdigest(text)
-    return b"".join([b'{"digest":"xxh3_128:', digest.encode(), b'","manifest":', text, b"}"])
+    """The manifest as a record."""
+    return MANIFEST.encode(manifest)
 
 
 def decode_manifest(content: bytes, where: str, limit: int = MAX_MANIFEST_BYTES) -> Manifest:
@@ -55,40 +35,13 @@ def decode_manifest(content: bytes, where: str, limit: int = MAX_MANIFEST_BYTES)
         DamagedBackupError: It is not what was written, or names what no backup may name.
         BackupMismatchError: A newer version of this package wrote it.
     """
-    body = _unseal(content, where, limit)
-    _check_version(body.pop("version", None), where)
-    manifest: Manifest = checked(body, Manifest, where)
+    manifest = dataclasses.replace(MANIFEST, max_bytes=limit).decode(content, where)
     try:
-        if encode_manifest(manifest) != content:
-            raise ValueError("it is not written as a backup writes it: keys that are double, unknown or out of order")
         _check_places(manifest)
-    except (ValueError, RecursionError) as error:
-        raise DamagedBackupError(f"{where} is no manifest: {error}") from error
+    except ValueError as error:
+        raise DamagedBackupError(f"{where} is not a valid manifest: {error}") from error
     check_workers(manifest, where)
     return manifest
-
-
-def _unseal(content: bytes, where: str, limit: int) -> dict[str, Any]:
-    seal = _SEALED.match(content)
-    if seal is None or not content.endswith(b"}"):
-        raise DamagedBackupError(f"{where} is no manifest: {'it is empty' if not content else 'its frame is broken'}")
-    text = memoryview(content)[seal.end() : -1]
-    if xxhash.xxh3_128_hexdigest(text) != seal.group(1).decode():
-        raise DamagedBackupError(f"{where}: the manifest differs from its own digest")
-    body = parse(text, where, limit)
-    if not isinstance(body, dict) or body.pop("format", None) != FORMAT_NAME:
-        raise DamagedBackupError(f"{where} is the manifest of something else")
-    return body
-
-
-def _check_version(version: object, where: str) -> None:
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise DamagedBackupError(f"{where} has the format version {version!r}, which is none")
-    if version > FORMAT_VERSION:
-        raise BackupMismatchError(
-            f"{where} has format version {version}; this keras-dist-callbacks reads up to {FORMAT_VERSION}: "
-            "upgrade it (nothing was changed)"
-        )
 
 
 def check_workers(manifest: Manifest, where: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import sys
@@ -16,8 +15,9 @@ import msgspec
 
 from keras_dist_callbacks.backups import records
 from keras_dist_callbacks.backups.names import COMMITS, MOST_GENERATIONS, OWNERS, owner_generation, owner_name
+from keras_dist_callbacks.backups.records import Format
 from keras_dist_callbacks.backups.snapshot import JSON
-from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedError
+from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 from keras_dist_callbacks.storage.storage import Storage
 
 _TRIES = 100  # numbers that a listing may fail to show, or that other runs may take meanwhile
@@ -25,41 +25,39 @@ Label = Annotated[str, msgspec.Meta(max_length=255)]
 Token = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
-class Owner(msgspec.Struct):
-    """What an owner record tells, as far as anything depends on it.
+class Owner(msgspec.Struct, frozen=True):
+    """Who claimed a backup directory.
 
     Attributes:
-        claimed: When it took the directory, in seconds since 1970; None if the record does not say.
-        made_directory: Whether this run, or one before it, made the directory. In records of older versions: no.
-        by: What claimed it: `BackupAndRestore` or `Checkpointer`; None in records of older versions, as what follows.
+        claimed: When, in seconds since 1970.
+        token: Distinguishes this record from every other.
+        made_directory: Whether this run, or one before it, made the directory.
+        by: `BackupAndRestore` or `Checkpointer`.
         script: The name of the program's file.
         host: The name of the chief's computer.
         pid: The chief's process.
+        info: The run, as in its manifests.
     """
 
-    claimed: records.Time | None = None
-    token: Token | None = None
-    made_directory: bool = False
-    by: Label | None = None
-    script: Label | None = None
-    host: Label | None = None
-    pid: records.Count | None = None
+    claimed: records.Time
+    token: Token
+    made_directory: bool
+    by: Label
+    script: Label
+    host: Label
+    pid: records.Count
+    info: dict[str, JSON]
 
     def __post_init__(self) -> None:
         records.require_time(self.claimed)
 
     def __str__(self) -> str:
-        """Who claimed the directory, as far as the record says."""
-        process = None if self.pid is None else f"process {self.pid}"
-        host = None if self.host is None else f"on {self.host}"
-        return ", ".join(filter(None, [self.by, self.script, process, host, self._since()]))
+        claimed = datetime.datetime.fromtimestamp(self.claimed, datetime.UTC)
+        since = f"since {claimed:%Y-%m-%d %H:%M:%S} UTC"
+        return ", ".join(filter(None, [self.by, self.script, f"process {self.pid}", f"on {self.host}", since]))
 
-    def _since(self) -> str | None:
-        try:
-            claimed = datetime.datetime.fromtimestamp(self.claimed or 0, datetime.UTC)
-        except (ValueError, OverflowError):
-            return None
-        return f"since {claimed:%Y-%m-%d %H:%M:%S} UTC" if self.claimed else None
+
+OWNER = Format("keras_dist_callbacks owner", 1, Owner)
 
 
 def generations(storage: Storage) -> list[int]:
@@ -68,16 +66,17 @@ def generations(storage: Storage) -> list[int]:
     return [generation for generation in found if generation is not None]
 
 
-def write_owner(info: Mapping[str, JSON], *, made_directory: bool) -> bytes:
-    """An owner record, unlike any other.
+def describe_owner(info: Mapping[str, JSON], by: str, *, made_directory: bool) -> bytes:
+    """An owner record of this process; no two are equal.
 
     Args:
-        info: What it tells about the run.
+        info: The run, as in its manifests.
+        by: What claims the directory.
         made_directory: As in `Owner`.
     """
-    process = {"script": os.path.basename(sys.argv[0])[:255], "host": platform.node()[:255], "pid": os.getpid()}  # noqa: PTH119 - not a path
-    claim = {"token": uuid.uuid4().hex, "claimed": time.time(), "made_directory": made_directory}
-    return json.dumps({**info, **process, **claim}).encode()
+    script, host = os.path.basename(sys.argv[0])[:255], platform.node()[:255]  # noqa: PTH119 - not a path
+    owner = Owner(time.time(), uuid.uuid4().hex, made_directory, by, script, host, os.getpid(), dict(info))
+    return OWNER.encode(owner)
 
 
 def take_next(storage: Storage, newest: int, content: bytes) -> int:
@@ -139,10 +138,11 @@ def check(storage: Storage, newest: int, generation: int, claim: bytes) -> None:
 
 
 def _fenced(storage: Storage, newest: int, how: str) -> FencedError:
-    owner = str(read_owner(storage, newest))
+    owner = read_owner(storage, newest)
+    who = f" The newer run: {owner}." if owner is not None else ""
     return FencedError(
         f"{storage.display()} was taken over by a newer run ({how}); this run must stop."
-        f"{f' The newer run: {owner}.' if owner else ''} Give each run a directory of its own. A script that only "
+        f"{who} Give each run a directory of its own. A script that only "
         "reads a backup, such as an evaluation, must use kdc.load_backup: BackupAndRestore and Checkpointer.restore() "
         "take the directory over"
     )
@@ -158,12 +158,10 @@ def _gone(storage: Storage) -> FencedError:
     return failure
 
 
-def read_owner(storage: Storage, generation: int) -> Owner:
-    """What a record tells; nothing if it is gone or damaged: it rules by its name alone."""
+def read_owner(storage: Storage, generation: int) -> Owner | None:
+    """An owner record; None if it is gone or damaged, which does not matter: the generation is in its name."""
     name = owner_name(generation)
-    where = storage.display(name)
     try:
-        found: Owner = records.checked(records.parse(records.read(storage, name), where), Owner, where)
-    except (FileNotFoundError, DamagedBackupError):
-        return Owner()
-    return found
+        return OWNER.decode(records.read(storage, name), storage.display(name))
+    except (FileNotFoundError, DamagedBackupError, BackupMismatchError):
+        return None

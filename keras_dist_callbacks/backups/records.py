@@ -52,12 +52,14 @@ class Format(Generic[_T]):
             default, so that older records are read too.
         schema: The fields: a dataclass or a `msgspec.Struct`.
         max_bytes: The longest record that is read.
+        allow_nan: Whether numbers may be NaN or infinite, which Python's `json` reads and other programs may not.
     """
 
     name: str
     version: int
     schema: type[_T]
     max_bytes: int = MAX_RECORD_BYTES
+    allow_nan: bool = False
 
     def encode(self, record: _T) -> bytes:
         """The record as bytes.
@@ -66,7 +68,7 @@ class Format(Generic[_T]):
             ValueError: A field holds a number that JSON does not have.
         """
         fields = {"format": self.name, "version": self.version, **msgspec.to_builtins(record)}
-        text = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()[:-1]
+        text = json.dumps(fields, separators=(",", ":"), allow_nan=self.allow_nan).encode()[:-1]
         return text + b',"seal":"%s"}' % xxhash.xxh3_128_hexdigest(text).encode()
 
     def decode(self, content: bytes, where: str) -> _T:

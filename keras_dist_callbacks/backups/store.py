@@ -66,11 +66,12 @@ class BackupStore:
         """Makes sure that the directory can be written to, and makes a local one; raises what `Storage.probe` does."""
         self._made_directory = self.storage.probe()
 
-    def claim(self, info: Mapping[str, Any]) -> int:
+    def claim(self, info: Mapping[str, Any], by: str = "BackupAndRestore") -> int:
         """Becomes the owner: takes the next generation, which fences every earlier owner.
 
         Args:
-            info: What its record tells about the run.
+            info: The run, as in its manifests.
+            by: What claims the directory.
 
         Returns:
             The generation, 1 or more.
@@ -80,8 +81,8 @@ class BackupStore:
         """
         if self.storage.is_local and not self._made_directory:
             earlier = (owners.read_owner(self.storage, generation) for generation in self._owners())
-            self._made_directory = any(owner.made_directory for owner in earlier)
-        content = owners.write_owner(info, made_directory=self._made_directory)
+            self._made_directory = any(owner is not None and owner.made_directory for owner in earlier)
+        content = owners.describe_owner(info, by, made_directory=self._made_directory)
         self.generation = owners.take_next(self.storage, self.newest_generation(), content)
         self._claim = content
         return self.generation

@@ -11,9 +11,9 @@ import itertools
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from keras_dist_callbacks.backups.rereading import read_verified
@@ -30,6 +30,7 @@ from keras_dist_callbacks.checkpoints.record import (
     require_size,
 )
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage.listed import FileInfo
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
@@ -39,12 +40,15 @@ _READERS = 16
 _PLACEHOLDER = re.compile(r"\\\{.*?\\\}")
 _NUMBER = r"(?:[-+]?(?:[0-9][0-9.,_]*(?:e[-+]?[0-9]+)?|nan|inf)%?)"
 
-_sequence = itertools.count(1)
+
+@dataclass
+class _Saved(Shared):
+    sequence: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
 def next_sequence() -> int:
     """The next sequence number; one counter for all callbacks of this process, so that they have one order."""
-    return next(_sequence)
+    return next(shared(_Saved).sequence)
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ def _owners(storage: Storage) -> dict[int, float | None]:
     if len(found) > MOST_RECORDS:
         raise BackupError(f"{storage.display(OWNERS)} holds {len(found)} records, more than jobs leave; look into it")
     return {
-        g: owner.claimed
+        g: None if owner is None else owner.claimed
         for g, owner in zip(found, parallel(lambda g: owners.read_owner(storage, g), found), strict=True)
     }
 

@@ -145,7 +145,7 @@ class BackupEngine:
         """
         told = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
         self._committer.info = told
-        taken = self._cluster.on_chief(lambda: self._store.claim({**told, "by": by}), "claiming the backup directory")
+        taken = self._cluster.on_chief(lambda: self._store.claim(told, by), "claiming the backup directory")
         self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
         self._room = min(self._cluster.gather(self._own_room(), "memory for backups", kind=int))
         return self._store.generation

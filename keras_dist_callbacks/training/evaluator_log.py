@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import msgspec
 import tensorflow as tf
-import xxhash
 
 from keras_dist_callbacks.backups import records
-from keras_dist_callbacks.backups.records import Count, Digest, Time
+from keras_dist_callbacks.backups.records import Count, Digest, Format, Time
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Record as CheckpointRecord
 from keras_dist_callbacks.checkpoints.record import kind_of
@@ -31,14 +30,12 @@ from keras_dist_callbacks.types import Evaluation
 
 RECORDS = "evaluations"
 _ENDED = "ended.json"
-_FORMAT = "keras_dist_callbacks evaluation 1"
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True):
     """One result.
 
     Attributes:
-        format: What this is.
         name: Of the checkpoint.
         step: Training steps taken.
         epoch: Epochs finished.
@@ -49,7 +46,6 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         time: When it was evaluated.
     """
 
-    format: str
     name: str
     step: Count
     epoch: Count
@@ -65,13 +61,18 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Evaluation(self.name, self.step, self.epoch, {n: float(value) for n, value in self.metrics.items()})
 
 
-class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
-    record: Record
-    digest: Digest
+class End(msgspec.Struct, frozen=True):
+    """The end of a training that was evaluated completely.
 
+    Attributes:
+        end: What distinguishes it from every other.
+    """
 
-class _End(msgspec.Struct, forbid_unknown_fields=True):
     end: str
+
+
+RESULT = Format("keras_dist_callbacks evaluation", 1, Record)
+END = Format("keras_dist_callbacks evaluation end", 1, End)
 
 
 class EvaluationLog:
@@ -131,7 +132,6 @@ class EvaluationLog:
         """Puts a result in place; instead of that of another model at the same step, if there is one."""
         place, earlier = candidate.place, self._records.get(candidate.place)
         record = Record(
-            _FORMAT,
             candidate.name,
             candidate.step,
             candidate.epoch,
@@ -149,29 +149,28 @@ class EvaluationLog:
 
     def end(self, by: str) -> None:
         """Notes that the training whose end is called so was evaluated to its end."""
-        records.write(self._state, _ENDED, msgspec.json.encode(_End(by)))
+        records.write(self._state, _ENDED, END.encode(End(by)))
 
     def _read_end(self) -> None:
         where = self._state.display(_ENDED)
         try:
-            self.ended_by = records.checked(records.parse(records.read(self._state, _ENDED), where), _End, where).end
+            self.ended_by = END.decode(records.read(self._state, _ENDED), where).end
         except DamagedBackupError as error:
             warn(f"whether a training was evaluated to its end is not known: {error}")
 
     def _read(self, name: str) -> None:
         where = self._state.display(name)
         try:
-            sealed = records.checked(records.parse(records.read(self._state, name), where), _Sealed, where)
-            if sealed.digest != _digest(sealed.record) or _record_name(sealed.record.place) != name:
-                raise DamagedBackupError(f"{where} is not as it was written")
+            record = RESULT.decode(records.read(self._state, name), where)
+            if _record_name(record.place) != name:
+                raise DamagedBackupError(f"{where} is the record of step {record.place}")
         except DamagedBackupError as error:
             warn(f"the result is evaluated again if its checkpoint is still there: {error}")
             return
-        self._records[sealed.record.place] = sealed.record
+        self._records[record.place] = record
 
     def _put_record(self, record: Record) -> None:
-        content = msgspec.json.encode(_Sealed(record, _digest(record)))
-        records.write(self._state, _record_name(record.place), content)
+        records.write(self._state, _record_name(record.place), RESULT.encode(record))
         self._records[record.place] = record
 
     def _put_events(self, record: Record) -> None:
@@ -255,10 +254,6 @@ def _record_name(place: int) -> str:
 def _events_name(place: int) -> str:
     """TensorBoard reads the event files of a directory in the order of their names."""
     return f"events.out.tfevents.{place:012d}.evaluator"
-
-
-def _digest(record: Record) -> str:
-    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(record))
 
 
 def _event(record: Record, name: str, value: float) -> bytes:

@@ -109,7 +109,7 @@ def test_a_directory_that_vanishes_during_the_run_is_reported_as_that(tmp_path: 
 
 def test_the_error_of_a_run_that_was_taken_over_names_the_newer_run_and_how_to_only_read(tmp_path: Path) -> None:
     older = new_store(tmp_path)
-    BackupStore(Storage.open(tmp_path)).claim({"by": "Checkpointer"})
+    BackupStore(Storage.open(tmp_path)).claim({}, "Checkpointer")
     with pytest.raises(FencedError) as caught:
         commit(older, 1)
     text = str(caught.value)
