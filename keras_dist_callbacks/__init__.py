@@ -21,8 +21,10 @@ _HOME = {
     "Preempted": "keras_dist_callbacks.errors",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
     "RetryPolicy": "keras_dist_callbacks.storage.retry",
+    "ShutdownOptions": "keras_dist_callbacks.options",
     "SidecarEvaluator": "keras_dist_callbacks.training.evaluator",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
+    "WriteOptions": "keras_dist_callbacks.options",
     "aws_notice": "keras_dist_callbacks.training.notices",
     "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
     "gce_notice": "keras_dist_callbacks.training.notices",
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
     from keras_dist_callbacks.errors import Preempted as Preempted
     from keras_dist_callbacks.launch.restarting import restartable as restartable
+    from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
+    from keras_dist_callbacks.options import WriteOptions as WriteOptions
     from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.recovery import make_or_restore_model as make_or_restore_model
     from keras_dist_callbacks.recovery import restored_from as restored_from

@@ -15,6 +15,7 @@ from keras_dist_callbacks.checkpoints.foreign import Foreign
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.moved_arguments import OF_READERS, explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
@@ -26,6 +27,7 @@ _TAG = "make_or_restore_model"
 _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 
 
+@explains_arguments(OF_READERS)
 def latest_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
     *,
@@ -60,6 +62,7 @@ def latest_checkpoint(
     return checkpoint.name if directory == "." else f"{directory.rstrip('/')}/{checkpoint.name}"
 
 
+@explains_arguments(OF_READERS)
 def make_or_restore_model(
     build_fn: Callable[[], Any],
     checkpoint_dir: str | os.PathLike[str],

@@ -6,7 +6,7 @@ import datetime
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,21 +15,31 @@ from keras_dist_callbacks._compat import building, multi_worker, strategies
 from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
 from keras_dist_callbacks.callbacks.copies import CopiedAnew
-from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.moved_arguments import (
+    OF_SHUTDOWN_OPTIONS,
+    OF_STRATEGY,
+    OF_WRITE_OPTIONS,
+    explains_arguments,
+)
+from keras_dist_callbacks.options import (
+    ShutdownOptions,
+    WriteOptions,
+    open_to_write,
+    shutdown_options_of,
+    write_options_of,
+)
 from keras_dist_callbacks.terminal import is_first, say
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
-from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.session import FitSession
@@ -37,6 +47,7 @@ from keras_dist_callbacks.training.session import FitSession
 _NAMED = 3
 
 
+@explains_arguments(OF_WRITE_OPTIONS | OF_SHUTDOWN_OPTIONS | OF_STRATEGY)
 class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
     """Saves the complete state of training, and restores it exactly when an interrupted job starts again.
 
@@ -63,43 +74,17 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             unless it belongs to another training or to more epochs. With False the last backup is kept: a rerun of
             the finished job then runs no step and returns the full History.
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
-        storage_options: Passed to the fsspec file system: credentials, endpoint, ...
-        when_busy: What to do when a backup within an epoch is due while the last one is still being written: with
-            `"skip"` it is queued, and a newer one supersedes it in the queue; with `"wait"` training
-            waits. At the end of an epoch it always does.
-        max_failed_saves: Backups that may fail in a row, with a warning each, before training ends with the
-            reason. None: any number.
-        max_local_state: Bytes of worker-local values that a worker sends to the chief per backup; above it they
-            are left out and a resume says that it is not exact.
-        max_held_bytes: Bytes that the states of backups on their way may take: the state once for the one being
-            written, and once for one in the queue; where two do not fit, a backup that is due meanwhile is skipped.
-            None: half of the memory that is free as the run starts, as far as the system tells; workers of one host
-            share it. With several workers the least that one of them has counts for all.
-        fsync: Whether local files reach the disk before a backup counts.
-        retry: How long a request to a store that is not local may take, and how long one that fails is tried again.
-            Defaults to `RetryPolicy()`: two minutes, with growing pauses.
-        max_bytes_per_second: A cap on the rate of uploads, which leaves the rest of the line to others.
-        timeout: Seconds to wait for another worker that lives but does not answer.
-        verbose: 1 prints one line at a restore, on the chief, and shows a bar on a terminal while an upload lasts for
-            more than some seconds; 0 prints nothing.
         strict: True turns a resume that is "not exact" into an error before the first step, instead of a warning;
             `"certain"` one that is "exact if ..." too.
         replay: How an input comes to the epoch that was interrupted: `"create"` makes the iterators of past epochs and
             reads next to nothing; `"read"` reads past epochs again, for an input whose own Python state (a generator
             of random numbers, a cursor) moves only by being read.
-        save_before_preemption: When a worker is asked to end, let all workers finish the same step, save, and leave
-            with `Preempted`, a `SystemExit` with exit code 138.
-        grace_period: Seconds after which a process that was asked to end does so, with 138 too, saved or not.
-        preemption_signals: The signals that ask for it. One that is ignored, or handled by something other than
-            Python or TensorFlow, is left alone; a handler in Python is called after the backup.
-        preemption_notice: Something else that asks for it: a path that appears, or a function that returns True, such
-            as `gce_notice()` or `aws_notice()`; asked each second.
-        save_on_exception: Save when an exception leaves `fit()` between two steps, on all workers at the same one; and
-            hold the first Ctrl-C until the step is over and saved, at most 10 seconds.
-        peer_timeout: Seconds within which this process ends when another worker is lost: with `PeerLostError`, which
-            names it, or else with exit code 138. Lost is a worker whose process ended, that said so, or that sends no
-            heartbeats (`make_strategy(heartbeat_timeout=...)`, 10 seconds of these); never one that is only slow.
-            At least 12 seconds more than `heartbeat_timeout`.
+        verbose: 1 prints one line at a restore, on the chief, and shows a bar on a terminal while an upload lasts for
+            more than some seconds; 0 prints nothing.
+        storage_options: Passed to the fsspec file system: credentials, endpoint, ...
+        write_options: How backups are written: retries, rate, queue. Defaults to `WriteOptions()`.
+        shutdown_options: What happens when the process is asked to end: signals, notices, grace period. Defaults to
+            `ShutdownOptions()`. How long workers wait for each other is set by `make_strategy`.
 
     Attributes:
         restored: What the running or last fit was resumed from, a `Restored`, or None.
@@ -121,24 +106,12 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         delete_checkpoint: bool = True,
         *,
         max_overhead: float = MAX_OVERHEAD,
-        storage_options: Mapping[str, Any] | None = None,
-        when_busy: str = "skip",
-        max_failed_saves: int | None = 10,
-        max_local_state: int = 64 * 2**20,
-        max_held_bytes: int | None = None,
-        fsync: bool = True,
-        retry: RetryPolicy | None = None,
-        max_bytes_per_second: float | None = None,
-        timeout: float = PATIENCE_SECONDS,
-        verbose: int = 1,
         strict: bool | str = False,
         replay: str = "create",
-        save_before_preemption: bool = True,
-        grace_period: float = 25.0,
-        preemption_signals: Sequence[str | int] = ("SIGTERM",),
-        preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None = None,
-        save_on_exception: bool = True,
-        peer_timeout: float = 30.0,
+        verbose: int = 1,
+        storage_options: Mapping[str, Any] | None = None,
+        write_options: WriteOptions | None = None,
+        shutdown_options: ShutdownOptions | None = None,
     ) -> None:
         super().__init__()
         enable_for_cluster()
@@ -147,12 +120,11 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._strict = flag_or("strict", strict, "certain")
         self._read_again = choice("replay", replay, ("create", "read")) == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
-        options = (double_checkpoint, when_busy, max_failed_saves, timeout, self.verbose > 0, max_local_state)
-        self._options, self.double_checkpoint = EngineOptions(*options, max_held_bytes), double_checkpoint
-        leaving = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
-        self._leave_options = LeaveOptions.parse(*leaving, peer_timeout)
-        limits: Mapping[str, Any] = {"retry": retry, "max_bytes_per_second": max_bytes_per_second}
-        self._storage = Storage.open(backup_dir, storage_options, fsync=fsync, **limits)
+        write = write_options_of(write_options)
+        self._options = EngineOptions(double_checkpoint, self.verbose > 0, write)
+        self.double_checkpoint = double_checkpoint
+        self._shutdown = shutdown_options_of(shutdown_options)
+        self._storage = open_to_write(backup_dir, storage_options, write)
 
     def set_model(self, model: Any) -> None:
         """Chooses the backup to resume from, and becomes the last callback of the list."""
@@ -214,7 +186,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._end_preparation()
         _end_earlier_writes()
         self.restored = None
-        self._cluster = cluster = Cluster.detect().waiting(self._options.timeout)
+        self._cluster = cluster = Cluster.detect()
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
         name = continuing.next_name("backup")
@@ -228,7 +200,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             self,
             self._storage.display(),
             self._announce,
-            Leaving(self._leave_options, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)),
+            Leaving(self._shutdown, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)),
             strict=self._strict,
             read_again=self._read_again,
         )
@@ -246,7 +218,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             "save_freq": repr(self.save_freq),
             "double_checkpoint": str(self.double_checkpoint),
             "delete_checkpoint": str(self.delete_checkpoint),
-            "save_before_preemption": str(self._leave_options.on_preemption),
+            "save_before_preemption": str(self._shutdown.save_before_preemption),
             # Others may well be on the chief alone; those of this package wait for each other.
             "this package's callbacks": ", ".join(sorted(type(c).__name__ for c in callbacks if _is_ours(c))) or "none",
             "the number of batches": str(fit.steps_per_epoch or fit.num_batches),

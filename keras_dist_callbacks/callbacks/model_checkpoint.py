@@ -25,10 +25,10 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.moved_arguments import OF_WRITE_OPTIONS, explains_arguments
+from keras_dist_callbacks.options import WriteOptions, open_to_write, write_options_of
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
-from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import is_shown, say, uploads
 from keras_dist_callbacks.types import RestoredFrom
 
@@ -53,6 +53,7 @@ class _State(msgspec.Struct):
     last_saved: tuple[Generation, Sequence] | None
 
 
+@explains_arguments(OF_WRITE_OPTIONS)
 class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
     """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
 
@@ -84,8 +85,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
             a newer one is published. Copies under other names and files of other runs are never deleted. Defaults to
             None: keep all.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
-        retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
-        max_bytes_per_second: A cap on the rate of uploads. Defaults to none.
+        write_options: Retries, `fsync` and the rate of uploads. Defaults to `WriteOptions()`.
         write_on: `"chief"`, or `"all"` workers, each to a `filepath` of its own: then each keeps its own `best`. Under
             MultiWorkerMirroredStrategy the models are the same. Defaults to `"chief"`.
 
@@ -108,8 +108,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         *,
         max_to_keep: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        retry: RetryPolicy | None = None,
-        max_bytes_per_second: float | None = None,
+        write_options: WriteOptions | None = None,
         write_on: str = "chief",
     ) -> None:
         enable_for_cluster()
@@ -122,9 +121,8 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         watched = _watched(monitor, verbose, save_best_only)
         super().__init__(redact(path), *watched, save_weights_only, *_when(mode, save_freq, initial_value_threshold))
         self.max_to_keep = None if max_to_keep is None else _count(max_to_keep)
-        self._storage = Storage.open(
-            directory.format(), storage_options, retry=retry, max_bytes_per_second=max_bytes_per_second
-        )
+        write = write_options_of(write_options)
+        self._storage = open_to_write(directory.format(), storage_options, write)
         self._template = template
         self._write_on = write_on
         self._writes = True

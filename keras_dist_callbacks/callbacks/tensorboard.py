@@ -19,10 +19,11 @@ from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.moved_arguments import OF_WRITE_OPTIONS, explains_arguments
+from keras_dist_callbacks.options import WriteOptions, open_to_write, write_options_of
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
-from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 
 _TAG = "TensorBoard"
@@ -35,6 +36,7 @@ class _Models(Shared):
     active: WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = field(default_factory=WeakKeyDictionary)
 
 
+@explains_arguments(OF_WRITE_OPTIONS)
 class TensorBoard(CopiedAnew, OpenTensorBoard):
     """Writes logs for TensorBoard, like `keras.callbacks.TensorBoard`.
 
@@ -61,7 +63,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         worker_log_dir: Below it each other worker writes to `worker-<n>`, and an evaluator to `evaluator`. Defaults to
             None: workers write to a temporary local directory that is removed at the end, an evaluator to `log_dir`.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
-        retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
+        write_options: Retries, `fsync` and the rate of uploads. Defaults to `WriteOptions()`.
         sync_seconds: Least time between two rounds of copying. Defaults to 30.
         write_on: `"chief"`, or `"all"` workers, each to a `log_dir` of its own. Defaults to `"chief"`.
 
@@ -85,7 +87,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         *,
         worker_log_dir: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        retry: RetryPolicy | None = None,
+        write_options: WriteOptions | None = None,
         sync_seconds: float = 30.0,
         write_on: str = "chief",
     ) -> None:
@@ -94,7 +96,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         self._chief_dir = arguments.path("log_dir", log_dir)
         self._worker_dir = None if worker_log_dir is None else arguments.path("worker_log_dir", worker_log_dir)
         self._storage_options = arguments.mapping("storage_options", storage_options)
-        self._retry = None if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
+        self._write_options = write_options_of(write_options)
         self._sync_seconds = arguments.seconds("sync_seconds", sync_seconds, default=30.0)
         drawn = _flags(write_graph=write_graph, write_images=write_images)
         drawn += _flags(write_steps_per_second=write_steps_per_second)
@@ -148,7 +150,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         storage = (
             None
             if target is None or self._is_native(target)
-            else Storage.open(target, self._storage_options, retry=self._retry)
+            else open_to_write(target, self._storage_options, self._write_options)
         )
         if cluster.is_evaluator:
             self._probe(target, storage)

@@ -6,25 +6,23 @@ Everything here works with one worker too, so that callers need no branches.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import multi_worker, strategies
-from keras_dist_callbacks.cluster import messaging, peers
+from keras_dist_callbacks.cluster import messaging, peers, timeouts
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError, is_temporary
 from keras_dist_callbacks.process import Shared, shared
 
-PATIENCE_SECONDS = 3600.0
-"""How long to wait for a worker that lives but does not answer, such as one that uploads; a lost one ends it."""
 _PARTING_SECONDS = 10.0
 _T = TypeVar("_T")
 
@@ -48,13 +46,14 @@ class Cluster(Role):
     Every worker must make the same calls, with the same tags in the same order.
 
     Attributes:
-        patience: Seconds to wait for a worker that lives but does not answer, unless a call says otherwise.
+        patience: Seconds to wait for a worker that lives but does not answer, such as one that uploads, unless a call
+            says otherwise. Defaults to the `timeout` of `make_strategy`.
 
     Raises:
         ConfigError: A value is wrong.
     """
 
-    patience: float = PATIENCE_SECONDS
+    patience: float = field(default_factory=functools.partial(timeouts.seconds_of, "timeout"))
 
     def __post_init__(self) -> None:
         arguments.keep(
@@ -63,12 +62,8 @@ class Cluster(Role):
             task_id=arguments.count("task_id", self.task_id),
             worker_index=arguments.count("worker_index", self.worker_index, least=-1),
             addresses=arguments.texts("addresses", self.addresses, "a tuple of host:port"),
-            patience=arguments.seconds("patience", self.patience, default=PATIENCE_SECONDS),
+            patience=arguments.seconds("patience", self.patience, default=timeouts.DEFAULTS["timeout"]),
         )
-
-    def waiting(self, seconds: float) -> Self:
-        """The same with another patience."""
-        return dataclasses.replace(self, patience=seconds)
 
     def gather(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> list[Any]:
         """Every worker's JSON value, in worker order, on every worker.

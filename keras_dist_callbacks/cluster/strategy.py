@@ -14,21 +14,24 @@ from typing import Any
 from keras_dist_callbacks import arguments
 from keras_dist_callbacks._compat import coordination, multi_worker
 from keras_dist_callbacks._compat.hard_exit import exit_after
-from keras_dist_callbacks.cluster import loss, messaging, preflight
+from keras_dist_callbacks.cluster import loss, messaging, preflight, timeouts
 from keras_dist_callbacks.cluster.cluster_token import ClusterToken
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
+from keras_dist_callbacks.moved_arguments import explains_arguments
 
-_LONGEST_SECONDS = 1e6
 _DEVICES = "a list of names such as '/gpu:0', or None for all GPUs"
 _STUCK_SECONDS = 30.0  # behind TensorFlow's own time-out, which does not always come
 
 
+@explains_arguments()
 def make_strategy(
     kind: str = "auto",
     *,
-    startup_timeout: float = 300.0,
-    heartbeat_timeout: float = 10.0,
+    startup_timeout: float | None = None,
+    heartbeat_timeout: float | None = None,
+    peer_timeout: float | None = None,
+    timeout: float | None = None,
     devices: list[str] | None = None,
     communication_options: Any = None,
 ) -> Any:
@@ -40,11 +43,19 @@ def make_strategy(
         kind: `"auto"`, `"default"`, `"mirrored"` or `"multi_worker"`. `"auto"` is MultiWorkerMirrored when
             TF_CONFIG names more than one training worker (never for the evaluator), Mirrored when this
             process has more than one GPU, else the default strategy.
-        startup_timeout: Seconds to wait for the other workers before a clear error.
+        startup_timeout: Seconds to wait for the other workers before a clear error. Defaults to 300.
         heartbeat_timeout: Seconds after which a silent worker counts as lost. A slow one is not silent: threads of
-            TensorFlow's send heartbeats, whatever Python is doing.
+            TensorFlow's send heartbeats, whatever Python is doing. Defaults to 10.
+        peer_timeout: Seconds within which this process ends when another worker is lost: with `PeerLostError`, which
+            names it, or else with exit code 138. Lost is a worker whose process ended, that said so, or that sends no
+            heartbeats; never one that is only slow. At least 12 seconds more than `heartbeat_timeout`. Defaults to 30.
+        timeout: Seconds to wait for another worker that lives but does not answer. Defaults to 3600.
         devices: Devices for MirroredStrategy. Defaults to all GPUs.
         communication_options: `tf.distribute.experimental.CommunicationOptions` for MultiWorkerMirrored.
+
+    The time-outs hold for the whole process. Where the argument is None, the environment is asked before the default
+    counts: `KDC_STARTUP_TIMEOUT`, `KDC_HEARTBEAT_TIMEOUT`, `KDC_PEER_TIMEOUT`, `KDC_TIMEOUT`. Programs that build a
+    strategy of their own set `KDC_PEER_TIMEOUT` and `KDC_TIMEOUT` there.
 
     With `KDC_CLUSTER_TOKEN` in the environment (or `KDC_CLUSTER_TOKEN_FILE`, the path of a file that holds it) of all
     workers, only processes that have this token count as workers at the start: the chief and each worker prove to each
@@ -61,13 +72,15 @@ def make_strategy(
     """
     cluster = Role.detect()
     kind = arguments.choice("kind", kind, ("auto", "default", "mirrored", "multi_worker"))
-    startup_timeout = arguments.seconds("startup_timeout", startup_timeout, most=_LONGEST_SECONDS, default=300.0)
-    heartbeat_timeout = arguments.seconds("heartbeat_timeout", heartbeat_timeout, most=_LONGEST_SECONDS, default=10.0)
+    startup = timeouts.give("startup_timeout", startup_timeout)
+    heartbeat = timeouts.give("heartbeat_timeout", heartbeat_timeout)
+    timeouts.give("peer_timeout", peer_timeout)
+    timeouts.give("timeout", timeout)
     _check_parts(devices, communication_options)
     if kind == "multi_worker" and cluster.num_workers == 1:
         raise ConfigError("kind='multi_worker' needs a TF_CONFIG that names more than one training worker")
     if kind in {"auto", "multi_worker"} and cluster.num_workers > 1 and not cluster.is_evaluator:
-        return _join(cluster, startup_timeout, heartbeat_timeout, communication_options)
+        return _join(cluster, startup, heartbeat, communication_options)
     import tensorflow as tf
 
     gpus = len(tf.config.list_logical_devices("GPU"))

@@ -94,7 +94,7 @@ class BackupEngine:
             name: What tells this run's messages from another's; the same on every worker.
             options: How backups are written.
         """
-        exchange = Exchange(cluster, name, options.max_local_state, options.timeout)
+        exchange = Exchange(cluster, name, options.write.max_local_state, cluster.patience)
         return cls(BackupStore(storage, recycle=True), cluster, exchange, shared_writer(), options)
 
     # --- at the start
@@ -113,7 +113,7 @@ class BackupEngine:
             DamagedBackupError: There are commits, but none is whole.
             ClusterError: A worker cannot read what the chief chose.
         """
-        workers, worker, timeout = self._cluster.num_workers, self._cluster.worker_index, self._options.timeout
+        workers, worker, timeout = self._cluster.num_workers, self._cluster.worker_index, self._cluster.patience
         chosen = self._cluster.on_chief(
             lambda: newest_good(self._store, workers, allocate, verbose=self._options.progress),
             "choosing a backup",
@@ -164,7 +164,7 @@ class BackupEngine:
         if not self._cluster.is_chief:
             self._deliveries.enter(self._saves, snapshot)
             return
-        waits = must or self._options.when_busy == "wait"
+        waits = must or self._options.write.when_busy == "wait"
         if not self._line.is_busy:  # asked before a backup that waits behind something else makes room
             self._skipped.record_start(snapshot.position)
         elif not waits and not self._may_stand_in_line(snapshot):
@@ -199,7 +199,7 @@ class BackupEngine:
 
     def _own_room(self) -> int:
         """Bytes of states that this worker may hold; it shares what is free with those of the same host."""
-        held = self._options.max_held_bytes
+        held = self._options.write.max_held_bytes
         return half_of_what_is_free() // self._cluster.workers_on_host if held is None else held
 
     def _skip(self, save: int, position: Position) -> None:
@@ -264,14 +264,14 @@ class BackupEngine:
             snapshot: The final state.
             delete: Remove the backup afterwards.
         """
-        self._cluster.barrier("end of training", self._options.timeout)
+        self._cluster.barrier("end of training", self._cluster.patience)
         if (overtaken := self._line.take_back()) is not None:
             self._exchange.skip(overtaken)  # the end comes at once
         self.save(snapshot, must=True)
-        self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._options.timeout)
+        self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._cluster.patience)
         self._writer.wait()
         with contextlib.suppress(PeerLostError):  # everything is done: whoever is lost now has ended as it may
-            self._cluster.leave("end of fit", self._options.timeout)
+            self._cluster.leave("end of fit", self._cluster.patience)
         if (note := self._skipped.summary()) is not None:
             self._note(note)
         self.poll()
@@ -283,7 +283,7 @@ class BackupEngine:
             commit: The name of the last backup.
         """
         self._cluster.on_chief(
-            functools.partial(self._delete_if_newest, commit), "deleting the backup", self._options.timeout
+            functools.partial(self._delete_if_newest, commit), "deleting the backup", self._cluster.patience
         )
         self.poll()
 
@@ -330,7 +330,7 @@ class BackupEngine:
             raise
         except (StorageError, BackupError, ClusterError, MemoryError) as error:
             self._failed += 1
-            limit = self._options.max_failed_saves
+            limit = self._options.write.max_failed_saves
             if limit is not None and self._failed >= limit:
                 raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
             goes_on = "" if messaging.lost() or self._exchange.abort.is_set() else " and training goes on"

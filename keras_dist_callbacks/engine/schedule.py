@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from keras_dist_callbacks.backups.snapshot import Snapshot
-from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.policies import SavePolicy
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ class Schedule:
     Args:
         policy: What was asked for.
         cluster: Who has to agree.
-        timeout: Seconds to wait for other workers.
         clock: Seconds; for tests.
     """
 
@@ -41,14 +40,12 @@ class Schedule:
         self,
         policy: SavePolicy,
         cluster: Cluster,
-        timeout: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.at_epoch_end = policy.at_epoch_end
         self._every = policy.every_steps
         self._meter = _Meter(policy, clock) if policy.is_measured else None
         self._cluster = cluster
-        self._timeout = timeout
         self._last = self._begun = 0
         self._looks = collections.deque(_FIRST_LOOKS)
         self._next = _FIRST_LOOKS[0]
@@ -107,7 +104,7 @@ class Schedule:
         return self._begun + self._looks[0] - step if self._looks else 0
 
     def _agreed(self, steps: int) -> int:
-        return int(self._cluster.broadcast(steps, "save interval", self._timeout, kind=int))
+        return int(self._cluster.broadcast(steps, "save interval", kind=int))
 
 
 class _Meter:

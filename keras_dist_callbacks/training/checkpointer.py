@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from keras_dist_callbacks import arguments
@@ -17,26 +17,37 @@ from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.cluster.agreed_stop import StopRequest
-from keras_dist_callbacks.cluster.cluster import PATIENCE_SECONDS, Cluster
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.moved_arguments import (
+    OF_SHUTDOWN_OPTIONS,
+    OF_STRATEGY,
+    OF_WRITE_OPTIONS,
+    explains_arguments,
+)
+from keras_dist_callbacks.options import (
+    ShutdownOptions,
+    WriteOptions,
+    open_to_write,
+    shutdown_options_of,
+    write_options_of,
+)
 from keras_dist_callbacks.terminal import say
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
-from keras_dist_callbacks.training.leave_options import LeaveOptions
 from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.loop_input import LoopInput
 from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
 from keras_dist_callbacks.training.restored import Restored
 
 
+@explains_arguments(OF_WRITE_OPTIONS | OF_SHUTDOWN_OPTIONS | OF_STRATEGY)
 class Checkpointer(OfOneLoop):
     """Saves the complete state of a custom training loop, and restores it exactly.
 
@@ -66,24 +77,14 @@ class Checkpointer(OfOneLoop):
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         double_checkpoint: Let two successive backups share no file.
         delete_checkpoint: Delete the backup in `close`.
-        storage_options: Passed to the fsspec file system.
-        retry: As in `BackupAndRestore`.
-        max_bytes_per_second: A cap on the rate of uploads.
-        when_busy: As in `BackupAndRestore`: `"skip"` or `"wait"`.
-        max_held_bytes: As in `BackupAndRestore`: bytes that the states of backups on their way may take.
-        max_failed_saves: Backups that may fail in a row before training ends with the reason; None: any number.
         strict: True turns a resume that is "not exact" into an error instead of a warning; `"certain"` one that is
             "exact if ..." too, which every resume of a loop of your own is.
-        timeout: Seconds to wait for another worker that lives but does not answer.
-        save_before_preemption: As in `BackupAndRestore`: `step()`, or the end of an epoch, saves on all workers and
-            raises `Preempted` when one was asked to end.
-        grace_period: Seconds after which a process that was asked to end does so.
-        preemption_signals: The signals that ask for it.
-        preemption_notice: Something else that asks for it.
-        save_on_exception: Save when an exception leaves the `with` block between `step()` and the next of `batches()`,
-            on all workers at the same one; and hold the first Ctrl-C until then, at most 10 seconds.
-        peer_timeout: As in `BackupAndRestore`: seconds within which a process ends whose peer is lost.
         verbose: As in `BackupAndRestore`: 0 prints nothing.
+        storage_options: Passed to the fsspec file system.
+        write_options: As in `BackupAndRestore`.
+        shutdown_options: As in `BackupAndRestore`: `step()`, or the end of an epoch, saves on all workers and raises
+            `Preempted` when one was asked to end. An exception saves where it leaves the `with` block between `step()`
+            and the next of `batches()`.
 
     Attributes:
         epoch: The running epoch, from 0.
@@ -113,42 +114,28 @@ class Checkpointer(OfOneLoop):
         max_overhead: float = MAX_OVERHEAD,
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
-        storage_options: Mapping[str, Any] | None = None,
-        retry: RetryPolicy | None = None,
-        max_bytes_per_second: float | None = None,
-        when_busy: str = "skip",
-        max_held_bytes: int | None = None,
-        max_failed_saves: int | None = 10,
         strict: bool | str = False,
-        timeout: float = PATIENCE_SECONDS,
-        save_before_preemption: bool = True,
-        grace_period: float = 25.0,
-        preemption_signals: Sequence[str | int] = ("SIGTERM",),
-        preemption_notice: str | os.PathLike[str] | Callable[[], bool] | None = None,
-        save_on_exception: bool = True,
-        peer_timeout: float = 30.0,
         verbose: int = 1,
+        storage_options: Mapping[str, Any] | None = None,
+        write_options: WriteOptions | None = None,
+        shutdown_options: ShutdownOptions | None = None,
     ) -> None:
         verbose = verbosity("verbose", verbose)
-        options = EngineOptions(
-            double_checkpoint, when_busy, max_failed_saves, timeout, progress=verbose > 0, max_held_bytes=max_held_bytes
-        )
+        write, shutdown = write_options_of(write_options), shutdown_options_of(shutdown_options)
         self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
         self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
         self._origin = getattr(model, "_kdc_origin", None)
-        self._strategy, self._cluster = model.distribute_strategy, Cluster.detect().waiting(timeout)
+        self._strategy, self._cluster = model.distribute_strategy, Cluster.detect()
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
-        limits: dict[str, Any] = {"retry": retry, "max_bytes_per_second": max_bytes_per_second}
-        self._storage = Storage.open(arguments.path("backup_dir", backup_dir), storage_options, **limits)
+        self._storage = open_to_write(arguments.path("backup_dir", backup_dir), storage_options, write)
         name = continuing.next_name("loop")
+        options = EngineOptions(double_checkpoint, verbose > 0, write)
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
-        asked = (save_before_preemption, grace_period, preemption_signals, preemption_notice, save_on_exception)
-        leave = LeaveOptions.parse(*asked, peer_timeout)
         self._say = functools.partial(say, verbose=verbose > 0)
         tell = functools.partial(self._say, level=logging.WARNING)
-        self._leaving = Leaving(leave, self._engine, self._cluster, name, tell, _is_alive(self))
-        self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(save_before_preemption)}
+        self._leaving = Leaving(shutdown, self._engine, self._cluster, name, tell, _is_alive(self))
+        self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
 
     def restore(self) -> bool:
         """Puts everything back to the newest backup, and claims the directory; call it once, before training.

@@ -15,6 +15,7 @@ from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.moved_arguments import OF_READERS, explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
@@ -27,6 +28,7 @@ from keras_dist_callbacks.training.evaluator_sources import Backups, Candidate, 
 from keras_dist_callbacks.types import Evaluation
 
 
+@explains_arguments(OF_READERS)
 class SidecarEvaluator:
     """Evaluates every checkpoint of a training, in a process of its own that the training does not notice.
 

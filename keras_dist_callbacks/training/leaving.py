@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
-from keras_dist_callbacks.cluster import loss, messaging, peers
+from keras_dist_callbacks.cluster import loss, messaging, peers, timeouts
 from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
+from keras_dist_callbacks.options import ShutdownOptions
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import is_first
-from keras_dist_callbacks.training.leave_options import LeaveOptions
-from keras_dist_callbacks.training.notices import NoticeWatch
+from keras_dist_callbacks.training.notices import Notice, NoticeWatch
 from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign, let_children_end
 from keras_dist_callbacks.training.watchdog import GIL_SECONDS, Watchdog
 
@@ -63,7 +63,7 @@ class Leaving:
 
     def __init__(
         self,
-        options: LeaveOptions,
+        options: ShutdownOptions,
         engine: BackupEngine,
         cluster: Cluster,
         name: str,
@@ -71,10 +71,12 @@ class Leaving:
         runs: Callable[[], bool] = lambda: True,
     ) -> None:
         known = messaging.silence() + _NOTICE_SECONDS + GIL_SECONDS
-        if cluster.num_workers > 1 and options.peer_timeout < known + _LEAST_SECONDS:
+        peer_timeout = timeouts.seconds_of("peer_timeout")
+        if cluster.num_workers > 1 and peer_timeout < known + _LEAST_SECONDS:
             raise ConfigError(
-                f"peer_timeout={options.peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
-                f"(heartbeat_timeout={messaging.silence():g}); give {known + _LEAST_SECONDS:g} or more"
+                f"peer_timeout={peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
+                f"(heartbeat_timeout={messaging.silence():g}); give make_strategy, or KDC_PEER_TIMEOUT in the "
+                f"environment, {known + _LEAST_SECONDS:g} or more"
             )
         self.options = options
         self._engine = engine
@@ -85,7 +87,7 @@ class Leaving:
         self._signals = SignalWatch(self._on_signal, self._at_once)
         self._notice: NoticeWatch | None = None
         self._watchdog = Watchdog(options.grace_period, self._last_words)
-        self._loss_watchdog = Watchdog(max(_LEAST_SECONDS, options.peer_timeout - known), self._words_after_loss)
+        self._loss_watchdog = Watchdog(max(_LEAST_SECONDS, peer_timeout - known), self._words_after_loss)
         self._runs = runs
         self._process = os.getpid()
         self._impatience: threading.Timer | None = None
@@ -95,8 +97,8 @@ class Leaving:
 
     def begin(self) -> None:
         """Training begins: from now on signals are taken over."""
-        if self.options.on_preemption and self.options.notice is not None:
-            self._notice = NoticeWatch(self.options.notice, lambda why: self._stop.request(PREEMPTED, why))
+        if self.options.save_before_preemption and self.options.notice is not None:
+            self._notice = NoticeWatch(Notice.of(self.options.notice), lambda why: self._stop.request(PREEMPTED, why))
             self._notice.start()  # first: it may raise, and nothing is to be given back then
         for abandoned in [run for run in shared(Runs).open if not run._runs()]:
             abandoned.close()
@@ -258,9 +260,9 @@ class Leaving:
 
     def _saves_at(self, error: BaseException) -> bool:
         if isinstance(error, Preempted):  # of a fit() within a callback of this one
-            return self.options.on_preemption
+            return self.options.save_before_preemption
         ours = isinstance(error, KdcError) and not isinstance(error, StorageError)
-        return self.options.on_exception and not ours
+        return self.options.save_on_exception and not ours
 
     def close(self) -> None:
         """The run is over: gives signals back. A watchdog that counts goes on if the run was left for it."""
@@ -303,8 +305,8 @@ class Leaving:
 
     def _ours(self) -> list[signal.Signals]:
         """Those signals that may be taken over."""
-        wanted = list(self.options.signals) if self.options.on_preemption else []
-        if not wanted and not self.options.on_exception:
+        wanted = list(self.options.signal_numbers) if self.options.save_before_preemption else []
+        if not wanted and not self.options.save_on_exception:
             return []
         if threading.current_thread() is not threading.main_thread():
             self._tell(f"{_names(wanted)} is not watched for: fit() runs in a thread that is not the main one")
@@ -319,7 +321,7 @@ class Leaving:
                 self._tell(f"{number.name} is not watched for: something other than Python handles it")
             elif handler_of(number) != signal.SIG_IGN:
                 ours.append(number)
-        if self.options.on_exception and handler_of(signal.SIGINT) is signal.default_int_handler:
+        if self.options.save_on_exception and handler_of(signal.SIGINT) is signal.default_int_handler:
             ours.append(signal.SIGINT)
         return ours
 
@@ -328,7 +330,7 @@ class Leaving:
             self._stop.note(*self._meaning(number))
 
     def _meaning(self, number: signal.Signals) -> tuple[str, str]:
-        ends = number in self.options.signals and self.options.on_preemption
+        ends = number in self.options.signal_numbers and self.options.save_before_preemption
         return (PREEMPTED, number.name) if ends else (INTERRUPTED, "Ctrl-C")
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -365,7 +367,7 @@ class Leaving:
         return "; ".join([over, *self._newest()])
 
     def _tell(self, text: str) -> None:
-        if self.options.on_preemption and is_first(text):
+        if self.options.save_before_preemption and is_first(text):
             self._say(text)
 
 

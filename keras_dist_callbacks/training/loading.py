@@ -14,6 +14,7 @@ from keras_dist_callbacks.backups.variables import by_path
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import picking
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.moved_arguments import OF_READERS, explains_arguments
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training import capture
@@ -21,6 +22,7 @@ from keras_dist_callbacks.training import capture
 _TAG = "load_backup"
 
 
+@explains_arguments(OF_READERS)
 def load_backup(
     backup_dir: str | os.PathLike[str],
     model: Any = None,

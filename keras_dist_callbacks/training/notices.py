@@ -40,8 +40,8 @@ class Notice:
         if callable(source):
             return cls(getattr(source, "__name__", type(source).__name__), source)
         if not isinstance(source, str | os.PathLike):
-            raise arguments.refused("preemption_notice", source, "a path or a function, or None")
-        path = Path(arguments.path("preemption_notice", source))
+            raise arguments.refused("notice", source, "a path or a function, or None")
+        path = Path(arguments.path("notice", source))
         return cls(f"the file {path}", path.exists)
 
 
@@ -91,7 +91,7 @@ class NoticeWatch:
 def gce_notice(endpoint: str | None = None) -> Callable[[], bool]:
     """Asks Google Compute Engine's metadata server whether this instance is being preempted.
 
-    For `BackupAndRestore(preemption_notice=kdc.gce_notice())`. The server's `instance/preempted` turns to `TRUE`
+    For `ShutdownOptions(notice=kdc.gce_notice())`. The server's `instance/preempted` turns to `TRUE`
     (Google Cloud's documentation of preemptible instances).
 
     Args:
@@ -109,7 +109,7 @@ def gce_notice(endpoint: str | None = None) -> Callable[[], bool]:
 def aws_notice(endpoint: str | None = None) -> Callable[[], bool]:
     """Asks Amazon EC2's metadata server whether this spot instance is going to be stopped or taken away.
 
-    For `BackupAndRestore(preemption_notice=kdc.aws_notice())`. The server's `spot/instance-action` does not exist
+    For `ShutdownOptions(notice=kdc.aws_notice())`. The server's `spot/instance-action` does not exist
     before (Amazon's documentation of spot interruptions); it is asked with a token (IMDSv2).
 
     Args:

@@ -13,11 +13,11 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from keras_dist_callbacks.training.leave_options import LeaveOptions
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.training.leave_options import LeaveOptions
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 

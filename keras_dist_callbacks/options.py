@@ -1,0 +1,174 @@
+"""The groups of options that callbacks share; each is checked when it is made."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_dist_callbacks import arguments
+from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.moved_arguments import explains_arguments
+from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.storage import PathLike, Storage
+
+
+@explains_arguments()
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """How backups, checkpoints and logs are written.
+
+    One object may be given to several callbacks. `ModelCheckpoint` and `TensorBoard` use `retry`, `fsync` and
+    `max_bytes_per_second`; the other options are about backups.
+
+    Args:
+        retry: How long a request to a store that is not local may take, and how long a failing one is tried again.
+            Defaults to `RetryPolicy()`: two minutes, with growing pauses.
+        fsync: Whether local files reach the disk before they count. Defaults to True.
+        max_bytes_per_second: A cap on the rate of uploads, which leaves the rest of the bandwidth to others. Defaults
+            to None: no cap.
+        max_failed_saves: Backups that may fail in a row, with a warning each, before training ends with the reason.
+            None: any number. Defaults to 10.
+        when_busy: What to do when a backup within an epoch is due while the last one is still being written: with
+            `"skip"` it is queued, and a newer one supersedes it in the queue; with `"wait"` training waits. At the
+            end of an epoch it always waits. Defaults to `"skip"`.
+        max_held_bytes: Bytes that the states of unfinished backups may take: the state once for the one that is being
+            written, and once for one in the queue; where two do not fit, a backup that is due meanwhile is skipped.
+            With several workers the smallest value counts for all. Defaults to None: half of the memory that is free
+            as the run starts, as far as the system tells; workers of one host share it.
+        max_local_state: Bytes of worker-local values that a worker sends to the chief for a backup; larger ones are not
+            saved, and a resume says that it is not exact. Defaults to 64 MiB.
+
+    Raises:
+        ConfigError: A value is wrong.
+
+    Example:
+        ```python
+        kdc.BackupAndRestore("s3://bucket/run1/backup", write_options=kdc.WriteOptions(max_bytes_per_second=50e6))
+        ```
+    """
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    fsync: bool = True
+    max_bytes_per_second: float | None = None
+    max_failed_saves: int | None = 10
+    when_busy: str = "skip"
+    max_held_bytes: int | None = None
+    max_local_state: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        failed, held, rate = self.max_failed_saves, self.max_held_bytes, self.max_bytes_per_second
+        if failed is not None:
+            failed = arguments.count("max_failed_saves", failed, least=1, also="None for any number", default=10)
+        if held is not None:
+            held = arguments.count("max_held_bytes", held, of="bytes", also="None for half of the free memory")
+        if rate is not None:
+            rate = arguments.rate("max_bytes_per_second", rate, also="None for no cap")
+        arguments.keep(
+            self,
+            retry=arguments.instance("retry", self.retry, RetryPolicy),
+            fsync=arguments.flag("fsync", self.fsync),
+            max_bytes_per_second=rate,
+            max_failed_saves=failed,
+            when_busy=arguments.choice("when_busy", self.when_busy, ("skip", "wait")),
+            max_held_bytes=held,
+            max_local_state=arguments.count(
+                "max_local_state", self.max_local_state, of="bytes", default=WriteOptions.max_local_state
+            ),
+        )
+
+
+@explains_arguments({"preemption_signals": "signals={0}", "preemption_notice": "notice={0}"})
+@dataclass(frozen=True, kw_only=True)
+class ShutdownOptions:
+    """What is done when a process is asked to end, and when an exception leaves training.
+
+    Args:
+        save_before_preemption: When a worker is asked to end, let all workers finish the same step, save, and exit with
+            `Preempted`, a `SystemExit` with exit code 138. Defaults to True.
+        signals: The signals that ask for it, by name or number. A signal that is ignored, or handled by something other
+            than Python or TensorFlow, is left alone; a handler in Python is called after the backup. Defaults to
+            `("SIGTERM",)`.
+        notice: Something else that asks for it: a path that appears, or a function that returns True, such as
+            `gce_notice()` or `aws_notice()`; asked each second. Defaults to None.
+        grace_period: Seconds after which a process that was asked to end exits, with 138 too, saved or not. Defaults to
+            25.
+        save_on_exception: Save when an exception leaves training between two steps, on all workers at the same one; and
+            hold the first Ctrl-C until the step is over and saved, at most 10 seconds. Defaults to True.
+
+    Raises:
+        ConfigError: A value is wrong.
+
+    Example:
+        ```python
+        kdc.BackupAndRestore("backup", shutdown_options=kdc.ShutdownOptions(notice=kdc.gce_notice()))
+        ```
+    """
+
+    save_before_preemption: bool = True
+    signals: Sequence[str | int] = ("SIGTERM",)
+    notice: str | os.PathLike[str] | Callable[[], bool] | None = None
+    grace_period: float = 25.0
+    save_on_exception: bool = True
+
+    def __post_init__(self) -> None:
+        if not (self.notice is None or callable(self.notice)):
+            if not isinstance(self.notice, str | os.PathLike):
+                raise arguments.refused("notice", self.notice, "a path or a function, or None")
+            arguments.path("notice", self.notice)
+        arguments.keep(
+            self,
+            save_before_preemption=arguments.flag("save_before_preemption", self.save_before_preemption),
+            signals=tuple(number.name for number in _signals(self.signals)),
+            grace_period=arguments.seconds("grace_period", self.grace_period, default=ShutdownOptions.grace_period),
+            save_on_exception=arguments.flag("save_on_exception", self.save_on_exception),
+        )
+
+    @property
+    def signal_numbers(self) -> tuple[signal.Signals, ...]:
+        """The signals, each once."""
+        return _signals(self.signals)
+
+    @property
+    def saves(self) -> bool:
+        """Whether there is anything to be ready for."""
+        return self.save_before_preemption or self.save_on_exception
+
+
+def open_to_write(url: PathLike, storage_options: Mapping[str, Any] | None, write: WriteOptions) -> Storage:
+    """A directory with the options of writing; raises what `Storage.open` does."""
+    return Storage.open(
+        url, storage_options, fsync=write.fsync, retry=write.retry, max_bytes_per_second=write.max_bytes_per_second
+    )
+
+
+def write_options_of(given: WriteOptions | None) -> WriteOptions:
+    """The options that were given, or the defaults.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    return WriteOptions() if given is None else arguments.instance("write_options", given, WriteOptions, also="None")
+
+
+def shutdown_options_of(given: ShutdownOptions | None) -> ShutdownOptions:
+    """The options that were given, or the defaults.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if given is None:
+        return ShutdownOptions()
+    return arguments.instance("shutdown_options", given, ShutdownOptions, also="None")
+
+
+def _signals(given: Any) -> tuple[signal.Signals, ...]:
+    """One or several, each once."""
+    several = isinstance(given, Sequence | Set) and not isinstance(given, str | bytes | bytearray | memoryview)
+    found = tuple(dict.fromkeys(arguments.signal_of("signals", s) for s in (given if several else [given])))
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        if number in found:
+            raise ConfigError(f"signals: a process cannot handle {number.name}")
+    return found
