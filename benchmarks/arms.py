@@ -118,7 +118,9 @@ def make(names: Sequence[str], workload: Workload, directory: Path, watch: Watch
 def _ours(directory: Path, *, fsync: bool, watch: Watch | None) -> Arm:
     # A backup that is left out would look free: where nobody counts those that were made, "wait" shows instead.
     gate, busy = Gate(), "wait" if watch is None else "skip"
-    callback = _Gated(gate, directory, save_freq=10**9, when_busy=busy, fsync=fsync, verbose=0)
+    callback = _Gated(
+        gate, directory, save_freq=10**9, write_options=kdc.WriteOptions(when_busy=busy, fsync=fsync), verbose=0
+    )
 
     def drain() -> None:
         if not shared_writer().wait(300):

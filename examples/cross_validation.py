@@ -42,7 +42,10 @@ class DigitsClassifier(ClassifierMixin, BaseEstimator):
         keras.utils.set_random_seed(7)  # each fold from the same start, whichever were trained before it
         fold = hashlib.sha256(np.ascontiguousarray(images).tobytes()).hexdigest()[:12]
         backup = kdc.BackupAndRestore(
-            f"{self.directory}/{fold}", save_freq=5, delete_checkpoint=False, when_busy="wait"
+            f"{self.directory}/{fold}",
+            save_freq=5,
+            delete_checkpoint=False,
+            write_options=kdc.WriteOptions(when_busy="wait"),
         )
         self.classes_ = np.unique(labels)
         layers = [keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dropout(0.2)]

@@ -84,7 +84,7 @@ def train(directory: str, epochs: int = 3, save_freq: int = 1, on_step: Any = No
         metrics=[accuracy],
         state=state,
         save_freq=save_freq,
-        when_busy="wait",
+        write_options=kdc.WriteOptions(when_busy="wait"),
         delete_checkpoint=False,
     )
     with checkpointer:

@@ -38,7 +38,9 @@ def train(directory: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
         backbone.trainable = phase == "both"
         model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy")
         place = f"{directory}/{phase}"
-        backup = kdc.BackupAndRestore(place, save_freq=3, delete_checkpoint=False, when_busy="wait")
+        backup = kdc.BackupAndRestore(
+            place, save_freq=3, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+        )
         history = model.fit(*load_data(), batch_size=40, epochs=2, verbose=0, callbacks=[*extra_callbacks, backup])
         lines += [f"{phase}, epoch {number}: loss {loss!r}" for number, loss in enumerate(history.history["loss"], 1)]
     return lines

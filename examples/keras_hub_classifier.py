@@ -43,7 +43,9 @@ def train(directory: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
     """Trains, or resumes; returns what is printed."""
     keras.utils.set_random_seed(7)
     model = make_model()
-    backup = kdc.BackupAndRestore(directory, save_freq=2, delete_checkpoint=False, when_busy="wait")
+    backup = kdc.BackupAndRestore(
+        directory, save_freq=2, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+    )
     history = model.fit(*load_data(), batch_size=50, epochs=3, verbose=0, callbacks=[*extra_callbacks, backup])
     return [f"epoch {number}: loss {loss!r}" for number, loss in enumerate(history.history["loss"], 1)]
 

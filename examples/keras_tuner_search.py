@@ -37,7 +37,9 @@ class _BackedUp:
 
     def run_trial(self, trial: Any, *args: Any, callbacks: Sequence[Any] = (), **kwargs: Any) -> Any:
         place = f"{self.get_trial_dir(trial.trial_id)}/backup"
-        backup = kdc.BackupAndRestore(place, save_freq=5, delete_checkpoint=False, when_busy="wait")
+        backup = kdc.BackupAndRestore(
+            place, save_freq=5, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+        )
         return super().run_trial(trial, *args, callbacks=[*callbacks, backup], **kwargs)
 
 

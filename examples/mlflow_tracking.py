@@ -66,7 +66,9 @@ def train(directory: str, autolog: bool = False, extra_callbacks: Sequence[Any] 
     layers = [keras.Input((64,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.2)]
     model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    backup = kdc.BackupAndRestore(f"{directory}/backup", save_freq=7, delete_checkpoint=False, when_busy="wait")
+    backup = kdc.BackupAndRestore(
+        f"{directory}/backup", save_freq=7, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+    )
     callbacks = [*extra_callbacks, *([] if autolog else [mlflow.tensorflow.MlflowCallback(False, NEVER)])]
     options = {"batch_size": 50, "epochs": EPOCHS, "validation_split": 0.2, "verbose": 0}
     with open_run(directory) as run:

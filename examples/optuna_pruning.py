@@ -56,7 +56,9 @@ def objective(directory: str, extra_callbacks: Sequence[Any]) -> Callable[[Trial
         model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")])
         model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"])
         place = f"{directory}/trial-{trial.user_attrs['place']}"
-        backup = kdc.BackupAndRestore(place, save_freq=5, delete_checkpoint=False, when_busy="wait")
+        backup = kdc.BackupAndRestore(
+            place, save_freq=5, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+        )
         options = {"batch_size": 48, "epochs": EPOCHS, "validation_split": 0.2, "verbose": 0}
         history = model.fit(images, labels[:ROWS], callbacks=[*extra_callbacks, Report(trial), backup], **options)
         return float(history.history["val_accuracy"][-1])

@@ -42,7 +42,9 @@ def train(directory: str, stateful: bool = False, extra_callbacks: Sequence[Any]
     layers = [keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dropout(0.2)]
     model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
-    backup = kdc.BackupAndRestore(f"{directory}/backup", save_freq=5, delete_checkpoint=False, when_busy="wait")
+    backup = kdc.BackupAndRestore(
+        f"{directory}/backup", save_freq=5, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+    )
     callbacks = [*extra_callbacks, backup]
     history = model.fit(load_data(stateful), epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
     return [f"epoch {number}: loss {loss!r}" for number, loss in enumerate(history.history["loss"], 1)]

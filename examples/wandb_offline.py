@@ -58,7 +58,9 @@ def train(directory: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
     layers = [keras.Input((64,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.2)]
     model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    backup = kdc.BackupAndRestore(f"{directory}/backup", save_freq=7, delete_checkpoint=False, when_busy="wait")
+    backup = kdc.BackupAndRestore(
+        f"{directory}/backup", save_freq=7, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+    )
     log = LogAll()
     x = (images / 16.0).astype("float32")[:ROWS]
     model.fit(x, labels[:ROWS], batch_size=50, epochs=EPOCHS, verbose=0, callbacks=[*extra_callbacks, log, backup])

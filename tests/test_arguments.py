@@ -94,11 +94,12 @@ def test_arguments_that_are_passed_to_a_layer_are_refused_by_keras() -> None:
 
 
 NUMBERS: list[tuple[str, dict[str, Any]]] = [
-    ("BackupAndRestore", {"save_freq": np.int64(5), "timeout": np.float32(0.5), "fsync": np.bool_(True)}),
+    ("BackupAndRestore", {"save_freq": np.int64(5), "verbose": np.int64(0)}),
     ("BackupAndRestore", {"save_freq": np.bool_(False), "max_overhead": np.float64(0.5), "strict": np.bool_(True)}),
-    ("BackupAndRestore", {"max_failed_saves": np.uint8(3), "max_local_state": np.int32(7), "verbose": np.int64(0)}),
-    ("BackupAndRestore", {"preemption_signals": [np.int64(15)], "grace_period": np.int64(5)}),
-    ("Checkpointer", {"max_bytes_per_second": np.int64(10**6), "delete_checkpoint": np.bool_(False)}),
+    ("WriteOptions", {"max_failed_saves": np.uint8(3), "max_local_state": np.int32(7), "fsync": np.bool_(True)}),
+    ("WriteOptions", {"max_bytes_per_second": np.int64(10**6), "max_held_bytes": np.int64(5)}),
+    ("ShutdownOptions", {"signals": [np.int64(15)], "grace_period": np.int64(5)}),
+    ("Checkpointer", {"delete_checkpoint": np.bool_(False)}),
     ("ModelCheckpoint", {"save_freq": np.int64(5), "max_to_keep": np.int64(2), "save_best_only": np.bool_(True)}),
     ("ModelCheckpoint", {"initial_value_threshold": np.float32(0.5)}),
     ("SidecarEvaluator", {"steps": np.int64(5), "timeout": np.float32(0.5), "max_evaluations": np.uint8(3)}),
@@ -158,12 +159,12 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_type() -> None:
             raise RuntimeError("no")
 
     with pytest.raises(ConfigError, match=r"when_busy must be 'skip' or 'wait', got .*Silent"):
-        kdc.BackupAndRestore("backup", when_busy=Silent())  # type: ignore[arg-type]
+        kdc.BackupAndRestore("backup", write_options=kdc.WriteOptions(when_busy=Silent()))  # type: ignore[arg-type]
 
 
 def test_the_message_names_the_default_where_it_helps() -> None:
     with pytest.raises(ConfigError, match=r"^timeout must be a number .* got nan; the default is 3600\.0$"):
-        kdc.BackupAndRestore("backup", timeout=float("nan"))
+        kdc.make_strategy(timeout=float("nan"))
 
 
 @pytest.mark.parametrize("metadata", [{"layer": 5}, {"layer": ""}, {5: "file"}])

@@ -22,6 +22,7 @@ from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.terminal import is_shown, say
 from tests.support import ROOT, evaluator_runs, tiny
 from tests.support.callback_helpers import fit, tiny_model
+from tests.support.grouped import grouped
 from tests.support.left_early import FOREVER, At, raise_signal
 
 NAME = "keras_dist_callbacks"
@@ -160,7 +161,10 @@ def built() -> keras.Model:
 def restore(directory: Path, verbose: int) -> None:
     for stop in (tiny.StopAt(1, 0), None):
         backup = kdc.BackupAndRestore(
-            directory / "backup", delete_checkpoint=False, save_on_exception=False, verbose=verbose
+            directory / "backup",
+            delete_checkpoint=False,
+            shutdown_options=kdc.ShutdownOptions(save_on_exception=False),
+            verbose=verbose,
         )
         try:
             tiny.fit(built(), None, [*([stop] if stop else []), backup], epochs=2)
@@ -169,8 +173,11 @@ def restore(directory: Path, verbose: int) -> None:
 
 
 def preempted(directory: Path, verbose: int) -> None:
-    options: dict[str, Any] = {"preemption_signals": ["SIGUSR1"], "grace_period": FOREVER, "verbose": verbose}
-    callbacks = [kdc.BackupAndRestore(directory, **options), At("on_train_batch_end", (0, 2), raise_signal())]
+    options: dict[str, Any] = {"signals": ["SIGUSR1"], "grace_period": FOREVER, "verbose": verbose}
+    callbacks = [
+        kdc.BackupAndRestore(directory, **grouped(**options)),
+        At("on_train_batch_end", (0, 2), raise_signal()),
+    ]
     try:
         with pytest.raises(kdc.Preempted):
             tiny.fit(built(), None, callbacks)
@@ -269,6 +276,6 @@ def test_what_a_background_thread_shows_was_decided_in_the_users(tmp_path: Path)
     saver = kdc.ModelCheckpoint(tmp_path / "{epoch}.keras", verbose=1)
     seen: list[bool] = []
     publish = saver._publish
-    saver._publish = lambda directory, artifact, shown: (seen.append(shown), publish(directory, artifact, shown))  # type: ignore[assignment]
+    saver._publish = lambda *given: (seen.append(given[-1]), publish(*given))  # type: ignore[assignment]
     fit(tiny_model(), saver)
     assert seen == [False]

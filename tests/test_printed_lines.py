@@ -61,7 +61,9 @@ def test_a_stream_that_fails_is_ignored(error: Exception, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_a_preemption_is_reported_on_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny.model()
-    backup = kdc.BackupAndRestore(tmp_path, preemption_signals=["SIGUSR1"], grace_period=FOREVER)
+    backup = kdc.BackupAndRestore(
+        tmp_path, shutdown_options=kdc.ShutdownOptions(signals=["SIGUSR1"], grace_period=FOREVER)
+    )
     try:
         with pytest.raises(kdc.Preempted):
             model.fit(

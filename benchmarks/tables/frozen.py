@@ -56,7 +56,9 @@ def measure(directory: Path, *, megabytes: int, share: float, adam: bool) -> Out
     """One fit with a backup after each step."""
     workload = models.frozen(megabytes, share, adam=adam)
     counter = _NewFiles(directory / "backup")
-    backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, when_busy="wait", verbose=0)
+    backup = kdc.BackupAndRestore(
+        directory / "backup", save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"), verbose=0
+    )
     workload.model.fit(workload.data, steps_per_epoch=_BACKUPS + 1, verbose=0, callbacks=[counter, backup])
     trained = sum(v.numpy().nbytes for v in [*workload.model.trainable_variables, *workload.model.optimizer.variables])
     return {"written": counter.written, "changing": trained, "state_bytes": workload.state_bytes}

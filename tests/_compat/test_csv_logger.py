@@ -123,7 +123,10 @@ def test_a_fit_that_fails_before_it_begins_leaves_the_users_argument_alone(inter
             if self.fails:
                 raise tiny.Stop
 
-    rows, backup = logger(interrupted), kdc.BackupAndRestore(interrupted / "backup", save_freq=1, when_busy="wait")
+    rows, backup = (
+        logger(interrupted),
+        kdc.BackupAndRestore(interrupted / "backup", save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+    )
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), None, [Fails(), rows, backup])
     tiny.fit(tiny.model(), None, [rows, backup])
@@ -188,7 +191,9 @@ def test_in_a_list_that_the_user_has_built_all_is_exact_but_the_file_which_is_na
 ) -> None:
     def fit(*others: keras.callbacks.Callback) -> keras.Model:
         model, rows = tiny.model(), logger(tmp_path)
-        backup = kdc.BackupAndRestore(tmp_path / "backup", save_freq=1, when_busy="wait")
+        backup = kdc.BackupAndRestore(
+            tmp_path / "backup", save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")
+        )
         arguments = {"epochs": 3, "steps": tiny.STEPS, "verbose": 0}
         every = keras.callbacks.CallbackList([backup, rows, *others], add_history=True, model=model, **arguments)
         try:

@@ -245,7 +245,7 @@ def test_an_exception_outside_of_the_training_loop_leaves_nothing_either(tmp_pat
             if epoch == 1:
                 raise tiny.Stop
 
-    callback = kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait")
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"))
     model = tiny.model()
     with pytest.raises(tiny.Stop):
         tiny.fit(model, None, [callback, StopAtEpochEnd()])

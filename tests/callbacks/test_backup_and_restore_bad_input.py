@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import manifest
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError, StorageError
 from tests.support import files, tiny
+from tests.support.grouped import grouped
 
 pytestmark = pytest.mark.slow  # whole fits
 
@@ -54,7 +56,7 @@ def test_save_freq_that_is_no_frequency_is_refused(save_freq: Any) -> None:
 )
 def test_bad_arguments_are_refused_at_construction(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        kdc.BackupAndRestore(**arguments)
+        kdc.BackupAndRestore(**grouped(**arguments))
 
 
 def test_a_protocol_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +123,11 @@ def test_a_newer_format_is_refused_with_advice(backup: Path, monkeypatch: pytest
     newest = max(backup.glob("commits/*.json"))
     decoded = manifest.decode_manifest(newest.read_bytes(), "here")
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "FORMAT_VERSION", 2)
+        patch.setattr(manifest, "MANIFEST", dataclasses.replace(manifest.MANIFEST, version=2))
         newest.write_bytes(manifest.encode_manifest(decoded))
-    assert_refused_and_untouched(backup, tiny.rich_model(), BackupMismatchError, "format version 2.*upgrade")
+    assert_refused_and_untouched(
+        backup, tiny.rich_model(), BackupMismatchError, "format version 2 is not supported.*Install a newer"
+    )
 
 
 def test_two_backup_callbacks_in_one_fit_are_refused(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from keras_dist_callbacks.training.leave_options import LeaveOptions
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.grouped import grouped
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]  # whole fits
 
@@ -30,11 +30,16 @@ def by_epoch(epoch: int) -> tf.data.Dataset:
 
 def backup(directory: Path) -> keras.callbacks.Callback:
     retry = kdc.RetryPolicy(total_seconds=5)
-    more = {"retry": retry, "preemption_notice": kdc.gce_notice("http://127.0.0.1:9"), "verbose": 0}
+    more = {"retry": retry, "max_failed_saves": None, "notice": kdc.gce_notice("http://127.0.0.1:9"), "verbose": 0}
     often = datetime.timedelta(minutes=9)
     signals = ["SIGUSR1", 15]
-    more |= {"save_before_preemption": False, "preemption_signals": signals, "storage_options": {"auto_mkdir": True}}
-    return kdc.BackupAndRestore(directory / "backup", often, delete_checkpoint=False, max_failed_saves=None, **more)
+    more |= {"save_before_preemption": False, "signals": signals, "storage_options": {"auto_mkdir": True}}
+    return kdc.BackupAndRestore(
+        directory / "backup",
+        often,
+        delete_checkpoint=False,
+        **grouped(**more),
+    )
 
 
 def checkpoint(directory: Path) -> keras.callbacks.Callback:
@@ -69,7 +74,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-OPTIONS = (Storage, EngineOptions, LeaveOptions)
+OPTIONS = (Storage, EngineOptions, kdc.WriteOptions, kdc.ShutdownOptions)
 
 
 class CopyWithin(keras.callbacks.Callback):
@@ -117,7 +122,7 @@ def test_the_copy_of_a_used_callback_goes_on_from_its_backup(tmp_path: Path, way
     reference = tiny.model()
     expected = tiny.fit(reference, None)
     options = {"save_freq": 2, "when_busy": "wait", "save_on_exception": False, "delete_checkpoint": False}
-    used = [kdc.PrintLR(3), kdc.BackupAndRestore(tmp_path, **options)]
+    used = [kdc.PrintLR(3), kdc.BackupAndRestore(tmp_path, **grouped(**options))]
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), None, [*used, tiny.StopAt(1, 3)])
     copies = WAYS[way](used)
@@ -132,15 +137,17 @@ def test_the_copy_of_a_used_callback_goes_on_from_its_backup(tmp_path: Path, way
 @pytest.mark.parametrize("way", ["copy", "deepcopy", "cloudpickle"])
 def test_a_function_without_a_name_is_copied_by_all_who_can(tmp_path: Path, way: str) -> None:
     calls: list[int] = []
-    callback = kdc.BackupAndRestore(tmp_path, preemption_notice=lambda: bool(calls))
-    assert WAYS[way](callback)._leave_options.notice.given() is False
+    callback = kdc.BackupAndRestore(tmp_path, shutdown_options=kdc.ShutdownOptions(notice=lambda: bool(calls)))
+    assert WAYS[way](callback)._shutdown.notice() is False
     assert WAYS[way](kdc.EpochDataset(lambda epoch: epoch + 1)).fn(1) == 2
 
 
 @pytest.mark.parametrize("name", ["BackupAndRestore", "EpochDataset", "ModelCheckpoint"])
 def test_pickle_itself_says_that_it_takes_no_function_without_a_name(tmp_path: Path, name: str) -> None:
     made = {
-        "BackupAndRestore": lambda: kdc.BackupAndRestore(tmp_path, preemption_notice=lambda: False),
+        "BackupAndRestore": lambda: kdc.BackupAndRestore(
+            tmp_path, shutdown_options=kdc.ShutdownOptions(notice=lambda: False)
+        ),
         "EpochDataset": lambda: kdc.EpochDataset(lambda epoch: by_epoch(epoch)),
         "ModelCheckpoint": lambda: kdc.ModelCheckpoint("memory://m/m.keras", storage_options={"ask": lambda: "me"}),
     }[name]()
@@ -152,7 +159,7 @@ def test_pickle_itself_says_that_it_takes_no_function_without_a_name(tmp_path: P
 @pytest.mark.parametrize("way", ["copy", "deepcopy", "pickle"])
 def test_a_checkpointer_says_why_it_cannot_be_copied(tmp_path: Path, way: str) -> None:
     model = tiny.model()
-    checkpointer = kdc.Checkpointer(tmp_path, model=model, preemption_notice=lambda: False)
+    checkpointer = kdc.Checkpointer(tmp_path, model=model, shutdown_options=kdc.ShutdownOptions(notice=lambda: False))
     with pytest.raises(
         TypeError, match=r"a Checkpointer can be neither copied nor pickled: .*in the process that trains"
     ):
@@ -185,10 +192,12 @@ def test_a_class_of_the_users_is_made_by_its_own_constructor(tmp_path: Path, way
 @pytest.mark.parametrize("way", WAYS)
 def test_what_was_given_counts_as_it_was_then(tmp_path: Path, way: str) -> None:
     options, signals = {"auto_mkdir": True}, ["SIGUSR1"]
-    callback = kdc.BackupAndRestore(tmp_path, storage_options=options, preemption_signals=signals)
+    callback = kdc.BackupAndRestore(
+        tmp_path, storage_options=options, shutdown_options=kdc.ShutdownOptions(signals=signals)
+    )
     options["no such option"] = True
     signals.append("no such signal")
-    assert [s.name for s in WAYS[way](callback)._leave_options.signals] == ["SIGUSR1"]
+    assert WAYS[way](callback)._shutdown.signals == ("SIGUSR1",)
 
 
 def test_two_copies_in_one_deep_copy_stay_one(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_backups_are_urgent_until_one_is_committed(tmp_path: Path, monkeypatch: 
         return submit(self, run, what, urgent=urgent, **others)
 
     monkeypatch.setattr(Writer, "submit", note)
-    backup = kdc.BackupAndRestore(tmp_path, save_freq=2, when_busy="wait")
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=2, write_options=kdc.WriteOptions(when_busy="wait"))
     tiny.model().fit(tiny.shuffled(), verbose=0, shuffle=False, callbacks=[backup])
     assert urgencies[0]
     assert urgencies.count(True) == 1 < len(urgencies)

@@ -68,7 +68,8 @@ class BackupAndRestore(kdc.BackupAndRestore):
     _last_batch_seen = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, when_busy="wait", **kwargs)  # a save that is left out would be a warning
+        kwargs["write_options"] = kdc.WriteOptions(when_busy="wait")  # a save that is skipped would be a warning
+        super().__init__(*args, **kwargs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._last_batch_seen = batch

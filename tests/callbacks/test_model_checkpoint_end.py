@@ -75,7 +75,7 @@ class Signal(keras.callbacks.Callback):
 @pytest.mark.parametrize("how", [Signal(), tiny.StopAt(1, 2), tiny.StopAt(1, 2, KeyboardInterrupt())])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_interrupted_fit_has_no_end(tmp_path: Path, how: Any) -> None:
-    options = {"preemption_signals": ["SIGUSR1"], "grace_period": 10_000.0}  # this process lives on
+    options = {"signals": ["SIGUSR1"], "grace_period": 10_000.0}  # this process lives on
     callbacks = [ModelCheckpoint(tmp_path / "c" / "{epoch}.keras"), how]
     with pytest.raises((Preempted, tiny.Stop, KeyboardInterrupt)):
         tiny.fit(tiny.model(), tmp_path / "backup", callbacks, options=options)

@@ -115,7 +115,7 @@ def test_a_fault_that_passes_costs_nothing_but_time(
 ) -> None:
     place, proxy = away
     monkeypatch.setattr(storage_module, "DEFAULT_RETRY", PATIENT)
-    options = {"storage_options": place.through(proxy).options}
+    options = {"storage_options": place.through(proxy).options, "retry": PATIENT}
     armed: list[Any] = []
     began = time.monotonic()
     strike = At(1, 1, lambda: armed.append(FAULTS[fault](proxy)))
@@ -127,7 +127,7 @@ def test_a_fault_that_passes_costs_nothing_but_time(
     proxy.heal()
     assert every_commit_is_whole(place) >= 1
     resumed, steps = tiny.model(), tiny.CountSteps()
-    tiny.fit(resumed, place.url, [steps], options={"storage_options": place.options})
+    tiny.fit(resumed, place.url, [steps], options={"storage_options": place.options, "retry": PATIENT})
     assert steps.trained[0] == (2, 1)  # the last save before the interruption, long after the fault, was good
     tiny.assert_same(resumed, uninterrupted[0])
 
@@ -137,8 +137,7 @@ def test_a_store_that_is_long_away_costs_backups_and_no_training(
     away: tuple[Place, FaultProxy], uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, proxy = away
-    monkeypatch.setattr(storage_module, "DEFAULT_RETRY", ImpatientOnceDown(proxy=proxy))
-    options = {"storage_options": place.through(proxy).options}
+    options = {"storage_options": place.through(proxy).options, "retry": ImpatientOnceDown(proxy=proxy)}
     breaks = [At(1, 1, proxy.take_down), At(1, 3, proxy.heal)]
     began = time.monotonic()
     with pytest.warns(RuntimeWarning, match=r"backup at .* failed and training goes on: cannot list"):
@@ -148,7 +147,7 @@ def test_a_store_that_is_long_away_costs_backups_and_no_training(
     monkeypatch.setattr(storage_module, "DEFAULT_RETRY", PATIENT)
     assert every_commit_is_whole(place) >= 1
     resumed, steps = tiny.model(), tiny.CountSteps()
-    tiny.fit(resumed, place.url, [steps], options={"storage_options": place.options})
+    tiny.fit(resumed, place.url, [steps], options={"storage_options": place.options, "retry": PATIENT})
     assert steps.trained[0] == (2, 2)
     tiny.assert_same(resumed, uninterrupted[0])
 
@@ -158,8 +157,8 @@ def test_too_many_failed_saves_end_training_with_their_reason(
     away: tuple[Place, FaultProxy], uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, proxy = away
-    monkeypatch.setattr(storage_module, "DEFAULT_RETRY", ImpatientOnceDown(proxy=proxy))
-    options = {"storage_options": place.through(proxy).options, "max_failed_saves": 2}
+    retry = ImpatientOnceDown(proxy=proxy)
+    options = {"storage_options": place.through(proxy).options, "max_failed_saves": 2, "retry": retry}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of the first failure
         with pytest.raises(BackupError, match=r"2 backups failed in a row.*cannot list .*check the network"):
@@ -169,6 +168,6 @@ def test_too_many_failed_saves_end_training_with_their_reason(
         shared_writer().raise_failure()
     monkeypatch.setattr(storage_module, "DEFAULT_RETRY", PATIENT)
     resumed, steps = tiny.model(), tiny.CountSteps()
-    tiny.fit(resumed, place.url, [steps], options={"storage_options": place.options})
+    tiny.fit(resumed, place.url, [steps], options={"storage_options": place.options, "retry": PATIENT})
     assert steps.trained[0] == (1, 1)
     tiny.assert_same(resumed, uninterrupted[0])

@@ -16,6 +16,7 @@ from keras_dist_callbacks.training import exporting
 from tests.support import cli_backups
 from tests.support.callback_helpers import fit, ignore_keras_warnings
 from tests.support.cli_backups import begin, commit
+from tests.support.grouped import grouped
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]
 
@@ -33,7 +34,7 @@ def trained(directory: Path, *layers: keras.layers.Layer, **options: Any) -> ker
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    fit(model, kdc.BackupAndRestore(directory, delete_checkpoint=False, **options), epochs=2)
+    fit(model, kdc.BackupAndRestore(directory, delete_checkpoint=False, **grouped(**options)), epochs=2)
     return model
 
 

@@ -21,9 +21,11 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.exchange import Exchange
 from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
+from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
+from tests.support.grouped import grouped
 from tests.support.states import loop_state
 
 BYTES = 4000
@@ -38,7 +40,7 @@ class Engine(BackupEngine):
         self.lined_up: list[int] = []
         exchange = Exchange(cluster, "fit", 2**20, 5.0)
         self.store, self.queue, self.gate = BackupStore(Storage.open(directory)), Writer(), threading.Event()
-        super().__init__(self.store, cluster, exchange, self.queue, EngineOptions(**options))
+        super().__init__(self.store, cluster, exchange, self.queue, EngineOptions(write=WriteOptions(**options)))
         object.__setattr__(exchange, "skip", lambda save, first=1: self.skipped.append(save))
         object.__setattr__(exchange, "stands_in_line", self.lined_up.append)
         self.prepare()
@@ -275,7 +277,7 @@ def test_a_slow_store_costs_distance_between_backups_and_not_the_newest_one(tmp_
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), tmp_path, [tiny.StopAt(1, 3)], epochs=2, options=slow)
     assert shared_writer().wait(60)
-    backup = kdc.BackupAndRestore(tmp_path, save_freq=1, **slow)
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=1, **grouped(**slow))
     model = tiny.model()
     tiny.fit(model, None, [backup], epochs=2)
     assert backup.restored is not None

@@ -127,10 +127,10 @@ class Wire:
         self.sent: list[int] = []
 
     def of_chief(self) -> Any:
-        return SimpleNamespace(broadcast=lambda value, what, timeout, kind=None: self.sent.append(value) or value)
+        return SimpleNamespace(broadcast=lambda value, what, kind=None: self.sent.append(value) or value)
 
     def of_worker(self) -> Any:
-        return SimpleNamespace(broadcast=lambda value, what, timeout, kind=None: self.sent.pop(0))
+        return SimpleNamespace(broadcast=lambda value, what, kind=None: self.sent.pop(0))
 
 
 @pytest.mark.parametrize("policy", [SavePolicy(max_overhead=0.02), SavePolicy(every_seconds=7.0)])

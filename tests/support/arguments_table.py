@@ -50,6 +50,7 @@ RETRY = {"None": "RetryPolicy()"}
 RATE = {"None": "no cap"}
 ENDPOINT = {"None": "the cloud's own server"}
 FROM_ZERO = {"zero": "counted from 0"}
+TIMEOUTS = ("startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout")
 PLACE = {"None": "any", "zero": "counted from 0"}
 
 
@@ -57,29 +58,17 @@ def all_kept(why: str) -> Accepted:
     return dict.fromkeys(JUNK, why)
 
 
-LEAVING: dict[str, Accepted] = {
-    "save_before_preemption": FLAG,
-    "grace_period": REFUSED,
-    "preemption_signals": {"a list": "numbers of signals"},
-    "preemption_notice": {"None": "nothing else", "a string": "a path that appears", "a function": "it is asked"},
-    "save_on_exception": FLAG,
-    "peer_timeout": REFUSED,
-}
 SAVING: dict[str, Accepted] = {
     "backup_dir": PATH,
     "save_freq": REFUSED,
     "double_checkpoint": FLAG,
     "delete_checkpoint": FLAG,
     "max_overhead": REFUSED,
-    "storage_options": OPTIONS,
-    "when_busy": REFUSED,
-    "max_held_bytes": {"None": "half of the free memory", "zero": "none stands in line"},
-    "max_failed_saves": {"None": "any number"},
-    "retry": RETRY,
-    "max_bytes_per_second": RATE,
-    "timeout": REFUSED,
     "strict": FLAG,
-    **LEAVING,
+    "verbose": VERBOSE,
+    "storage_options": OPTIONS,
+    "write_options": {"None": "WriteOptions()"},
+    "shutdown_options": {"None": "ShutdownOptions()"},
 }
 
 
@@ -119,13 +108,7 @@ def _registration() -> dict[str, Any]:
 FACADE: dict[str, Row] = {
     "BackupAndRestore": Row(
         kdc.BackupAndRestore,
-        {
-            **SAVING,
-            "max_local_state": {"zero": "nothing worker-local is sent"},
-            "fsync": FLAG,
-            "verbose": VERBOSE,
-            "replay": REFUSED,
-        },
+        {**SAVING, "replay": REFUSED},
         lambda: {"backup_dir": "backup"},
     ),
     "Checkpointer": Row(
@@ -170,8 +153,7 @@ FACADE: dict[str, Row] = {
             },
             "max_to_keep": {"None": "keep all"},
             "storage_options": OPTIONS,
-            "retry": RETRY,
-            "max_bytes_per_second": RATE,
+            "write_options": {"None": "WriteOptions()"},
             "write_on": REFUSED,
         },
         lambda: {"filepath": "m.weights.h5", "save_weights_only": True},
@@ -186,6 +168,16 @@ FACADE: dict[str, Row] = {
             "max_wait": {"zero": "no pause"},
             "request_seconds": REFUSED,
             "min_bytes_per_second": REFUSED,
+        },
+    ),
+    "ShutdownOptions": Row(
+        kdc.ShutdownOptions,
+        {
+            "save_before_preemption": FLAG,
+            "grace_period": REFUSED,
+            "signals": {"a list": "numbers of signals"},
+            "notice": {"None": "nothing else", "a string": "a path that appears", "a function": "it is asked"},
+            "save_on_exception": FLAG,
         },
     ),
     "SidecarEvaluator": Row(
@@ -228,9 +220,21 @@ FACADE: dict[str, Row] = {
             },
             "worker_log_dir": {"None": "a temporary one", **PATH},
             "storage_options": OPTIONS,
-            "retry": RETRY,
+            "write_options": {"None": "WriteOptions()"},
             "sync_seconds": REFUSED,
             "write_on": REFUSED,
+        },
+    ),
+    "WriteOptions": Row(
+        kdc.WriteOptions,
+        {
+            "retry": REFUSED,
+            "fsync": FLAG,
+            "max_bytes_per_second": RATE,
+            "max_failed_saves": {"None": "any number"},
+            "when_busy": REFUSED,
+            "max_held_bytes": {"None": "half of the free memory", "zero": "nothing is queued"},
+            "max_local_state": {"zero": "nothing worker-local is sent"},
         },
     ),
     "aws_notice": Row(kdc.aws_notice, {"endpoint": ENDPOINT}),
@@ -261,6 +265,7 @@ FACADE: dict[str, Row] = {
             "retry": RETRY,
             "custom_objects": {"None": "none", "a dict": "passed to Keras, which looks names up in it"},
             "compile": FLAG,
+            "verbose": VERBOSE,
             "adopt": FLAG,
         },
         lambda: {"build_fn": anything, "checkpoint_dir": "none"},
@@ -269,8 +274,7 @@ FACADE: dict[str, Row] = {
         kdc.make_strategy,
         {
             "kind": REFUSED,
-            "startup_timeout": REFUSED,
-            "heartbeat_timeout": REFUSED,
+            **{name: {"None": "the environment, or the default"} for name in TIMEOUTS},
             "devices": {"None": "all GPUs"},
             "communication_options": {"None": "TensorFlow's own"},
         },

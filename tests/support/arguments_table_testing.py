@@ -84,7 +84,9 @@ TESTING: dict[str, Row] = {
 
 
 def _loop() -> kdc.Checkpointer:
-    loop = kdc.Checkpointer("backup", model=model(), save_freq=False, save_before_preemption=False)
+    loop = kdc.Checkpointer(
+        "backup", model=model(), save_freq=False, shutdown_options=kdc.ShutdownOptions(save_before_preemption=False)
+    )
     loop.restore()
     return loop
 

@@ -32,7 +32,9 @@ def main() -> None:
     backup = (
         keras.callbacks.BackupAndRestore(f"{args.out}/backup", save_freq=4, delete_checkpoint=False)
         if args.rival
-        else kdc.BackupAndRestore(f"{args.out}/backup", save_freq=4, delete_checkpoint=False, when_busy="wait")
+        else kdc.BackupAndRestore(
+            f"{args.out}/backup", save_freq=4, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+        )
     )
     model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[backup])
     weights = b"".join(np.ascontiguousarray(w).tobytes() for w in model.get_weights())

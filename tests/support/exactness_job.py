@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     callbacks = [*arguments.pop("callbacks", []), *case.callbacks(), *args.kill]
     backup = None
     if args.backup_dir:
-        backup = kdc.BackupAndRestore(args.backup_dir, save_freq=1, when_busy="wait")
+        backup = kdc.BackupAndRestore(args.backup_dir, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"))
         callbacks.append(backup)
     history = model.fit(**arguments, epochs=args.epochs, verbose=2, callbacks=callbacks)
     if backup is not None and backup.restored is not None:

@@ -14,6 +14,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.cluster import peers
 from keras_dist_callbacks.process import shared
 from tests.support import tiny
+from tests.support.grouped import grouped
 
 FOREVER = 1e6  # a watchdog that is started by a test must not end the process of all tests
 Act = Callable[[], Any]
@@ -71,7 +72,7 @@ def validation() -> tf.data.Dataset:
 
 def fit(backup: Path | None, *callbacks: Any, validate: bool = True, **options: Any) -> keras.Model:
     built = tiny.model()
-    chosen = {"preemption_signals": ["SIGUSR1"], "grace_period": FOREVER, "save_on_exception": True, **options}
+    chosen = {"signals": ["SIGUSR1"], "grace_period": FOREVER, "save_on_exception": True, **options}
     arguments = {"validation_data": validation()} if validate else {}
     tiny.fit(built, backup, callbacks, save_freq=chosen.pop("save_freq", "epoch"), options=chosen, **arguments)
     return built
@@ -80,7 +81,7 @@ def fit(backup: Path | None, *callbacks: Any, validate: bool = True, **options: 
 def goes_on(backup: Path, reference: keras.Model, *callbacks: Any, **options: Any) -> kdc.BackupAndRestore:
     """The run that follows: its end, and what it says."""
     built = tiny.model()
-    callback = kdc.BackupAndRestore(backup, **options)
+    callback = kdc.BackupAndRestore(backup, **grouped(**options))
     tiny.fit(built, None, [*callbacks, callback], validation_data=validation())
     tiny.assert_same(built, reference)
     assert callback.restored is not None

@@ -23,6 +23,7 @@ import tests.support.busy_machine  # noqa: F401 - it changes this process if it 
 from keras_dist_callbacks.engine import engine
 from keras_dist_callbacks.engine.exchange import Exchange
 from keras_dist_callbacks.engine.writer import shared_writer
+from tests.support.grouped import grouped
 from tests.support.workload import batches, build_model, finish, load
 
 TIMEOUT = 2.5
@@ -71,7 +72,7 @@ def main() -> None:
     if what:
         slow = {"max_bytes_per_second": BYTES_PER_SECOND[what]}
         engine.Exchange = lambda cluster, name, most, _: Exchange(cluster, name, most, TIMEOUT)  # all else may be slow
-    backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, delete_checkpoint=False, **slow)
+    backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, delete_checkpoint=False, **grouped(**slow))
     # behind the backup's callback: it has seen the step at whose end the job is killed
     history = model.fit(batches(train), epochs=2, callbacks=[backup, Cut(what, lost, backup)], verbose=0)
     if backup.restored is not None:

@@ -22,6 +22,7 @@ import tests.support.busy_machine  # noqa: F401 - it changes this process if it 
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.engine.exchange import Exchange
 from keras_dist_callbacks.testing import StepLog
+from tests.support.grouped import grouped
 
 BATCH, STEPS, EPOCHS = 12, 6, 3
 
@@ -136,7 +137,12 @@ def train(args: argparse.Namespace) -> None:
 
 def fit(args: argparse.Namespace, model: keras.Model, acts: bool, act: Any) -> int:
     """Trains; the step that it was resumed at."""
-    backup = kdc.BackupAndRestore(f"{args.directory}/backup", save_freq=4, when_busy="wait", delete_checkpoint=False)
+    backup = kdc.BackupAndRestore(
+        f"{args.directory}/backup",
+        save_freq=4,
+        write_options=kdc.WriteOptions(when_busy="wait"),
+        delete_checkpoint=False,
+    )
     callbacks = [StepLog(f"{args.directory}/steps-worker{{worker}}"), backup]
     if acts:
         callbacks.insert(0, Loses(args.phase, act))
@@ -169,7 +175,7 @@ def loop(args: argparse.Namespace, strategy: tf.distribute.Strategy, model: kera
 
     path = f"{args.directory}/backup"
     options: dict[str, Any] = {"save_freq": 4, "when_busy": "wait", "delete_checkpoint": False}
-    with kdc.Checkpointer(path, model=model, optimizer=optimizer, **options) as checkpointer:
+    with kdc.Checkpointer(path, model=model, optimizer=optimizer, **grouped(**options)) as checkpointer:
         checkpointer.restore()
         resumed = checkpointer.steps
         for epoch in checkpointer.epochs(EPOCHS):

@@ -71,11 +71,12 @@ def main() -> None:
     does = args.does if args.who in (me, -1) else "nothing"
     if does == "too late":
         tf.constant(1.0) + 1.0
+    os.environ["KDC_PEER_TIMEOUT"] = "22"
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if args.own_strategy else kdc.make_strategy()
     keras.utils.set_random_seed(1)
     directory = Path(args.directory, "elsewhere" if does == "directory" else "backup")
     save_freq = 2 if does == "save_freq" else "epoch"
-    backup = kdc.BackupAndRestore(directory, save_freq=save_freq, delete_checkpoint=False, peer_timeout=22.0)
+    backup = kdc.BackupAndRestore(directory, save_freq=save_freq, delete_checkpoint=False)
     rows = BATCH * (STEPS - 1 if does == "rows" else STEPS)
     x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
     options = tf.data.Options()

@@ -45,7 +45,7 @@ def attempt(strategy: Any, name: str, directory: str) -> str:
         pass
     else:
         return "not interrupted"
-    callback = kdc.BackupAndRestore(directory, save_freq=1, when_busy="wait", verbose=0)
+    callback = kdc.BackupAndRestore(directory, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"), verbose=0)
     model, history = run(None, callback)
     same = state(model) == state(reference) and history.history == expected.history
     notes = callback.restored.notes if callback.restored else ("not restored",)

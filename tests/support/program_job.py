@@ -27,7 +27,9 @@ def main(name: str, directory: str, record: str, kind: str, *kills: str) -> None
     keras.utils.set_random_seed(7)
     more: list[Any] = [KillBehind(int(batches)) for batches in kills]
     if kind == "backup":
-        more.append(kdc.BackupAndRestore(place / "backup", save_freq=3, when_busy="wait"))
+        more.append(
+            kdc.BackupAndRestore(place / "backup", save_freq=3, write_options=kdc.WriteOptions(when_busy="wait"))
+        )
     model, history = PROGRAMS[name].train(place, more)
     record_run(record, model, history)
 

@@ -106,7 +106,9 @@ def main() -> None:
     if not asked.strategy.startswith("multi-worker"):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     tf.config.experimental.enable_op_determinism()
-    backup = kdc.BackupAndRestore(asked.directory / "backup", save_freq=3, when_busy="wait")
+    backup = kdc.BackupAndRestore(
+        asked.directory / "backup", save_freq=3, write_options=kdc.WriteOptions(when_busy="wait")
+    )
     strategy = STRATEGIES[asked.strategy]()
     keras.utils.set_random_seed(7)
     with strategy.scope():

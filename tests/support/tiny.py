@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from tests.support.grouped import grouped
 
 ROWS, BATCH = 40, 8
 STEPS = ROWS // BATCH
@@ -101,7 +102,7 @@ def fit(
     if backup is not None:
         # an exception of these tests stands for a crash, which saves nothing
         crashes = {"save_on_exception": False, "when_busy": "wait", **(options or {})}
-        every.append(kdc.BackupAndRestore(backup, save_freq=save_freq, **crashes))
+        every.append(kdc.BackupAndRestore(backup, save_freq=save_freq, **grouped(**crashes)))
     x = arguments.pop("x", None)
     return built.fit(
         shuffled() if x is None else x,

@@ -164,7 +164,7 @@ def callbacks(args: argparse.Namespace) -> list[Any]:
                 args.backup_dir,
                 save_freq=args.save_freq,
                 delete_checkpoint=not args.keep_backup,
-                when_busy=args.when_busy,
+                write_options=kdc.WriteOptions(when_busy=args.when_busy),
             )
         )
     return found

@@ -46,7 +46,9 @@ def test_the_progress_bar_goes_on_at_the_right_step(
         rows = rows.filter(lambda x, y: True)
 
     def fit(*callbacks: Any) -> None:
-        backup = kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait", verbose=0)
+        backup = kdc.BackupAndRestore(
+            tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"), verbose=0
+        )
         every = [*callbacks, backup]
         tiny.model().fit(rows, epochs=3, validation_data=VALIDATION, shuffle=False, callbacks=every, verbose=1)
 
@@ -63,7 +65,7 @@ def test_the_progress_bar_goes_on_at_the_right_step(
 
 def test_the_progress_bar_may_come_and_go(tmp_path: Path) -> None:
     for verbose, stop in ((0, [tiny.StopAt(0, 2)]), (2, [tiny.StopAt(0, 3)]), (0, [])):
-        every = [*stop, kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait")]
+        every = [*stop, kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"))]
         with pytest.raises(tiny.Stop) if stop else contextlib.nullcontext():
             tiny.model().fit(tiny.shuffled(), shuffle=False, verbose=verbose, callbacks=every)
 

@@ -17,6 +17,7 @@ from keras_dist_callbacks.testing.local_cluster import run_until_done
 from tests.support import SUPPORT, tiny
 from tests.support.cli_backups import kdc_json
 from tests.support.docstrings import assert_said
+from tests.support.grouped import grouped
 from tests.support.processes import job
 
 SCRIPT = str(SUPPORT / "custom_loop.py")
@@ -32,7 +33,7 @@ def loop(
     trained, dataset = [], tiny.shuffled()
     arguments = {"save_freq": 1, "when_busy": "wait", **options}
     with kdc.Checkpointer(
-        backup, model=model, optimizer=optimizer, metrics=[metric], state=state, **arguments
+        backup, model=model, optimizer=optimizer, metrics=[metric], state=state, **grouped(**arguments)
     ) as checkpointer:
         checkpointer.restore()
         for epoch in checkpointer.epochs(epochs):

@@ -72,7 +72,7 @@ def test_an_exception_out_of_a_step_leaves_the_last_backup_and_says_what_it_cost
     spec = (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 1)))
     data = tf.data.Dataset.from_generator(batches, output_signature=spec)
     built = tiny.model()
-    callback = kdc.BackupAndRestore(tmp_path, save_freq=5, when_busy="wait")
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=5, write_options=kdc.WriteOptions(when_busy="wait"))
     with pytest.raises(tf.errors.OpError) as raised:
         built.fit(data, epochs=1, verbose=0, callbacks=[callback], shuffle=False)
     assert raised.value.__notes__[-1] == (

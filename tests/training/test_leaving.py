@@ -21,6 +21,7 @@ from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.terminal import Output
 from keras_dist_callbacks.training import leaving
 from tests.support import tiny
+from tests.support.grouped import grouped
 from tests.support.left_early import (
     FOREVER,
     Act,
@@ -129,7 +130,7 @@ def test_a_notice_is_like_a_signal(tmp_path: Path, reference: keras.Model) -> No
     notice = tmp_path / "leave"
     notice.touch()
     with pytest.raises(kdc.Preempted, match="Preempted by the file"):
-        fit(tmp_path / "backup", preemption_notice=notice)
+        fit(tmp_path / "backup", notice=notice)
     assert goes_on(tmp_path / "backup", reference).restored.position.step == 1
 
 
@@ -166,7 +167,7 @@ def test_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
     def job(backup: Path | None, *more: Any) -> tuple[keras.Model, tiny.CountSteps]:
         built, steps = tiny.model(), tiny.CountSteps()
         stop = At("on_train_batch_end", (1, 2), lambda: setattr(built, "stop_training", True))
-        options = {"preemption_signals": ["SIGUSR1"], "grace_period": FOREVER}
+        options = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
         tiny.fit(built, backup, [steps, stop, *more], options=options, validation_data=validation())
         return built, steps
 
@@ -183,7 +184,7 @@ def test_a_notice_that_cannot_be_asked_is_an_error_before_training(tmp_path: Pat
     before = signal.getsignal(signal.SIGINT)
     steps = tiny.CountSteps()
     with pytest.raises(OSError, match="refused"):
-        fit(tmp_path, steps, preemption_notice=kdc.gce_notice("http://127.0.0.1:9"))
+        fit(tmp_path, steps, notice=kdc.gce_notice("http://127.0.0.1:9"))
     assert steps.trained == []
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -200,7 +201,7 @@ class Hangs(keras.callbacks.Callback):
 
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-backup = kdc.BackupAndRestore(sys.argv[1], grace_period=1.0)
+backup = kdc.BackupAndRestore(sys.argv[1], shutdown_options=kdc.ShutdownOptions(grace_period=1.0))
 model.fit(np.zeros((8, 2)), np.zeros((8, 1)), verbose=0, callbacks=[Hangs(), backup])
 """
 
@@ -218,14 +219,14 @@ def test_a_step_that_never_ends_is_ended_by_the_grace_period(tmp_path: Path) -> 
     ("options", "message"),
     [
         ({"grace_period": 0}, "grace_period"),
-        ({"preemption_signals": ["SIGNONE"]}, "SIGNONE"),
-        ({"preemption_signals": ["SIGKILL"]}, "no process can watch for SIGKILL"),
-        ({"preemption_notice": 7}, "a path or a function"),
+        ({"signals": ["SIGNONE"]}, "SIGNONE"),
+        ({"signals": ["SIGKILL"]}, "a process cannot handle SIGKILL"),
+        ({"notice": 7}, "a path or a function"),
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(kdc.errors.ConfigError, match=message):
-        kdc.BackupAndRestore(tmp_path, **options)
+        kdc.BackupAndRestore(tmp_path, **grouped(**options))
 
 
 def loop(backup: Path, act: Act, when: tuple[int, int], *, before_step: bool = False, **options: Any) -> list[float]:
@@ -235,9 +236,9 @@ def loop(backup: Path, act: Act, when: tuple[int, int], *, before_step: bool = F
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.build(model.trainable_variables)
-    chosen = {"preemption_signals": ["SIGUSR1"], "grace_period": FOREVER, "save_freq": False, **options}
+    chosen = {"signals": ["SIGUSR1"], "grace_period": FOREVER, "save_freq": False, **options}
     data = tiny.shuffled()
-    with kdc.Checkpointer(backup, model=model, optimizer=optimizer, **chosen) as checkpointer:
+    with kdc.Checkpointer(backup, model=model, optimizer=optimizer, **grouped(**chosen)) as checkpointer:
         checkpointer.restore()
         for epoch in checkpointer.epochs(3):
             for x, y in checkpointer.batches(data):

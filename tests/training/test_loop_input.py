@@ -39,7 +39,9 @@ def loop(directory: Path, take: Take, stop: tuple[int, int] | None = None, *, at
             trained += 1
         return trained
 
-    with kdc.Checkpointer(directory, model=model, optimizer=optimizer, save_freq=1, when_busy="wait") as checkpointer:
+    with kdc.Checkpointer(
+        directory, model=model, optimizer=optimizer, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")
+    ) as checkpointer:
         checkpointer.restore()
         for epoch in checkpointer.epochs(3):
             if (epoch, 0) == stop:

@@ -17,10 +17,11 @@ from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.terminal import Output
 from keras_dist_callbacks.training import leaving
 from tests.support import tiny
+from tests.support.grouped import grouped
 from tests.support.left_early import FOREVER, At, assert_nothing_is_left, fit, goes_on, raise_signal
 
 pytestmark = pytest.mark.slow  # whole fits
-OPTIONS: dict[str, Any] = {"preemption_signals": ["SIGUSR1"], "grace_period": FOREVER}
+OPTIONS: dict[str, Any] = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +112,9 @@ def test_a_loop_with_a_checkpointer_is_preempted_after_a_fit_within_it(tmp_path:
     data = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH)
 
     def train() -> None:
-        with kdc.Checkpointer(tmp_path / "loop", model=model, optimizer=optimizer, save_freq=False, **OPTIONS) as loop:
+        with kdc.Checkpointer(
+            tmp_path / "loop", model=model, optimizer=optimizer, save_freq=False, **grouped(**OPTIONS)
+        ) as loop:
             loop.restore()
             for epoch in loop.epochs(2):
                 for batch, _ in enumerate(loop.batches(data)):
@@ -128,7 +131,7 @@ def test_a_loop_with_a_checkpointer_is_preempted_after_a_fit_within_it(tmp_path:
 def test_a_fit_is_preempted_after_a_loop_with_a_checkpointer_within_it(tmp_path: Path) -> None:
     def loop() -> None:
         model = tiny.model(clear=False)
-        with kdc.Checkpointer(tmp_path / "loop", model=model, **OPTIONS) as checkpointer:
+        with kdc.Checkpointer(tmp_path / "loop", model=model, **grouped(**OPTIONS)) as checkpointer:
             checkpointer.restore()
             for _ in checkpointer.epochs(1):
                 checkpointer.step()
@@ -138,6 +141,6 @@ def test_a_fit_is_preempted_after_a_loop_with_a_checkpointer_within_it(tmp_path:
 
 
 def test_a_loop_that_was_dropped_without_close_does_not_get_the_signals_back(tmp_path: Path) -> None:
-    kdc.Checkpointer(tmp_path / "dropped", model=tiny.model(), **OPTIONS).restore()
+    kdc.Checkpointer(tmp_path / "dropped", model=tiny.model(), **grouped(**OPTIONS)).restore()
     fit(tmp_path / "backup")
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL

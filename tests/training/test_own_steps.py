@@ -99,7 +99,7 @@ def resumed(
     reference = make()
     tiny.fit(reference, None)
     tiny.interrupt(directory, 1, 2, built=make())
-    backup = kdc.BackupAndRestore(directory, save_freq=1, when_busy="wait", verbose=0)
+    backup = kdc.BackupAndRestore(directory, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"), verbose=0)
     model = (again or make)()
     tiny.fit(model, None, [backup])
     return reference, model, backup
@@ -151,7 +151,7 @@ def test_an_optimizer_that_was_built_for_more_is_no_other_model(tmp_path: Path) 
     tiny.interrupt(tmp_path, 1, 2, built=fresh(Part, jit_compile=False))
     model = fresh(Part, jit_compile=False)
     model.optimizer.build(model.trainable_variables)
-    backup = kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait", verbose=0)
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"), verbose=0)
     with pytest.warns(RuntimeWarning, match="the optimizer has variables now that the backup does not have"):
         tiny.fit(model, None, [backup])
     reference = fresh(Part, jit_compile=False)

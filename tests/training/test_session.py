@@ -142,7 +142,11 @@ def test_checkpoints_at_the_same_steps_do_not_starve_backups(tmp_path: Path) -> 
 
 def test_a_callback_list_of_the_users_own_resumes_exactly(tmp_path: Path) -> None:
     def run(model: keras.Model, *extra: Any) -> Any:
-        every = [kdc.BackupAndRestore(tmp_path, save_freq=1, when_busy="wait"), stopping(), *extra]
+        every = [
+            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+            stopping(),
+            *extra,
+        ]
         callbacks = keras.callbacks.CallbackList(every, add_history=True, model=model, epochs=5, steps=tiny.STEPS)
         return model.fit(tiny.shuffled(), epochs=5, verbose=0, callbacks=callbacks, shuffle=False)
 

@@ -32,7 +32,12 @@ def fit(loader: Any, directory: Path | None, *callbacks: Any) -> tuple[keras.Mod
 
 
 def _backup(directory: Path) -> Any:
-    return kdc.BackupAndRestore(directory, save_freq=1, when_busy="wait", save_on_exception=False)
+    return kdc.BackupAndRestore(
+        directory,
+        save_freq=1,
+        write_options=kdc.WriteOptions(when_busy="wait"),
+        shutdown_options=kdc.ShutdownOptions(save_on_exception=False),
+    )
 
 
 @pytest.mark.parametrize("name", torch_inputs.LOADERS)
