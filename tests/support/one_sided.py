@@ -59,6 +59,9 @@ class Acts(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+os.environ["KDC_PEER_TIMEOUT"] = "22"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory")
@@ -71,7 +74,6 @@ def main() -> None:
     does = args.does if args.who in (me, -1) else "nothing"
     if does == "too late":
         tf.constant(1.0) + 1.0
-    os.environ["KDC_PEER_TIMEOUT"] = "22"
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if args.own_strategy else kdc.make_strategy()
     keras.utils.set_random_seed(1)
     directory = Path(args.directory, "elsewhere" if does == "directory" else "backup")
