@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from keras_dist_callbacks.backups import owners
 from keras_dist_callbacks.backups.store import BackupStore
@@ -60,8 +61,10 @@ def test_the_working_directory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_record_that_does_not_say_it_clearly_says_no(tmp_path: Path, value: Any) -> None:
     run(tmp_path / "made", delete=False)
     record = tmp_path / "made/owners/000001.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "made_directory": value}))
-    assert not owners.read_owner(Storage.open(tmp_path / "made"), 1).made_directory
+    fields = {name: field for name, field in json.loads(record.read_text()).items() if name != "seal"}
+    text = json.dumps({**fields, "made_directory": value}, separators=(",", ":")).encode()[:-1]
+    record.write_bytes(text + b',"seal":"%s"}' % xxhash.xxh3_128_hexdigest(text).encode())
+    assert owners.read_owner(Storage.open(tmp_path / "made"), 1) is None
     run(tmp_path / "made", delete=True)
     assert (tmp_path / "made").exists()
 

@@ -186,7 +186,7 @@ def test_an_unfinished_first_commit_is_no_damage(capsys: pytest.CaptureFixture[s
     files = {path: content for path, content in store.files.items() if not path.endswith(".committed")}
     manifest = next(path for path in files if "/commits/" in path)
     files[manifest] = files[manifest][:100]
-    again = Run(RecordingStore(files))
+    again = Run(RecordingStore(files), options=EngineOptions(progress=True))
     assert again.begin() is None
     assert "committed no backup; starting from the beginning" in capsys.readouterr().out
     again.save(2)
