@@ -17,6 +17,7 @@ from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import hostile, tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.cli_backups import rewrite
+from tests.support.grouped import grouped
 from tests.support.hostile import HOSTILE, READABLE, obeyed_in
 from tests.support.secrets_table import REFUSED, SECRET, TAKEN, Given, found_in, texts_of
 
@@ -30,7 +31,7 @@ def _callbacks(given: Given, **options: Any) -> list[Any]:
     return [
         kdc.ModelCheckpoint(f"{url}/m/c-{{epoch}}.keras", verbose=1, storage_options=storage),
         kdc.TensorBoard(f"{url}/t{query}", storage_options=storage),
-        kdc.BackupAndRestore(f"{url}/b{query}", save_freq=2, storage_options=storage, **options),
+        kdc.BackupAndRestore(f"{url}/b{query}", save_freq=2, storage_options=storage, **grouped(**options)),
     ]
 
 

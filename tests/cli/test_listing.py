@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -88,13 +89,13 @@ def test_damaged_manifests_are_shown_as_damaged_beside_whole_ones(url: str) -> N
 def test_a_backup_of_a_newer_version_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = begin(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(manifest_format, "FORMAT_VERSION", 99)
+        patch.setattr(manifest_format, "MANIFEST", dataclasses.replace(manifest_format.MANIFEST, version=99))
         commit(store, 1)
     (row,) = kdc_json("ls", tmp_path)["commits"]
     assert row["state"] == "too new"
-    assert "upgrade" in row["problem"]
+    assert "Install a newer" in row["problem"]
     result = kdc("show", tmp_path)
-    assert "upgrade" in result.stderr
+    assert "Install a newer" in result.stderr
 
 
 def test_what_makes_a_resume_inexact_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -282,11 +283,11 @@ def test_a_backup_of_a_newer_version_is_never_judged(tmp_path: Path, monkeypatch
 
     store = begin(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "FORMAT_VERSION", 99)
+        patch.setattr(manifest, "MANIFEST", dataclasses.replace(manifest.MANIFEST, version=99))
         commit(store, 1)
     commit(store, 2)
     before = everything(tmp_path)
     result = kdc("prune", tmp_path, "--keep", 1, "--yes")
     assert result.exit_code == 2
-    assert "upgrade" in result.stderr
+    assert "Install a newer" in result.stderr
     assert everything(tmp_path) == before

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from keras_dist_callbacks.backups.codec import fingerprints
+from keras_dist_callbacks.backups.owners import OWNER
 from keras_dist_callbacks.backups.packing import Packer, referenced_blobs
 from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
@@ -62,7 +64,8 @@ def begin(url: str | Path, age: float = DAY, options: Mapping[str, Any] | None =
     generation = store.claim({})
     name = f"owners/{generation:06d}.json"
     store.storage.delete(name)
-    store._claim = json.dumps({"claimed": time.time() - age}).encode()
+    owner = OWNER.decode(store._claim, name)
+    store._claim = OWNER.encode(msgspec.structs.replace(owner, claimed=time.time() - age))
     store.storage.create(name, [store._claim])
     return store
 

@@ -109,6 +109,7 @@ class OneProcess:
     """The chief of a cluster whose other workers exist in the test only."""
 
     worker_index = 0
+    patience = 5.0
     workers_on_host = 1
     is_chief = True
 
