@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
 from keras_dist_callbacks.texts import printable
 
-INPUT = "hidden_input"
+INPUT = "untracked_input"
 """The topic with what was found in the input: `python` code, and why it is `unordered`."""
 
 RANDOM_OPERATIONS = "random_operations"
@@ -16,17 +16,16 @@ RANDOM_OPERATIONS = "random_operations"
 NOT_SAVED = "not_saved"
 """The topic with the names of variables that a backup does not hold."""
 
-UNSEEN = "unseen"
+UNSEEN = "conditions"
 """The topic with conditions under which a continuation is exact."""
 
-UNTOLD = "untold"
+UNTOLD = "callbacks_not_called"
 """The topic with callbacks that an exception kept from hearing of the last batch."""
 
 OF_LOOP = "user"
 """The topic that a loop's backup has and a fit's has not: the user's own state."""
 
 _LOOP = "your loop changes nothing but what the Checkpointer was given"
-_OLDER = "nothing hides state (the backup was written by an older version, which did not look for it)"
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
     ("replicas", "the number of replicas", "resume with as many replicas as before"),
@@ -73,8 +72,8 @@ def inexact_reasons(
     if saved.state.get(UNTOLD):
         reasons.append(_untold_reason(saved.state[UNTOLD]))
     reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
-    reasons += (saved.state.get(INPUT) or {}).get("unordered", ())
-    if goes_on_after_end and saved.state.get("finalized"):
+    reasons += saved.state[INPUT]["unordered"]
+    if goes_on_after_end and saved.state.get("is_finalized"):
         reasons.append(_FINALIZED)
     if now["replicas"] != 1 and generator:
         reasons.append(_UNORDERED_GENERATOR)
@@ -83,10 +82,8 @@ def inexact_reasons(
 
 def conditions(saved: WorkerState) -> list[str]:
     """On what an exact continuation depends that could not be seen, each to be read behind "exact if"."""
-    found = [_hidden_in_input(name) for name in (saved.state.get(INPUT) or {}).get("python", ())]
-    found += saved.state.get(UNSEEN) or ()
-    if INPUT not in saved.state:
-        found.append(_OLDER)
+    found = [_hidden_in_input(name) for name in saved.state[INPUT]["python"]]
+    found += saved.state.get(UNSEEN, ())
     if OF_LOOP in saved.state:
         found.append(_LOOP)
     return list(dict.fromkeys(printable(str(condition)) for condition in found))

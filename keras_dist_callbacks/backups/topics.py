@@ -78,7 +78,7 @@ class Attribute(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Info(msgspec.Struct, forbid_unknown_fields=True):
-    """What a manifest tells about the run; what an older version did not tell is None."""
+    """What a manifest tells about the run; what a custom training loop does not have is None."""
 
     keras: str | None = None
     tensorflow: str | None = None
@@ -104,14 +104,14 @@ _TYPES: dict[str, Any] = {
     "rng_at_input": Random,
     "num_batches": Count | None,
     "first_epoch": Count,
-    "validations": Count,
+    "num_validations": Count,
     "shares_input": bool,
-    "finalized": bool,
+    "is_finalized": bool,
     "stop_training": bool,
     "logs": dict[str, bool | int | float | str],
     "metric_variables": Texts,
     "input_variables": Specs,
-    "hidden_variables": Specs,
+    "untracked_variables": Specs,
     "epochs_by_count": list[tuple[Count, Count, Count]],
     ATTRIBUTES: dict[str, dict[str, Attribute]],
     exactness.INPUT: Hidden,
@@ -123,15 +123,17 @@ _TYPES: dict[str, Any] = {
     "input": _STORABLE,
     OF_LOOP: _STORABLE,
 }
-_OF_FIT = {"num_batches", "first_epoch", "validations", "finalized", "stop_training"}
-_LOOKED_FOR = {
-    exactness.NOT_SAVED,
-    exactness.UNSEEN,
-    exactness.RANDOM_OPERATIONS,
+_OF_FIT = {
+    "num_batches",
+    "first_epoch",
+    "num_validations",
+    "is_finalized",
+    "stop_training",
     "input_variables",
-    "hidden_variables",
+    "untracked_variables",
+    exactness.RANDOM_OPERATIONS,
 }
-_OF_ALL = {"rng", "metric_variables"}
+_OF_ALL = {"rng", "metric_variables", exactness.INPUT, exactness.NOT_SAVED, exactness.UNSEEN}
 _OF_THE_LOOP = {"rng_at_epoch"}
 _WITHIN = {"logs"}
 
@@ -172,11 +174,8 @@ def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
     Raises:
         DamagedBackupError: Something is.
     """
-    needed = _OF_ALL | _OF_THE_LOOP if OF_LOOP in state else _OF_ALL | _OF_FIT | (_WITHIN if within else set())
-    if (
-        OF_LOOP not in state and exactness.INPUT in state
-    ):  # else an older version, which did not look for what is hidden
-        needed |= _LOOKED_FOR
+    of_fit = _OF_FIT | (_WITHIN if within else set())
+    needed = _OF_ALL | (_OF_THE_LOOP if OF_LOOP in state else of_fit)
     missing = sorted(needed - state.keys())
     if within and OF_LOOP not in state and state.get("rng_at_epoch") is None:  # a loop has none before its first epoch
         missing.append("rng_at_epoch")

@@ -47,7 +47,7 @@ def text_in(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, advice: str
     if ARCHITECTURE not in tensors:
         raise ConfigError(
             f"{shown} holds no architecture: its model has none (get_config), has code in it (a Lambda layer), or it "
-            f"was made by a Checkpointer or by an older version. {advice}"
+            f"was made by a Checkpointer. {advice}"
         )
     return bytes(tensors[ARCHITECTURE]).decode()
 

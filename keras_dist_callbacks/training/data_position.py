@@ -125,7 +125,7 @@ class DataPosition:
         self._epoch_ends.replay(saved.tensors)
         self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
         by_count = {epoch: batches for begin, end, batches in self._runs for epoch in range(begin, end)}
-        validations, by_itself = int(saved.state["validations"]), self._addressed or account is not None
+        validations, by_itself = int(saved.state["num_validations"]), self._addressed or account is not None
         if self._read_again and not by_itself:
             self._read(first, saved.position.epoch, validations, by_count)
         else:

@@ -15,7 +15,7 @@ from keras_dist_callbacks.backups.exactness import RANDOM_OPERATIONS
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.training.capture import saved_variables, unnumbered
 
-TOPIC = "hidden_variables"
+TOPIC = "untracked_variables"
 """The topic with the names and types of variables that the train step holds on to."""
 
 _TENSOR = "hidden"

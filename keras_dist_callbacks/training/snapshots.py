@@ -39,7 +39,7 @@ class Progress:
 
     def resume(self, state: Mapping[str, JSON]) -> None:
         """The data's iterators are as old as they were for a backup."""
-        self.first_epoch, self.validations = int(state["first_epoch"]), int(state["validations"])
+        self.first_epoch, self.validations = int(state["first_epoch"]), int(state["num_validations"])
         self.shares_input = state.get("shares_input")
 
 
@@ -70,8 +70,8 @@ def take(
         "rng": rng.capture(),
         "num_batches": fit.num_batches,
         "first_epoch": progress.first_epoch or 0,
-        "validations": progress.validations,
-        "finalized": kind == "end" and _finalizes(fit.model, callbacks),
+        "num_validations": progress.validations,
+        "is_finalized": kind == "end" and _finalizes(fit.model, callbacks),
         "stop_training": bool(fit.model.stop_training),
     }
     if progress.shares_input is not None:

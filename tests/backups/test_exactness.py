@@ -60,13 +60,6 @@ def test_code_that_runs_in_parallel_must_draw_from_no_global_random_state(name: 
     assert f"keeps no state of its own, and {draws} (" in condition
 
 
-def test_a_backup_of_an_older_version_is_exact_if_nothing_is_hidden() -> None:
-    older = WorkerState(Position("within", 1, 2, 7), {}, {}, NOW)
-    assert exactness.inexact_reasons(older, NOW) == []
-    (condition,) = exactness.conditions(older)
-    assert "written by an older version" in condition
-
-
 def test_kernels_with_a_state_and_open_orders_are_reasons() -> None:
     state = saved(
         **{

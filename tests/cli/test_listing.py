@@ -174,7 +174,7 @@ def test_everything_a_manifest_tells_is_shown(url: str) -> None:
     assert found["callbacks"] == ["EarlyStopping(monitor=loss)"]
     assert found["random_states"][:-1] == ["python", "numpy", "tensorflow", "tf.random global generator"]
     assert found["random_states"][-1] == "as of the epoch's begin"
-    assert {"metric_variables", "not_saved", "hidden_input", "stop_training"} <= set(found["topics"])
+    assert {"metric_variables", "not_saved", "untracked_input", "stop_training"} <= set(found["topics"])
     rows = [(r["name"], r["kind"], r["replica"], r["dtype"], r["shape"], r["bytes"]) for r in found["tensors"]]
     assert rows == [
         ("dense/kernel", "variable", 0, "float32", [2, 3], 24),

@@ -31,7 +31,8 @@ def loop_state(**user: Any) -> dict[str, Any]:
         "user": user,
         "metric_variables": [],
         "not_saved": [],
-        "hidden_input": {"python": [], "unordered": []},
+        "untracked_input": {"python": [], "unordered": []},
+        "conditions": [],
     }
 
 
@@ -39,6 +40,6 @@ def fit_state() -> dict[str, Any]:
     """The same of a fit(), in which everything was inspected and nothing was found."""
     state = loop_state()
     del state["user"]
-    counts = {"num_batches": 10, "first_epoch": 0, "validations": 0, "finalized": False, "stop_training": False}
-    nothing: dict[str, Any] = {"unseen": [], "random_operations": [], "input_variables": [], "hidden_variables": []}
+    counts = {"num_batches": 10, "first_epoch": 0, "num_validations": 0, "is_finalized": False, "stop_training": False}
+    nothing: dict[str, Any] = {"random_operations": [], "input_variables": [], "untracked_variables": []}
     return {**state, **counts, **nothing, "logs": {}}
