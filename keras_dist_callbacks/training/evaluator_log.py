@@ -39,21 +39,21 @@ class Record(msgspec.Struct, frozen=True):
         name: Of the checkpoint.
         step: Training steps taken.
         epoch: Epochs finished.
-        place: Where it is on a plot.
+        plot_step: Where it is on a plot.
         metrics: The values as text, which holds every number.
-        weights: A digest of the weights.
-        keys: Every checkpoint that is known to be this one.
-        time: When it was evaluated.
+        weights_digest: Of the model's weights.
+        checkpoints: Every checkpoint that is known to be this one.
+        evaluated_at: When it was evaluated, in seconds since 1970.
     """
 
     name: str
     step: Count
     epoch: Count
-    place: Count
+    plot_step: Count
     metrics: dict[str, str]
-    weights: Digest
-    keys: list[str]
-    time: Time
+    weights_digest: Digest
+    checkpoints: list[str]
+    evaluated_at: Time
 
     @property
     def result(self) -> Evaluation:
@@ -104,7 +104,7 @@ class EvaluationLog:
             self._events.probe()
             present = {info.name for info in self._events.files()}
             for record in self._records.values():
-                if _events_name(record.place) not in present:
+                if _events_name(record.plot_step) not in present:
                     self._put_events(record)
 
     def __len__(self) -> int:
@@ -118,14 +118,14 @@ class EvaluationLog:
     @property
     def keys(self) -> set[str]:
         """Every checkpoint that needs no evaluation any more."""
-        return {key for record in self._records.values() for key in record.keys}
+        return {key for record in self._records.values() for key in record.checkpoints}
 
     def knows(self, candidate: Candidate, weights: str) -> bool:
         """Whether this model was evaluated at this step already, under another name or by another run; noted if so."""
         earlier = self._records.get(candidate.place)
-        if earlier is None or earlier.weights != weights:
+        if earlier is None or earlier.weights_digest != weights:
             return False
-        self._put_record(msgspec.structs.replace(earlier, keys=[*earlier.keys, candidate.key]))
+        self._put_record(msgspec.structs.replace(earlier, checkpoints=[*earlier.checkpoints, candidate.key]))
         return True
 
     def add(self, candidate: Candidate, weights: str, metrics: Mapping[str, float]) -> Evaluation:
@@ -138,7 +138,7 @@ class EvaluationLog:
             place,
             {name: repr(value) for name, value in metrics.items()},
             weights,
-            [*(earlier.keys if earlier else ()), candidate.key],
+            [*(earlier.checkpoints if earlier else ()), candidate.key],
             time.time(),
         )
         if self._events is not None:
@@ -162,16 +162,16 @@ class EvaluationLog:
         where = self._state.display(name)
         try:
             record = RESULT.decode(records.read(self._state, name), where)
-            if _record_name(record.place) != name:
-                raise DamagedBackupError(f"{where} is the record of step {record.place}")
+            if _record_name(record.plot_step) != name:
+                raise DamagedBackupError(f"{where} is the record of step {record.plot_step}")
         except DamagedBackupError as error:
             warn(f"the result is evaluated again if its checkpoint is still there: {error}")
             return
-        self._records[record.place] = record
+        self._records[record.plot_step] = record
 
     def _put_record(self, record: Record) -> None:
-        records.write(self._state, _record_name(record.place), RESULT.encode(record))
-        self._records[record.place] = record
+        records.write(self._state, _record_name(record.plot_step), RESULT.encode(record))
+        self._records[record.plot_step] = record
 
     def _put_events(self, record: Record) -> None:
         if self._events is None:
@@ -180,11 +180,11 @@ class EvaluationLog:
             file = directory / "events"
             with tf.io.TFRecordWriter(str(file)) as writer:
                 writer.write(
-                    tf.compat.v1.Event(wall_time=record.time, file_version="brain.Event:2").SerializeToString()
+                    tf.compat.v1.Event(wall_time=record.evaluated_at, file_version="brain.Event:2").SerializeToString()
                 )
                 for name, value in record.metrics.items():
                     writer.write(_event(record, name, float(value)))
-            self._events.replace(_events_name(record.place), file)
+            self._events.replace(_events_name(record.plot_step), file)
 
 
 @dataclass(frozen=True)
@@ -265,5 +265,5 @@ def _event(record: Record, name: str, value: float) -> bytes:
         tensor=tf.make_tensor_proto(value, tf.float32),
         metadata=v1.SummaryMetadata(plugin_data=plugin),
     )
-    event = v1.Event(wall_time=record.time, step=record.place, summary=v1.Summary(value=[summary]))
+    event = v1.Event(wall_time=record.evaluated_at, step=record.plot_step, summary=v1.Summary(value=[summary]))
     return bytes(event.SerializeToString())

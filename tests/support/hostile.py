@@ -27,7 +27,11 @@ def make(directory: Path, tmp_path: Path) -> None:
     name = EVIL.replace("/", "\u2215")
     store = begin(directory)
     states: list[dict[str, Any]] = [
-        {f"callback:{name}": {EVIL: EVIL}, "untracked_input": {"python": [EVIL], "unordered": [EVIL]}, "conditions": [EVIL]}
+        {
+            f"callback:{name}": {EVIL: EVIL},
+            "untracked_input": {"python": [EVIL], "unordered": [EVIL]},
+            "conditions": [EVIL],
+        }
     ]
     texts = {"keras": EVIL, "tensorflow": EVIL, "python": EVIL, "strategy": EVIL, "model": EVIL}
     tensors = {f"variable/{name}@0": [1.0], f"{name}/other@{HOSTILE}": [2.0]}

@@ -1,0 +1,64 @@
+"""A backup of the first version of the format, kept forever: every later version reads it.
+
+It was written by a `BackupAndRestore` in a `fit()` of one step: `Dense(1)` on two features, SGD. When a later version
+adds a field with a default, a backup of that version is added next to this one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups.manifest import MANIFEST
+from keras_dist_callbacks.backups.owners import OWNER, read_owner
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support import ROOT
+
+GOLDEN = ROOT / "tests" / "golden"
+BACKUP = GOLDEN / "backup-v1"
+WEIGHTS = [np.float32([[13.107562065124512], [17.363445281982422]]), np.float32([5.619198322296143])]
+
+
+def test_a_backup_of_version_1_is_read_and_restored_into_a_model() -> None:
+    arrays = kdc.load_backup(BACKUP)
+    assert sum(np.array_equal(value, WEIGHTS[0]) for value in arrays.values()) == 1
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="dense")], name="golden")
+    kdc.load_backup(BACKUP, model)
+    for ours, expected in zip(model.get_weights(), WEIGHTS, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.slow
+def test_a_run_continues_from_a_backup_of_version_1(tmp_path: Path) -> None:
+    shutil.copytree(BACKUP, tmp_path / "backup")
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="dense")], name="golden")
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    x, y = np.float32([[1, 2], [3, 4]]), np.float32([[1], [2]])
+    backup = kdc.BackupAndRestore(tmp_path / "backup")
+    history = model.fit(x, y, epochs=2, batch_size=2, shuffle=False, verbose=0, callbacks=[backup])
+    assert backup.restored is not None
+    assert (backup.restored.position.epoch, backup.restored.position.step) == (1, 1)
+    assert len(history.history["loss"]) == 2
+
+
+def test_an_owner_record_of_version_1_is_read() -> None:
+    owner = read_owner(Storage.open(BACKUP), 1)
+    assert owner is not None
+    assert (owner.by, owner.made_directory, owner.info["strategy"]) == (
+        "BackupAndRestore",
+        True,
+        "_DefaultDistributionStrategy",
+    )
+    assert BackupStore(Storage.open(BACKUP)).newest_generation() == 1
+
+
+def test_a_new_version_of_a_format_comes_with_a_golden_file_of_its_own() -> None:
+    assert (GOLDEN / f"backup-v{MANIFEST.version}").is_dir()
+    assert OWNER.version == 1, "add a backup with an owner record of the new version"
