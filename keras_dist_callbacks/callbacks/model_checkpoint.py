@@ -118,8 +118,20 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         save_weights_only = arguments.flag("save_weights_only", save_weights_only)
         directory, template = files.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)
-        watched = _watched(monitor, verbose, save_best_only)
-        super().__init__(redact(path), *watched, save_weights_only, *_when(mode, save_freq, initial_value_threshold))
+        threshold = initial_value_threshold
+        if threshold is not None:
+            threshold = arguments.number("initial_value_threshold", threshold, "a number, or None")
+        # checked here: Keras itself would find out in the middle of training, or never
+        super().__init__(
+            redact(path),
+            monitor=arguments.text("monitor", monitor, "the name of a quantity, such as 'val_loss'"),
+            verbose=arguments.verbosity("verbose", verbose),
+            save_best_only=arguments.flag("save_best_only", save_best_only),
+            save_weights_only=save_weights_only,
+            mode=arguments.text("mode", mode, "'auto', 'min' or 'max'"),  # Keras warns of others and uses 'auto'
+            save_freq=arguments.count_or("Unrecognized save_freq: it", save_freq, ["epoch"], "batches"),
+            initial_value_threshold=threshold,
+        )
         self.max_to_keep = None if max_to_keep is None else _count(max_to_keep)
         write = write_options_of(write_options)
         self._storage = open_to_write(directory.format(), storage_options, write)
@@ -302,25 +314,6 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
         )
     if any(field == "" or field.isdigit() for field in in_name):
         raise ConfigError(f"filepath={shown!r}: placeholders need names, such as {{epoch:04d}} or {{val_loss:.3f}}")
-
-
-def _watched(monitor: Any, verbose: Any, save_best_only: Any) -> tuple[str, int, bool]:
-    """Keras' first arguments, checked; Keras itself would find out in the middle of training, or never."""
-    return (
-        arguments.text("monitor", monitor, "the name of a quantity, such as 'val_loss'"),
-        arguments.verbosity("verbose", verbose),
-        arguments.flag("save_best_only", save_best_only),
-    )
-
-
-def _when(mode: Any, save_freq: Any, threshold: Any) -> tuple[str, int | str, float | None]:
-    """Keras' last arguments, checked."""
-    allowed = "a number, or None"
-    return (
-        arguments.text("mode", mode, "'auto', 'min' or 'max'"),  # of other words Keras says that it takes 'auto'
-        arguments.count_or("Unrecognized save_freq: it", save_freq, ["epoch"], "batches"),
-        None if threshold is None else arguments.number("initial_value_threshold", threshold, allowed),
-    )
 
 
 def _count(max_to_keep: Any) -> int:

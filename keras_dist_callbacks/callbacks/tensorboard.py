@@ -98,11 +98,17 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         self._storage_options = arguments.mapping("storage_options", storage_options)
         self._write_options = write_options_of(write_options)
         self._sync_seconds = arguments.seconds("sync_seconds", sync_seconds, default=30.0)
-        drawn = _flags(write_graph=write_graph, write_images=write_images)
-        drawn += _flags(write_steps_per_second=write_steps_per_second)
-        often = (_epochs("histogram_freq", histogram_freq), *drawn, _update_freq(update_freq))
-        shown = (_epochs("embeddings_freq", embeddings_freq), _metadata(embeddings_metadata))
-        super().__init__(redact(self._chief_dir), *often, _profile_batch(profile_batch), *shown)
+        super().__init__(
+            redact(self._chief_dir),
+            histogram_freq=_epochs("histogram_freq", histogram_freq),
+            write_graph=arguments.flag("write_graph", write_graph),
+            write_images=arguments.flag("write_images", write_images),
+            write_steps_per_second=arguments.flag("write_steps_per_second", write_steps_per_second),
+            update_freq=_update_freq(update_freq),
+            profile_batch=_profile_batch(profile_batch),
+            embeddings_freq=_epochs("embeddings_freq", embeddings_freq),
+            embeddings_metadata=_metadata(embeddings_metadata),
+        )
         if write_on == "all" and worker_log_dir is not None:
             raise ConfigError("write_on='all' writes to each worker's own log_dir; leave worker_log_dir out")
         self._write_on, self._writes = write_on, True
@@ -248,10 +254,6 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
 
 def _epochs(name: str, value: Any) -> int:
     return arguments.count(name, value, of="epochs", also="0 for never", default=0)
-
-
-def _flags(**given: Any) -> list[bool]:
-    return [arguments.flag(name, value) for name, value in given.items()]
 
 
 def _update_freq(value: Any) -> int | str:

@@ -45,7 +45,7 @@ class Fingerprint:
         """What is another than in the interrupted run, one sentence each, after the restore.
 
         Args:
-            tensors: Those of the backup; an older one has no description, and nothing differs.
+            tensors: Those of the backup; where they hold no description, nothing differs.
             rate_is_loaded: The model came from a checkpoint, and so did its learning rate.
         """
         if _TENSOR not in tensors:
@@ -91,7 +91,7 @@ class Fingerprint:
         return [_changed(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
 
     def _untold(self, name: str, before: Mapping[str, Any]) -> bool:
-        """Whether one of the two runs does not tell what its arrays hold, as older backups do not."""
+        """Whether the content of arrays is described in one of the two runs only."""
         return name.endswith(f"/{describe_input.VALUES}") and not (name in before and name in self._facts)
 
     def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
