@@ -94,9 +94,15 @@ class Format(Generic[_T]):
         version = self._checked_version(fields.pop("version", None), where)
         del fields["seal"]
         found: _T = checked(fields, self.schema, where)
-        if version == self.version and self.encode(found) != content:
+        if version == self.version and self._encoded_again(found, where) != content:
             raise DamagedBackupError(f"{where} has duplicate or unknown keys, or keys in another order")
         return found
+
+    def _encoded_again(self, record: _T, where: str) -> bytes:
+        try:
+            return self.encode(record)
+        except (ValueError, RecursionError) as error:
+            raise DamagedBackupError(f"{where} holds a value that this format does not allow: {error}") from error
 
     def _checked_version(self, version: object, where: str) -> int:
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:

@@ -52,6 +52,8 @@ def test_every_changed_byte_and_every_length_is_damage() -> None:
         ({"version": True}, "format version True"),
         ({"name": 3}, "Expected `str`"),
         ({"unknown": 3}, "unknown keys"),
+        ({"value": float("nan")}, "value that this format does not allow"),
+        ({"value": float("inf")}, "value that this format does not allow"),
     ],
 )
 def test_sealed_content_that_the_format_does_not_allow_is_damage(fields: dict[str, object], message: str) -> None:
