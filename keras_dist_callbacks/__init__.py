@@ -22,20 +22,20 @@ _HOME = {
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
     "RetryPolicy": "keras_dist_callbacks.storage.retry",
     "ShutdownOptions": "keras_dist_callbacks.options",
-    "SidecarEvaluator": "keras_dist_callbacks.training.evaluator",
+    "SidecarEvaluator": "keras_dist_callbacks.evaluation.sidecar_evaluator",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
     "WriteOptions": "keras_dist_callbacks.options",
-    "aws_notice": "keras_dist_callbacks.training.notices",
+    "aws_notice": "keras_dist_callbacks.shutdown.preemption_notice",
     "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
-    "gce_notice": "keras_dist_callbacks.training.notices",
-    "latest_checkpoint": "keras_dist_callbacks.recovery",
+    "gce_notice": "keras_dist_callbacks.shutdown.preemption_notice",
+    "latest_checkpoint": "keras_dist_callbacks.checkpoints.restore",
     "load_backup": "keras_dist_callbacks.training.loading",
-    "make_or_restore_model": "keras_dist_callbacks.recovery",
+    "make_or_restore_model": "keras_dist_callbacks.checkpoints.restore",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "register_callback_state": "keras_dist_callbacks.training.callback_state",
     "restartable": "keras_dist_callbacks.launch.restarting",
-    "restored_from": "keras_dist_callbacks.recovery",
-    "stateless_input": "keras_dist_callbacks.training.stateless",
+    "restored_from": "keras_dist_callbacks.checkpoints.restore",
+    "stateless_input": "keras_dist_callbacks.inputs.stateless",
 }
 
 if TYPE_CHECKING:
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
+    from keras_dist_callbacks.checkpoints.restore import latest_checkpoint as latest_checkpoint
+    from keras_dist_callbacks.checkpoints.restore import make_or_restore_model as make_or_restore_model
+    from keras_dist_callbacks.checkpoints.restore import restored_from as restored_from
     from keras_dist_callbacks.cluster.cluster import Cluster as Cluster
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
     from keras_dist_callbacks.errors import Preempted as Preempted
+    from keras_dist_callbacks.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
+    from keras_dist_callbacks.inputs.stateless import stateless_input as stateless_input
     from keras_dist_callbacks.launch.restarting import restartable as restartable
     from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
     from keras_dist_callbacks.options import WriteOptions as WriteOptions
-    from keras_dist_callbacks.recovery import latest_checkpoint as latest_checkpoint
-    from keras_dist_callbacks.recovery import make_or_restore_model as make_or_restore_model
-    from keras_dist_callbacks.recovery import restored_from as restored_from
+    from keras_dist_callbacks.shutdown.preemption_notice import aws_notice as aws_notice
+    from keras_dist_callbacks.shutdown.preemption_notice import gce_notice as gce_notice
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
     from keras_dist_callbacks.training.callback_state import register_callback_state as register_callback_state
     from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer
-    from keras_dist_callbacks.training.evaluator import SidecarEvaluator as SidecarEvaluator
     from keras_dist_callbacks.training.loading import load_backup as load_backup
-    from keras_dist_callbacks.training.notices import aws_notice as aws_notice
-    from keras_dist_callbacks.training.notices import gce_notice as gce_notice
-    from keras_dist_callbacks.training.stateless import stateless_input as stateless_input
 
 __all__ = [*_HOME, "__version__"]
 

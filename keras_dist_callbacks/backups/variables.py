@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -50,3 +51,8 @@ def by_path(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray
 
 def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def unnumbered(path: str) -> str:
+    """A variable's path without the numbers that depend on what was made before in the process."""
+    return re.sub(r"_\d+(?=[/_#]|$)", "", path)

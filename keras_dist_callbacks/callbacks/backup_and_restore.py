@@ -35,12 +35,12 @@ from keras_dist_callbacks.options import (
     shutdown_options_of,
     write_options_of,
 )
+from keras_dist_callbacks.shutdown.controller import Leaving
 from keras_dist_callbacks.terminal import is_first, say
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.describing import reproducibility_advice
-from keras_dist_callbacks.training.leaving import Leaving
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.session import FitSession
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -20,18 +21,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from keras_dist_callbacks import arguments
-from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage.direct_files import Buffer, Listed, Parts
 from keras_dist_callbacks.storage.failures import RetryNotice, told
 from keras_dist_callbacks.storage.listed import FileInfo, UnfinishedUpload
-from keras_dist_callbacks.storage.local_files import LocalFiles
+from keras_dist_callbacks.storage.local_files import LocalFiles, temporary_name
 from keras_dist_callbacks.storage.opening import open_filesystem
-from keras_dist_callbacks.storage.probing import probe
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.traffic import Traffic
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.texts import printable, warn
 
 PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")
@@ -291,7 +291,7 @@ class Storage:
         """
         made = self.is_local and not os.path.exists(self.root)  # noqa: PTH110 - pathlib's raises where the name is too long
         if not (self.is_local and self._run("write", "", lambda: self._local.probe_unnamed(self.root))):
-            probe(self)
+            _write_and_delete(self)
         return made
 
     @property
@@ -321,3 +321,34 @@ class Storage:
             if failure is error:
                 raise
         raise failure
+
+
+def _write_and_delete(storage: Storage) -> None:
+    name, token = temporary_name("probe"), uuid.uuid4().bytes
+    try:
+        storage.create(name, [token])
+    except TypeError as error:  # some clients look at their options only now
+        raise ConfigError(f"{storage.display()}: its client does not take the storage_options: {error}") from error
+    try:
+        _check_exclusive(storage, name)
+        if storage.read(name) != token:
+            raise StorageError(f"{storage.display()}: an object that was just written reads back differently")
+    except BaseException:
+        with suppress(OSError):
+            storage.delete(name)
+        raise
+    try:
+        storage.delete(name)
+    except StorageError as error:
+        warn(f"old files will stay: {error}")
+
+
+def _check_exclusive(storage: Storage, name: str) -> None:
+    try:
+        storage.create(name, [uuid.uuid4().bytes])
+    except FileExistsError:
+        return
+    raise StorageError(
+        f"{storage.display()}: the store overwrote an object that it was asked to create only if there is none, so "
+        "two runs could destroy each other's files; use a store or a version of it that supports conditional writes"
+    )

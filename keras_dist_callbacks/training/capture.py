@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from keras_dist_callbacks._compat import layers, optimizers, variables
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.storable import to_json
 from keras_dist_callbacks.backups.topics import CALLBACK
-from keras_dist_callbacks.backups.variables import VARIABLE, stored_components, tensor_name
+from keras_dist_callbacks.backups.variables import VARIABLE, stored_components, tensor_name, unnumbered
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
@@ -238,11 +237,6 @@ def _never_applied(model: Any, named: Mapping[str, Any]) -> set[str]:
         return set()
     ids = {id(variable) for variable in optimizer.variables}
     return {name for name, variable in named.items() if id(variable) in ids}
-
-
-def unnumbered(path: str) -> str:
-    """A variable's path without the numbers that depend on what was made before in the process."""
-    return re.sub(r"_\d+(?=[/_#]|$)", "", path)
 
 
 def _same_but_for_prefix(one: str, other: str) -> bool:

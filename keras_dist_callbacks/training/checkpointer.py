@@ -23,6 +23,7 @@ from keras_dist_callbacks.engine.options import EngineOptions
 from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.inputs.loop import LoopInput
 from keras_dist_callbacks.moved_arguments import (
     OF_SHUTDOWN_OPTIONS,
     OF_STRATEGY,
@@ -36,13 +37,12 @@ from keras_dist_callbacks.options import (
     shutdown_options_of,
     write_options_of,
 )
+from keras_dist_callbacks.shutdown.controller import Leaving
 from keras_dist_callbacks.terminal import say
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.describing import describe
-from keras_dist_callbacks.training.leaving import Leaving
-from keras_dist_callbacks.training.loop_input import LoopInput
 from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
 from keras_dist_callbacks.training.restored import Restored
 

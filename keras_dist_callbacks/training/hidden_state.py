@@ -13,7 +13,8 @@ from keras_dist_callbacks._compat import building, graphs, layers, train_functio
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.exactness import RANDOM_OPERATIONS
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
-from keras_dist_callbacks.training.capture import saved_variables, unnumbered
+from keras_dist_callbacks.backups.variables import unnumbered
+from keras_dist_callbacks.training.capture import saved_variables
 
 TOPIC = "untracked_variables"
 """The topic with the names and types of variables that the train step holds on to."""

@@ -22,11 +22,11 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.policies import SavePolicy
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
+from keras_dist_callbacks.inputs.position import DataPosition
+from keras_dist_callbacks.shutdown.controller import STOPPED, Leaving
 from keras_dist_callbacks.training import continuing, hidden_state
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
-from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.describing import describe_fit
-from keras_dist_callbacks.training.leaving import STOPPED, Leaving
 from keras_dist_callbacks.training.loop_parts import require_fit
 from keras_dist_callbacks.training.restored import Restored, judge
 from keras_dist_callbacks.training.snapshots import Progress, take

@@ -10,9 +10,9 @@ from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import rng
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot
+from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.training import architecture
 from keras_dist_callbacks.training.capture import capture, jsonable_logs
-from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.step_count import StepCount
 from keras_dist_callbacks.training.unlisted import UnlistedState
 

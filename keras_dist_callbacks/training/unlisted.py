@@ -10,10 +10,10 @@ from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
+from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.texts import warn
 from keras_dist_callbacks.training import continuing, plain_attributes
 from keras_dist_callbacks.training.callback_state import watched_callbacks
-from keras_dist_callbacks.training.data_position import DataPosition
 from keras_dist_callbacks.training.fingerprint import Fingerprint
 from keras_dist_callbacks.training.hidden_state import HiddenState
 from keras_dist_callbacks.training.plain_attributes import PlainAttributes, Watched

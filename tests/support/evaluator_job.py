@@ -19,8 +19,8 @@ import keras
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.evaluation import results
 from keras_dist_callbacks.testing import KillAt
-from keras_dist_callbacks.training import evaluator_log
 from tests.support import (
     busy_machine,  # noqa: F401 - it changes this process if it is told to
     tiny,
@@ -91,9 +91,9 @@ def evaluate(given: argparse.Namespace) -> None:
     point, _, number = kill.partition(":")
     callbacks: list[Any] = [KillInEvaluation(int(number))] if point == "evaluation" else []
     if point in ("_put_record", "_put_events"):
-        kill_before(evaluator_log.EvaluationLog, point, int(number))
+        kill_before(results.EvaluationLog, point, int(number))
     if point == "publish":
-        kill_before(evaluator_log.files, point, int(number))
+        kill_before(results.files, point, int(number))
     with kdc.make_strategy().scope():
         model = tiny.model()
     if "TF_CONFIG" in os.environ:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_dist_callbacks.training.evaluator_log import END, RESULT, End, Record
+from keras_dist_callbacks.evaluation.results import END, RESULT, End, Record
 from keras_dist_callbacks.types import Evaluation
 from tests.support import ROOT
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.shutdown import controller
 from keras_dist_callbacks.terminal import Output
-from keras_dist_callbacks.training import leaving
 from tests.support import tiny
 from tests.support.grouped import grouped
 from tests.support.left_early import (
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow  # whole fits
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shared(Output), "said", set())
-    monkeypatch.setattr(shared(leaving.Runs), "unheeded", [])
+    monkeypatch.setattr(shared(controller.Runs), "unheeded", [])
     yield
     assert_nothing_is_left()
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # a process that is to end ignores it

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from keras_dist_callbacks.training.signals import SignalWatch, is_foreign
+from keras_dist_callbacks.shutdown.signals import SignalWatch, is_foreign
 
 SOON = 10.0
 
@@ -70,7 +70,7 @@ def test_it_is_seen_while_the_main_thread_runs_no_bytecode() -> None:
     """A step may take longer than the grace period; Python's own handlers wait for its end."""
     code = """
         import ctypes, os, signal, threading, time
-        from keras_dist_callbacks.training.signals import SignalWatch
+        from keras_dist_callbacks.shutdown.signals import SignalWatch
         seen = []
         watch = SignalWatch(lambda number: seen.append(time.monotonic()), lambda number: None)
         watch.install([signal.SIGUSR1])
@@ -134,7 +134,7 @@ def test_a_forked_child_has_the_users_handlers_and_says_nothing_to_its_parent() 
     """A fork of another thread too, as pools make them; and a child that gets a signal as it begins."""
     code = """
         import os, signal, threading, time
-        from keras_dist_callbacks.training.signals import SignalWatch
+        from keras_dist_callbacks.shutdown.signals import SignalWatch
         signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))
         seen = []
         watch = SignalWatch(seen.append, seen.append)
@@ -199,7 +199,7 @@ def test_an_event_loop_keeps_its_signals(seen: Seen, watch: SignalWatch) -> None
 def test_a_handler_of_another_language_is_told_from_pythons() -> None:
     code = """
         import ctypes, signal
-        from keras_dist_callbacks.training.signals import is_foreign
+        from keras_dist_callbacks.shutdown.signals import is_foreign
         assert not is_foreign(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, lambda *_: None)
         assert not is_foreign(signal.SIGUSR1)

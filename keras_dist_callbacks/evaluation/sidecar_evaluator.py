@@ -15,16 +15,16 @@ from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.evaluation import options as options
+from keras_dist_callbacks.evaluation.model import EvaluatedModel, check_model
+from keras_dist_callbacks.evaluation.results import BestExport, EvaluationLog
+from keras_dist_callbacks.evaluation.sources import Backups, Candidate, Look, ModelFiles, Source
 from keras_dist_callbacks.moved_arguments import OF_READERS, explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.terminal import say
 from keras_dist_callbacks.texts import warn
-from keras_dist_callbacks.training import evaluator_options as options
-from keras_dist_callbacks.training.evaluator_log import BestExport, EvaluationLog
-from keras_dist_callbacks.training.evaluator_model import EvaluatedModel, check_model
-from keras_dist_callbacks.training.evaluator_sources import Backups, Candidate, Look, ModelFiles, Source
 from keras_dist_callbacks.types import Evaluation
 
 

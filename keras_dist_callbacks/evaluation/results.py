@@ -21,11 +21,11 @@ from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Record as CheckpointRecord
 from keras_dist_callbacks.checkpoints.record import kind_of
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.evaluation.model import EvaluatedModel
+from keras_dist_callbacks.evaluation.sources import Candidate
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.texts import warn
-from keras_dist_callbacks.training.evaluator_model import EvaluatedModel
-from keras_dist_callbacks.training.evaluator_sources import Candidate
 from keras_dist_callbacks.types import Evaluation
 
 RECORDS = "evaluations"

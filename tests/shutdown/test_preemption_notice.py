@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.training.notices import Notice, NoticeWatch, aws_notice, gce_notice
+from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticeWatch, aws_notice, gce_notice
 
 SOON = 10.0
 

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, sys, time
-from keras_dist_callbacks.training import watchdog
+from keras_dist_callbacks.shutdown import watchdog
 watchdog.GIL_SECONDS = 0.5
 dog = watchdog.Watchdog(0.3, lambda: "last words")
 {does}

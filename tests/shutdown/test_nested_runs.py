@@ -14,8 +14,8 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.shutdown import controller
 from keras_dist_callbacks.terminal import Output
-from keras_dist_callbacks.training import leaving
 from tests.support import tiny
 from tests.support.grouped import grouped
 from tests.support.left_early import FOREVER, At, assert_nothing_is_left, fit, goes_on, raise_signal
@@ -27,10 +27,10 @@ OPTIONS: dict[str, Any] = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
 @pytest.fixture(autouse=True)
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shared(Output), "said", set())
-    monkeypatch.setattr(shared(leaving.Runs), "unheeded", [])
+    monkeypatch.setattr(shared(controller.Runs), "unheeded", [])
     yield
     assert_nothing_is_left()
-    assert shared(leaving.Runs).open == []
+    assert shared(controller.Runs).open == []
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # a process that exits ignores it
     assert signal.set_wakeup_fd(-1) == -1
 

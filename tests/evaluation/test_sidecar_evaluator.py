@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.training import evaluator_sources
+from keras_dist_callbacks.evaluation import sources
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
 from tests.support.checkpoints import TEMPLATE, note_path, opened
@@ -130,7 +130,7 @@ def test_a_damaged_record_is_reported_once(run: Path) -> None:
 def test_a_file_without_a_record_next_to_others_is_reported_once_it_stays(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluator_sources, "_SAVED_SECONDS", 0.05)
+    monkeypatch.setattr(sources, "_SAVED_SECONDS", 0.05)
     note_path(run / "ckpt").unlink()
     (run / "ckpt" / "2.keras").write_bytes(b"incomplete")
     with pytest.warns(UserWarning, match=r"2\.keras has no record: it is incomplete") as caught:
@@ -234,7 +234,7 @@ def test_files_of_other_programs_are_reported_once_they_stay(run: Path, monkeypa
     (run / "other").mkdir()
     (run / "other" / "1.keras").write_bytes(b"theirs")
     assert evaluator(run, checkpoint_dir=run / "other", timeout=0.2).start() == []  # it may be incomplete
-    monkeypatch.setattr(evaluator_sources, "_SAVED_SECONDS", 0.05)
+    monkeypatch.setattr(sources, "_SAVED_SECONDS", 0.05)
     with pytest.warns(
         UserWarning, match=r"other/1\.keras has no record: it is incomplete, or another program"
     ) as caught:

@@ -15,8 +15,8 @@ from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.engine import picking
 from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.training.evaluator_model import EvaluatedModel
 
 _SAVED_SECONDS = 60.0
 WORKERS = 1  # that hold the evaluated model; a backup of several is read as a whole

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.training import leaving
+from keras_dist_callbacks.shutdown import controller
 from tests.support import tiny
 from tests.support.left_early import At, Remembers, assert_nothing_is_left, fail, fit, goes_on, raise_signal
 
@@ -118,7 +118,7 @@ def test_a_ctrl_c_behind_the_last_step_is_raised_at_once(tmp_path: Path, monkeyp
 
 
 def test_ctrl_c_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "_INTERRUPT_SECONDS", 0.2)
+    monkeypatch.setattr(controller, "_INTERRUPT_SECONDS", 0.2)
     waiting = threading.Event()
 
     def hangs() -> None:

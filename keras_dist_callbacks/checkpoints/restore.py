@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks import arguments, schemas
-from keras_dist_callbacks.adopting import Load, newest_that_loads
 from keras_dist_callbacks.checkpoints import files, foreign
+from keras_dist_callbacks.checkpoints.adopt_foreign import Load, newest_that_loads
 from keras_dist_callbacks.checkpoints.foreign import Foreign
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster

@@ -18,12 +18,12 @@ from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
 from keras_dist_callbacks._compat.fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
 from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.inputs.epoch_end_replay import EpochEnds
+from keras_dist_callbacks.inputs.stateful_source import account_of
+from keras_dist_callbacks.inputs.stateless import is_stateless
+from keras_dist_callbacks.inputs.variables import InputState
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import reading
-from keras_dist_callbacks.training.epoch_ends import EpochEnds
-from keras_dist_callbacks.training.input_account import account_of
-from keras_dist_callbacks.training.input_state import InputState
-from keras_dist_callbacks.training.stateless import is_stateless
 
 _TOPIC = "input"
 _BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not come to its end

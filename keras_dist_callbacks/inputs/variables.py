@@ -12,7 +12,7 @@ from typing import Any
 from keras_dist_callbacks._compat import graphs, pipeline, rng
 from keras_dist_callbacks._compat.hidden_input import HiddenInput
 from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
-from keras_dist_callbacks.training.capture import unnumbered
+from keras_dist_callbacks.backups.variables import unnumbered
 
 TOPIC = "input_variables"
 _NOTHING = HiddenInput()

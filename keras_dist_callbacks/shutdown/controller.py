@@ -18,10 +18,10 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
 from keras_dist_callbacks.options import ShutdownOptions
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticeWatch
+from keras_dist_callbacks.shutdown.signals import SignalWatch, handler_of, is_foreign, let_children_end
+from keras_dist_callbacks.shutdown.watchdog import GIL_SECONDS, Watchdog
 from keras_dist_callbacks.terminal import is_first
-from keras_dist_callbacks.training.notices import Notice, NoticeWatch
-from keras_dist_callbacks.training.signals import SignalWatch, handler_of, is_foreign, let_children_end
-from keras_dist_callbacks.training.watchdog import GIL_SECONDS, Watchdog
 
 PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
 _INTERRUPT_SECONDS = 10.0

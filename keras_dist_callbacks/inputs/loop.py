@@ -10,8 +10,8 @@ from keras_dist_callbacks._compat.hidden_input import look_at_source
 from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.training.input_state import InputState
-from keras_dist_callbacks.training.stateless import is_stateless
+from keras_dist_callbacks.inputs.stateless import is_stateless
+from keras_dist_callbacks.inputs.variables import InputState
 
 _AROUND = (
     "your loop gives each step the batch that it gave it before: it took batches by itself, not from "
