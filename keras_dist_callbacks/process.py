@@ -19,14 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 
 class Shared:
     """Something of which a process has one.
 
     To make one has no effect elsewhere: of two that two threads make at once, one is dropped.
+
+    Attributes:
+        first_in_child: Whether a child replaces it before the others.
     """
+
+    first_in_child: ClassVar[bool] = False
 
     def in_child(self) -> Self:
         """What a forked child has instead; called there, in its only thread."""
@@ -49,13 +54,18 @@ def shared(kind: type[_S]) -> _S:
 
 
 def _after_fork() -> None:
-    with contextlib.ExitStack() as every:  # which calls all of them, even if one raises
-        for kind in PARTS:
+    with contextlib.ExitStack() as every:  # which calls all of them, even if one raises; the last one first
+        for kind in sorted(PARTS, key=lambda kind: kind.first_in_child):
             every.callback(_replace, kind)
 
 
 def _replace(kind: type[Shared]) -> None:
-    PARTS[kind] = PARTS[kind].in_child()
+    inherited = PARTS[kind]
+    part = PARTS[kind] = inherited.in_child()
+    if (
+        part is not inherited
+    ):  # to free what it holds, such as tensors, could wait for a lock of a thread that is not here
+        part._inherited = inherited
 
 
 os.register_at_fork(after_in_child=_after_fork)

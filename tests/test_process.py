@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import gc
 import os
+import signal
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +23,7 @@ from keras_dist_callbacks.engine import collector
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.process import PARTS, Shared, shared
 from keras_dist_callbacks.storage import direct_files, temporary
+from keras_dist_callbacks.training.signals import SignalWatch
 
 pytestmark = [
     pytest.mark.process,
@@ -46,10 +50,16 @@ class Fails(Shared):
         raise ValueError("of one kind")
 
 
+class Waits(Shared):
+    def in_child(self) -> Waits:
+        time.sleep(60.0)
+        return self
+
+
 @pytest.fixture(autouse=True)
 def own_kinds_leave_nothing() -> Iterator[None]:
     yield
-    for kind in (Kept, New, Fails):
+    for kind in (Kept, New, Fails, Waits):
         PARTS.pop(kind, None)
 
 
@@ -149,3 +159,28 @@ def test_no_other_module_has_state_of_its_own() -> None:
     modules = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
     found = {name: changed_by_functions(ast.parse(path.read_text())) for name, path in modules.items()}
     assert {name: names for name, names in found.items() if names} == {"process.py": {"PARTS"}}
+
+
+def test_a_child_frees_nothing_that_it_inherited() -> None:
+    ref = weakref.ref(shared(New))
+    assert in_fork(lambda: shared(New) is not ref() and ref() is not None)
+
+
+def test_sigterm_ends_a_child_that_still_replaces_what_it_inherited() -> None:
+    shared(Waits)
+    watch = SignalWatch(lambda number: None, lambda number: None)
+    watch.install([signal.SIGTERM])
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(1)
+        os.kill(child, signal.SIGTERM)
+        deadline = time.monotonic() + 20.0
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if ended[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            ended = os.waitpid(child, 0)
+    finally:
+        watch.remove()
+    assert os.waitstatus_to_exitcode(ended[1]) == -signal.SIGTERM

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from keras_dist_callbacks.process import Shared, shared
 
@@ -22,7 +22,7 @@ _PROC_STATUS = Path("/proc/self/status")
 
 @dataclass
 class _Watches(Shared):
-    """The watches of this process; hooks of a fork empty a child's, see `_leave_to_parent`.
+    """The watches of this process; a forked child has none.
 
     Attributes:
         installed: A `fit()` within a callback of another one adds one.
@@ -33,6 +33,24 @@ class _Watches(Shared):
     installed: list[SignalWatch] = field(default_factory=list)
     taken: set[signal.Signals] = field(default_factory=set)
     mask: threading.local = field(default_factory=threading.local)
+
+    first_in_child: ClassVar[bool] = True  # until then no signal ends it, and other parts may wait for a lock forever
+
+    def in_child(self) -> _Watches:
+        """A child leaves signals to its parent, and ends at one."""
+        for number in self.taken:
+            if handler_of(number) != signal.getsignal(number):
+                signal.signal(number, handler_of(number) or signal.SIG_DFL)
+        current = signal.set_wakeup_fd(-1)
+        if not _is_ours(current):
+            signal.set_wakeup_fd(current)
+        for watch in self.installed:
+            for end in watch._pipe or ():
+                os.close(end)
+            watch._pipe = watch._wakeup = None
+        if hasattr(self.mask, "before"):
+            _unblock()
+        return _Watches(taken=self.taken, mask=self.mask)
 
 
 class SignalWatch:
@@ -172,7 +190,7 @@ def _is_ours(descriptor: int) -> bool:
 @functools.cache
 def _register_fork_hooks() -> None:
     """A forked child must not answer a signal in its parent's place, nor fail to end at one."""
-    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_leave_to_parent)
+    os.register_at_fork(before=_block, after_in_parent=_unblock)  # in a child: _Watches.in_child
 
 
 def _block() -> None:
@@ -182,21 +200,6 @@ def _block() -> None:
 
 def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, shared(_Watches).mask.before)
-
-
-def _leave_to_parent() -> None:
-    for number in shared(_Watches).taken:
-        if handler_of(number) != signal.getsignal(number):
-            signal.signal(number, handler_of(number) or signal.SIG_DFL)
-    current = signal.set_wakeup_fd(-1)
-    if not _is_ours(current):
-        signal.set_wakeup_fd(current)
-    for watch in shared(_Watches).installed:
-        for end in watch._pipe or ():
-            os.close(end)
-        watch._pipe = watch._wakeup = None
-    shared(_Watches).installed.clear()
-    _unblock()
 
 
 def let_children_end() -> None:
