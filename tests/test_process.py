@@ -23,7 +23,7 @@ from keras_dist_callbacks.engine import collector
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.process import PARTS, Shared, shared
 from keras_dist_callbacks.storage import direct_files, temporary
-from keras_dist_callbacks.training.signals import SignalWatch
+from keras_dist_callbacks.shutdown.signals import SignalWatch
 
 pytestmark = [
     pytest.mark.process,
