@@ -22,8 +22,8 @@ from keras_dist_callbacks.cluster import peers
 from keras_dist_callbacks.engine import collector
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.process import PARTS, Shared, shared
-from keras_dist_callbacks.storage import direct_files, temporary
 from keras_dist_callbacks.shutdown.signals import SignalWatch
+from keras_dist_callbacks.storage import direct_files, temporary
 
 pytestmark = [
     pytest.mark.process,
