@@ -23,7 +23,7 @@ import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
 from benchmarks.parts import Watch
-from keras_dist_callbacks.engine.priority import Pace, Priority
+from keras_dist_callbacks.engine.background import Pace, Priority
 from keras_dist_callbacks.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"

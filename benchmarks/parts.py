@@ -13,8 +13,8 @@ from typing import Any
 
 from keras_dist_callbacks.backups.codec import Draft
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine import committing
-from keras_dist_callbacks.storage import direct_files
+from keras_dist_callbacks.engine import committer
+from keras_dist_callbacks.storage import direct_io
 
 PARTS = ("hash", "copy", "write", "flush")
 _MS = 1e3
@@ -40,12 +40,12 @@ class Watch:
         Args:
             by_part: Look into parts.
         """
-        commit, publish, iterate = committing.Committer.commit, BackupStore.commit, Draft.__iter__
+        commit, publish, iterate = committer.Committer.commit, BackupStore.commit, Draft.__iter__
 
-        def watched(committer: Any, *given: Any) -> None:
+        def watched(writer: Any, *given: Any) -> None:
             self._spent = dict.fromkeys(PARTS, 0.0) if by_part and len(self.made) % 2 else None
             began = time.thread_time()
-            commit(committer, *given)
+            commit(writer, *given)
             self.made.append({"whole": _rounded(time.thread_time() - began), **self._parts()})
             self._spent = None
 
@@ -56,13 +56,13 @@ class Watch:
         def hashed(draft: Draft) -> Iterator[Any]:
             return iterate(draft) if self._spent is None else self._each("hash", iterate(draft))
 
-        committing.Committer.commit = watched  # type: ignore[method-assign]
+        committer.Committer.commit = watched  # type: ignore[method-assign]
         BackupStore.commit = published  # type: ignore[method-assign]
         if not by_part:
             return
         Draft.__iter__ = hashed  # type: ignore[method-assign]
-        committing.fingerprints = self._part("hash", committing.fingerprints)  # type: ignore[attr-defined]
-        direct_files._Stream._copy = self._part("copy", direct_files._Stream._copy)  # type: ignore[method-assign]
+        committer.fingerprints = self._part("hash", committer.fingerprints)  # type: ignore[attr-defined]
+        direct_io._Stream._copy = self._part("copy", direct_io._Stream._copy)  # type: ignore[method-assign]
         for name, part in {"pwrite": "write", "write": "write", "ftruncate": "write", "fsync": "flush"}.items():
             setattr(os, name, self._part(part, getattr(os, name)))
 

@@ -33,9 +33,9 @@ _HOME = {
     "make_or_restore_model": "keras_dist_callbacks.checkpoints.restore",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
     "register_callback_state": "keras_dist_callbacks.training.callback_state",
-    "restartable": "keras_dist_callbacks.launch.restarting",
+    "restartable": "keras_dist_callbacks.launch.restart",
     "restored_from": "keras_dist_callbacks.checkpoints.restore",
-    "stateless_input": "keras_dist_callbacks.inputs.stateless",
+    "stateless_input": "keras_dist_callbacks.inputs.sources",
 }
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
     from keras_dist_callbacks.errors import Preempted as Preempted
     from keras_dist_callbacks.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
-    from keras_dist_callbacks.inputs.stateless import stateless_input as stateless_input
-    from keras_dist_callbacks.launch.restarting import restartable as restartable
+    from keras_dist_callbacks.inputs.sources import stateless_input as stateless_input
+    from keras_dist_callbacks.launch.restart import restartable as restartable
     from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
     from keras_dist_callbacks.options import WriteOptions as WriteOptions
     from keras_dist_callbacks.shutdown.preemption_notice import aws_notice as aws_notice

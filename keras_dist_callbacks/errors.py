@@ -3,7 +3,7 @@
 Each subclasses a built-in, so that existing `except ValueError` or `except OSError` code keeps working.
 """
 
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.terminal import printable
 
 RESTART_EXIT_CODE = 138
 """Of a process that is to be started again: schedulers such as Kubeflow's take codes of 128 and above for that."""

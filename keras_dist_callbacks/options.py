@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.moved_arguments import explains_arguments
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import PathLike, Storage
+from keras_dist_callbacks.validation import explains_arguments
 
 
 @explains_arguments()
@@ -61,20 +61,20 @@ class WriteOptions:
     def __post_init__(self) -> None:
         failed, held, rate = self.max_failed_saves, self.max_held_bytes, self.max_bytes_per_second
         if failed is not None:
-            failed = arguments.count("max_failed_saves", failed, least=1, also="None for any number", default=10)
+            failed = validation.count("max_failed_saves", failed, least=1, also="None for any number", default=10)
         if held is not None:
-            held = arguments.count("max_held_bytes", held, of="bytes", also="None for half of the free memory")
+            held = validation.count("max_held_bytes", held, of="bytes", also="None for half of the free memory")
         if rate is not None:
-            rate = arguments.rate("max_bytes_per_second", rate, also="None for no cap")
-        arguments.keep(
+            rate = validation.rate("max_bytes_per_second", rate, also="None for no cap")
+        validation.keep(
             self,
-            retry=arguments.instance("retry", self.retry, RetryPolicy),
-            fsync=arguments.flag("fsync", self.fsync),
+            retry=validation.instance("retry", self.retry, RetryPolicy),
+            fsync=validation.flag("fsync", self.fsync),
             max_bytes_per_second=rate,
             max_failed_saves=failed,
-            when_busy=arguments.choice("when_busy", self.when_busy, ("skip", "wait")),
+            when_busy=validation.choice("when_busy", self.when_busy, ("skip", "wait")),
             max_held_bytes=held,
-            max_local_state=arguments.count(
+            max_local_state=validation.count(
                 "max_local_state", self.max_local_state, of="bytes", default=WriteOptions.max_local_state
             ),
         )
@@ -116,14 +116,14 @@ class ShutdownOptions:
     def __post_init__(self) -> None:
         if not (self.notice is None or callable(self.notice)):
             if not isinstance(self.notice, str | os.PathLike):
-                raise arguments.refused("notice", self.notice, "a path or a function, or None")
-            arguments.path("notice", self.notice)
-        arguments.keep(
+                raise validation.refused("notice", self.notice, "a path or a function, or None")
+            validation.path("notice", self.notice)
+        validation.keep(
             self,
-            save_before_preemption=arguments.flag("save_before_preemption", self.save_before_preemption),
+            save_before_preemption=validation.flag("save_before_preemption", self.save_before_preemption),
             signals=tuple(number.name for number in _signals(self.signals)),
-            grace_period=arguments.seconds("grace_period", self.grace_period, default=ShutdownOptions.grace_period),
-            save_on_exception=arguments.flag("save_on_exception", self.save_on_exception),
+            grace_period=validation.seconds("grace_period", self.grace_period, default=ShutdownOptions.grace_period),
+            save_on_exception=validation.flag("save_on_exception", self.save_on_exception),
         )
 
     @property
@@ -150,7 +150,7 @@ def write_options_of(given: WriteOptions | None) -> WriteOptions:
     Raises:
         ConfigError: It is something else.
     """
-    return WriteOptions() if given is None else arguments.instance("write_options", given, WriteOptions, also="None")
+    return WriteOptions() if given is None else validation.instance("write_options", given, WriteOptions, also="None")
 
 
 def shutdown_options_of(given: ShutdownOptions | None) -> ShutdownOptions:
@@ -161,13 +161,13 @@ def shutdown_options_of(given: ShutdownOptions | None) -> ShutdownOptions:
     """
     if given is None:
         return ShutdownOptions()
-    return arguments.instance("shutdown_options", given, ShutdownOptions, also="None")
+    return validation.instance("shutdown_options", given, ShutdownOptions, also="None")
 
 
 def _signals(given: Any) -> tuple[signal.Signals, ...]:
     """One or several, each once."""
     several = isinstance(given, Sequence | Set) and not isinstance(given, str | bytes | bytearray | memoryview)
-    found = tuple(dict.fromkeys(arguments.signal_of("signals", s) for s in (given if several else [given])))
+    found = tuple(dict.fromkeys(validation.signal_of("signals", s) for s in (given if several else [given])))
     for number in (signal.SIGKILL, signal.SIGSTOP):
         if number in found:
             raise ConfigError(f"signals: a process cannot handle {number.name}")

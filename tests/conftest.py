@@ -66,7 +66,7 @@ def unmarked_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch:
 
 @pytest.fixture(autouse=True)
 def nothing_runs_on_in_the_background() -> Iterator[None]:
-    from keras_dist_callbacks.cluster import peers
+    from keras_dist_callbacks.cluster import peer_monitor
     from keras_dist_callbacks.engine.writer import shared_writer
     from keras_dist_callbacks.process import shared
     from keras_dist_callbacks.shutdown import controller
@@ -75,7 +75,7 @@ def nothing_runs_on_in_the_background() -> Iterator[None]:
     while shared(controller.Runs).open:
         shared(controller.Runs).open.pop().close()  # a loop that was never closed, as the next one would
     assert shared_writer().wait(30), "a test left a write running"
-    assert shared(peers.Watching).count == 0, "a test left other workers watched: a later one may end with them"
+    assert shared(peer_monitor.Watching).count == 0, "a test left other workers watched: a later one may end with them"
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks import arguments, testing
+from keras_dist_callbacks import testing, validation
 from keras_dist_callbacks.errors import ConfigError
 from tests.support.arguments_table import FACADE, JUNK, Row
 from tests.support.arguments_table_testing import ROWS, TESTING
@@ -147,12 +147,12 @@ def test_what_names_a_path_may_be_any_os_pathlike_of_str() -> None:
     ],
 )
 def test_a_message_shows_what_was_given_in_short(value: Any, expected: str) -> None:
-    assert re.match(expected, arguments.shown(value))
-    assert SECRET not in arguments.shown(value)
+    assert re.match(expected, validation.shown(value))
+    assert SECRET not in validation.shown(value)
 
 
 def test_a_value_that_cannot_be_shown_is_named_by_its_type() -> None:
-    assert arguments.shown(10**10000) == "a value of the type int"
+    assert validation.shown(10**10000) == "a value of the type int"
 
     class Silent:
         def __repr__(self) -> str:

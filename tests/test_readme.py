@@ -12,7 +12,7 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import continuing
+from keras_dist_callbacks.training import resume_mode
 from tests.support import ROOT, tiny
 from tests.versions import kill_and_resume, matrix
 
@@ -34,7 +34,7 @@ def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
     x, y = tiny.data()
     histories = []
     for _ in range(2):
-        monkeypatch.setattr(shared(continuing.Runs), "trained", set())  # a rerun is a process of its own
+        monkeypatch.setattr(shared(resume_mode.Runs), "trained", set())  # a rerun is a process of its own
         namespace = {"build_model": build_model, "dataset": tiny.shuffled(), "val": (x, y)}
         exec(compile(local, "README.md", "exec"), namespace)  # noqa: S102 - our own README
         histories.append(namespace["model"].history.history)  # type: ignore[attr-defined]

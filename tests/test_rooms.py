@@ -20,8 +20,8 @@ FORBIDDEN = [
     ("training/capture.py", f"import {PACKAGE}.callbacks.print_lr", "Layers import downward only"),
     ("engine/engine.py", "import fsspec", "Only the stores import fsspec"),
     ("backups/store.py", "import tensorflow", "reach neither TensorFlow nor Keras"),
-    ("storage/traffic.py", "def f():\n    import keras", "reach neither TensorFlow nor Keras"),
-    ("cli/human.py", f"import {PACKAGE}._compat.saving", "reach neither TensorFlow nor Keras"),
+    ("storage/rate_limit.py", "def f():\n    import keras", "reach neither TensorFlow nor Keras"),
+    ("cli/formatting.py", f"import {PACKAGE}._compat.saving", "reach neither TensorFlow nor Keras"),
     ("launch/processes.py", "import tensorflow", "starts and watches processes imports neither"),
 ]
 

@@ -53,4 +53,4 @@ def test_nothing_asks_msgspec_to_convert_by_itself() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"msgspec.convert", "msgspec.json.decode"}
     ]
-    assert callers == ["keras_dist_callbacks/schemas.py"]
+    assert callers == ["keras_dist_callbacks/validation.py"]

@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from keras_dist_callbacks.errors import ClusterError, ConfigError, DamagedBackupError, KdcError, Preempted, StorageError
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.terminal import printable
 from tests.support.hostile import EVIL, MARKUP, READABLE, obeyed_in
 
 ESCAPES = {

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from keras_dist_callbacks._compat.fit import RunningFit
-from keras_dist_callbacks._compat.layers import flat
+from keras_dist_callbacks._compat.model_parts import flat
+from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks._compat.variables import GLOBAL_SEED_GENERATOR, named_variables, optimizers_within
 
 

@@ -1,9 +1,4 @@
-"""Ends this process at a set time, even while something holds Python's GIL for ever.
-
-TensorFlow holds it where it joins a cluster, and in some calls of its coordination service while the other side is
-frozen: no thread and no signal handler of Python's runs then. A timer of the C library (POSIX `timer_create`) starts a
-thread of its own, which calls `_exit` there.
-"""
+"""What the process may do while TensorFlow runs in it: fork, exit."""
 
 from __future__ import annotations
 
@@ -77,3 +72,10 @@ def _library() -> ctypes.CDLL | None:
             library.timer_delete.argtypes = [ctypes.c_void_p]
             return library
     return None
+
+
+def tensorflow_has_context() -> bool:
+    """Whether a TensorFlow context, with its threads, exists: such a process must not be forked."""
+    module = sys.modules.get("tensorflow.python.eager.context")
+    context = getattr(module, "_context", None)  # context.context() would make one
+    return context is not None and bool(context._initialized)

@@ -1,17 +1,164 @@
-"""What Keras' own callbacks carry from one step to the next, and how it is put back.
+"""The History of a fit(), and those of the fits that the same model went through before.
 
-Some of it is private (`_ema_weights_in_model`, TensorBoard's counters), which is why it lives here.
+A loop that calls `fit(initial_epoch=n, epochs=n + 1)` reads each History. After a restart the first fits have no
+step to run, and get theirs back.
 """
 
 from __future__ import annotations
 
+import csv
+import os
+import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import xxhash
 
-from keras_dist_callbacks._compat import csv_logger, histories, tensorboard
+from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat import tensorboard_state
+from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.process import Shared, shared
+
+_EMPTY: dict[str, Any] = {"epoch": [], "history": {}}
+_ALL = (0, sys.maxsize)
+
+
+@dataclass
+class _Fits(Shared):
+    """By model: the epochs that its last fit was asked for, and the Histories of the fits before."""
+
+    asked: WeakKeyDictionary[Any, tuple[int, int]] = field(default_factory=WeakKeyDictionary)
+    earlier: WeakKeyDictionary[Any, list[dict[str, Any]]] = field(default_factory=WeakKeyDictionary)
+
+
+def note_begin(fit: seam.RunningFit) -> None:
+    """A fit begins; to be called before it is told to begin elsewhere."""
+    shared(_Fits).asked[fit.model] = fit.initial_epoch, fit.epochs
+
+
+def note_end(model: Any) -> None:
+    """A fit of this model has trained to its end."""
+    ended = getattr(model, "history", None)
+    if ended is None:  # a CallbackList of the user's
+        return
+    shared(_Fits).earlier.setdefault(model, []).append({"epoch": list(ended.epoch), "history": dict(ended.history)})
+
+
+def get(history: Any) -> dict[str, Any]:
+    """The state of a running fit's History, with the Histories of the epochs before that fit."""
+    state = {"epoch": history.epoch, "history": history.history}
+    first, _ = shared(_Fits).asked.get(history.model, _ALL)
+    before = [fit for fit in shared(_Fits).earlier.get(history.model, []) if fit["epoch"] and fit["epoch"][-1] < first]
+    return {**state, "earlier": before} if before else state
+
+
+def set_back(history: Any, state: dict[str, Any]) -> None:
+    """Gives a fit the History of the epochs that it asks for."""
+    first, end = shared(_Fits).asked.get(history.model, _ALL)
+    own = {name: state[name] for name in _EMPTY}
+    fits = [*state.get("earlier", []), own]
+    if not (own["epoch"] and own["epoch"][0] < end and own["epoch"][-1] >= first):  # it has no epoch of this fit
+        own = next((fit for fit in fits if fit["epoch"][:1] == [first] and fit["epoch"][-1] < end), _EMPTY)
+    history.epoch, history.history = list(own["epoch"]), dict(own["history"])
+    shared(_Fits).earlier[history.model] = [fit for fit in fits if fit["epoch"] and fit["epoch"] != history.epoch]
+
+
+_CHUNK = 2**20
+
+
+class _Hashed(NamedTuple):
+    """The hash of the first `size` bytes of an open file."""
+
+    file: Any
+    size: int
+    hasher: xxhash.xxh3_128
+
+
+@dataclass
+class _Loggers(Shared):
+    hashed: WeakKeyDictionary[Any, _Hashed] = field(default_factory=WeakKeyDictionary)
+
+
+def get_rows(callback: Any) -> dict[str, Any]:
+    """Size and hash of the file, flushed, and its columns; a size of None if there is no file."""
+    if callback.csv_file is not None and not getattr(callback.csv_file, "closed", True):
+        callback.csv_file.flush()
+    size = _size(callback.filename)
+    digest = None if size is None else _digest(callback, size)
+    keys = None if callback.keys is None else list(callback.keys)
+    return {"size": size, "digest": digest, "keys": keys}
+
+
+def cut(callback: Any, size: int, digest: str) -> str | None:
+    """Takes away the rows behind the backup, before `on_train_begin` opens the file.
+
+    Returns:
+        Why the file was left alone, if it is not the one that was backed up.
+
+    Raises:
+        BackupError: It cannot be cut.
+    """
+    path = callback.filename
+    found = _size(path) or 0
+    if found < size:
+        return f"{path} has {found} of the {size} bytes that it had at the backup: rows of earlier epochs are missing"
+    if _hash(path, 0, size, xxhash.xxh3_128()).hexdigest() != digest:
+        return f"{path} was changed since the backup; it is kept, and rows are appended"
+    if found > size:
+        try:
+            os.truncate(path, size)
+        except OSError as error:
+            raise BackupError(
+                f"the rows of {path} that will be written again cannot be cut off ({error}); the backup is untouched"
+            ) from error
+    return None
+
+
+def set_rows(callback: Any, state: dict[str, Any]) -> None:
+    """Goes on with the same columns, without a second header."""
+    if state["keys"] is None:
+        return
+    callback.keys = list(state["keys"])
+    if callback.csv_file.tell() > 0:
+        callback.writer = csv.DictWriter(callback.csv_file, ["epoch", *callback.keys], delimiter=callback.sep)
+        if not callback.append:
+            callback.append_header = True  # as it was: a later fit() overwrites the file and needs one
+
+
+def _digest(callback: Any, size: int) -> str:
+    """The hash of the file's first `size` bytes; bytes seen at an earlier backup are not read again."""
+    before = shared(_Loggers).hashed.get(callback)
+    if before is None or before.file is not callback.csv_file or before.size > size:
+        before = _Hashed(callback.csv_file, 0, xxhash.xxh3_128())
+    hasher = before.hasher
+    if size > before.size:
+        hasher = _hash(callback.filename, before.size, size, hasher)
+    shared(_Loggers).hashed[callback] = _Hashed(callback.csv_file, size, hasher)
+    return hasher.hexdigest()
+
+
+def _hash(path: str, start: int, end: int, hasher: xxhash.xxh3_128) -> xxhash.xxh3_128:
+    with Path(path).open("rb") as file:
+        file.seek(start)
+        while start < end:
+            chunk = file.read(min(_CHUNK, end - start))
+            if not chunk:
+                break
+            hasher.update(chunk)
+            start += len(chunk)
+    return hasher
+
+
+def _size(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return None
 
 
 class Prepared(NamedTuple):
@@ -118,7 +265,7 @@ def _set_histories(history: Any, state: dict[str, Any]) -> None:
     for fit in [*state.get("earlier", []), state]:
         require_kind("epoch", fit["epoch"])
         require_kind("history", fit["history"])
-    histories.set_back(history, state)
+    set_back(history, state)
 
 
 def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
@@ -127,7 +274,7 @@ def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
         require_kind(name, state[name])
     if state["size"] is None:
         return Prepared(lambda: None, None)
-    note = csv_logger.cut(callback, state["size"], state["digest"])
+    note = cut(callback, state["size"], state["digest"])
     callback.append = True
     return Prepared(lambda: setattr(callback, "append", append), note)
 
@@ -135,7 +282,7 @@ def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
 def _prepare_steps(board: Any, state: dict[str, Any]) -> Prepared:
     require_kind("counters", state["counters"])
     # Within an epoch the state itself comes back later only, and on_epoch_begin would log at step 0.
-    return Prepared(lambda: tensorboard.set_counters(board, state), None)
+    return Prepared(lambda: tensorboard_state.set_counters(board, state), None)
 
 
 _PATHS = {"filepath", "filename", "log_dir"}
@@ -155,12 +302,15 @@ _TABLE: dict[str, Known] = {
         finer=("mode", "save_best_only", "save_weights_only", "save_freq", "filepath"),
     ),
     "TensorBoard": Known(
-        tensorboard.get_counters, tensorboard.set_counters, finer=("log_dir", "update_freq"), prepare=_prepare_steps
+        tensorboard_state.get_counters,
+        tensorboard_state.set_counters,
+        finer=("log_dir", "update_freq"),
+        prepare=_prepare_steps,
     ),
     "SwapEMAWeights": _attributes("_ema_weights_in_model", finer=("swap_on_epoch",)),
-    "CSVLogger": Known(csv_logger.get_rows, csv_logger.set_rows, ("filename",), prepare=_prepare_rows),
+    "CSVLogger": Known(get_rows, set_rows, ("filename",), prepare=_prepare_rows),
     "ProgbarLogger": Known(_get_progress, _set_progress),
-    "History": Known(histories.get, _set_histories),
+    "History": Known(get, _set_histories),
     # Without a state; known so that one that is new or gone is named.
     "LearningRateScheduler": _attributes(),
     "TerminateOnNaN": _attributes(finer=("raise_error",)),

@@ -1,7 +1,8 @@
-"""A `.keras` file: what it says about its model, and its state loaded into a model that other code built."""
+"""Keras' and TensorFlow's model files: what is in them, and how they are loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 import zipfile
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.saving import saving_lib
+from tensorflow.core.protobuf import trackable_object_graph_pb2 as graphs
 
-from keras_dist_callbacks._compat import describe_model
-from keras_dist_callbacks.texts import first_few
+from keras_dist_callbacks._compat import model_config
+from keras_dist_callbacks.terminal import first_few
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -45,7 +48,7 @@ def differences(model: Any, config: Mapping[str, Any], *, compiled: bool) -> lis
             now = json.loads(saving_lib._serialize_model_as_json(model)[0])
     except Exception as error:  # noqa: BLE001 - get_config of the user's classes
         return [f"the configuration cannot be compared ({type(error).__name__}: {error})"]
-    before, after = (describe_model.file_facts(item, compiled=compiled) for item in (config, now))
+    before, after = (model_config.file_facts(item, compiled=compiled) for item in (config, now))
     names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
     return first_few(
         [f"{name} was {before.get(name, 'absent')} and is {after.get(name, 'absent')} now" for name in names]
@@ -83,3 +86,53 @@ def load_state(model: Any, path: Path) -> None:
                 assets.close()
         if failed:
             saving_lib._raise_loading_failure(messages)
+
+
+_HDF5 = (".h5", ".hdf5")
+
+
+def load_model(path: Path, custom_objects: Mapping[str, Any], *, compile: bool) -> Any:
+    """Loads a whole model without running code that the file holds, such as that of a Lambda layer."""
+    import keras
+    from keras.src.saving.serialization_lib import SafeModeScope
+
+    # Keras 3.8 ignores `safe_mode` for HDF5 files; newer versions open this scope themselves.
+    with SafeModeScope(True) if path.suffix in _HDF5 else contextlib.nullcontext():
+        return keras.models.load_model(path, custom_objects=custom_objects, compile=compile, safe_mode=True)
+
+
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def restore_model(model: Any, prefix: str) -> None:
+    """Gives a compiled, built model the values of a checkpoint that holds it, with its optimizer.
+
+    The model may be the checkpoint's root or lie below it under any name; its optimizer within it or beside it.
+
+    Args:
+        model: The model; it may be changed even if this fails.
+        prefix: The checkpoint's path without `.index`.
+
+    Raises:
+        ValueError: No part of the checkpoint has a value for every variable of the model.
+    """
+    names = [name for name in _children_of_the_root(prefix) if not name.startswith("_") and name != "save_counter"]
+    beside = [name for name in names if "opt" in name.lower()]
+    reasons: list[str] = []
+    for root in ["", *(name for name in names if name not in beside)]:
+        parts = {root: model, **dict.fromkeys(beside, model.optimizer)}
+        checkpoint = tf.train.Checkpoint(**parts) if root else tf.train.Checkpoint(model)
+        try:
+            status = checkpoint.restore(prefix).expect_partial()
+            status.assert_existing_objects_matched()
+        except (AssertionError, ValueError) as error:
+            reasons.append(f"{root or 'its root'}: {str(error).splitlines()[0]}")
+        else:
+            return
+    raise ValueError(f"no part of it holds the model ({'; '.join(reasons)})")
+
+
+def _children_of_the_root(prefix: str) -> list[str]:
+    graph = graphs.TrackableObjectGraph()
+    graph.ParseFromString(tf.train.load_checkpoint(prefix).get_tensor(_GRAPH))
+    return [child.local_name for child in graph.nodes[0].children]

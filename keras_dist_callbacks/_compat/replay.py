@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from keras_dist_callbacks._compat import asynchrony, pipeline
-from keras_dist_callbacks._compat.fit import RunningFit
+from keras_dist_callbacks._compat import pipeline
+from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.errors import BackupError
 
 _ALL = 2**62
@@ -237,9 +237,9 @@ def _recreate(stand_in: _StandIn, cached: set[int], before_reading: Callable[[],
     wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
     if pipeline.caches_randomness(dataset) and stand_in.pulled and id(iterator) not in cached:
         cached.add(id(iterator))
-        wanted = _ALL if asynchrony.reads_its_end(dataset) else stand_in.pulled
+        wanted = _ALL if pipeline.reads_its_end(dataset) else stand_in.pulled
     elif pipeline.draws_late(dataset):
-        at_end = asynchrony.draws_at_its_end(dataset) and not pipeline.is_endless(dataset)
+        at_end = pipeline.draws_at_its_end(dataset) and not pipeline.is_endless(dataset)
         wanted = _ALL if at_end and stand_in.pulled and not iterator.steps_per_epoch else stand_in.pulled
     count = min(wanted, stand_in.pulled) * pipeline.parts_of_a_batch(dataset) if wanted < _ALL else _ALL
     for local in pipeline.local_copies(dataset):

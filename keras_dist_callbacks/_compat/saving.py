@@ -15,8 +15,7 @@ import keras
 import numpy as np
 
 from keras_dist_callbacks.errors import CompatError
-from keras_dist_callbacks.terminal import say
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.terminal import say, warn
 
 _METHODS = {
     "_save_model": ("self", "epoch", "batch", "logs"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_dist_callbacks._compat import layers
+from keras_dist_callbacks._compat import model_parts
 
 _INSTEAD = "use kdc.make_strategy(), or MirroredStrategy or MultiWorkerMirroredStrategy"
 
@@ -37,7 +37,7 @@ def why_not_this(strategy: Any, model: Any) -> str | None:
         return None
     reasons = [
         f"layer {layer.name!r} ({type(layer).__name__})"
-        for layer in layers.flat(model)
+        for layer in model_parts.flat(model)
         if getattr(layer, "_seed_generators", ())
         or (isinstance(layer, keras.layers.BatchNormalization) and layer.trainable)
     ]

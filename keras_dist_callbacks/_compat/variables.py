@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks._compat import layers
+from keras_dist_callbacks._compat import model_parts
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.process import Shared, shared
 
@@ -230,7 +230,7 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[st
     import keras
     import tensorflow as tf
 
-    known = variable_set(model).keys | set(held) | {key(v) for _, own in layers.adapted(model) for v in own}
+    known = variable_set(model).keys | set(held) | {key(v) for _, own in model_parts.adapted(model) for v in own}
     found = []
     for item in _descendants(model):
         own: list[Any] = list(item.variables) if isinstance(item, keras.optimizers.Optimizer) else [item]

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from keras_dist_callbacks.backups.codec import tensor_bytes
 from keras_dist_callbacks.backups.names import blob_generation
-from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES, Format, checked
+from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, Position, TensorInfo
-from keras_dist_callbacks.backups.topics import Info, check_complete, check_topics
+from keras_dist_callbacks.backups.state_schema import Info, check_complete, check_topics
 from keras_dist_callbacks.errors import DamagedBackupError
 
 MANIFEST = Format("keras_dist_callbacks backup", 1, Manifest, MAX_MANIFEST_BYTES, allow_nan=True)

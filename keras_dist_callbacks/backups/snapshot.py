@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from keras_dist_callbacks.backups import names
-from keras_dist_callbacks.backups.records import Count, Digest, Generation, Sequence, Token
+from keras_dist_callbacks.backups.record_io import Count, Digest, Generation, Sequence, Token
 
 JSON = Any
 """A value that `json` writes and reads back unchanged."""

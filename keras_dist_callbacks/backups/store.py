@@ -15,13 +15,12 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keras_dist_callbacks.backups import names, owners, records
+from keras_dist_callbacks.backups import names, owner_records, record_io
 from keras_dist_callbacks.backups.codec import Blob, Draft
 from keras_dist_callbacks.backups.manifest import check_workers, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
-from keras_dist_callbacks.backups.records import MAX_MANIFEST_BYTES
-from keras_dist_callbacks.backups.rereading import read_verified
+from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES
 from keras_dist_callbacks.backups.snapshot import (
     BlobInfo,
     CommitId,
@@ -31,6 +30,7 @@ from keras_dist_callbacks.backups.snapshot import (
     WorkerState,
 )
 from keras_dist_callbacks.backups.staging import Staging
+from keras_dist_callbacks.backups.verified_read import read_verified
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
@@ -80,10 +80,10 @@ class BackupStore:
             BackupError: No number is free: the store's listings are not consistent, or the numbers are impossible.
         """
         if self.storage.is_local and not self._made_directory:
-            earlier = (owners.read_owner(self.storage, generation) for generation in self._owners())
+            earlier = (owner_records.read_owner(self.storage, generation) for generation in self._owners())
             self._made_directory = any(owner is not None and owner.made_directory for owner in earlier)
-        content = owners.describe_owner(info, by, made_directory=self._made_directory)
-        self.generation = owners.take_next(self.storage, self.newest_generation(), content)
+        content = owner_records.describe_owner(info, by, made_directory=self._made_directory)
+        self.generation = owner_records.take_next(self.storage, self.newest_generation(), content)
         self._claim = content
         return self.generation
 
@@ -97,7 +97,7 @@ class BackupStore:
         Raises:
             FencedError: That is not so.
         """
-        owners.check(self.storage, self.newest_generation(), self.generation, self._claim)
+        owner_records.check(self.storage, self.newest_generation(), self.generation, self._claim)
 
     # --- writing
 
@@ -271,7 +271,7 @@ class BackupStore:
         where = self.storage.display(commit.name)
 
         def read() -> Manifest:
-            manifest = decode_manifest(records.read(self.storage, commit.name, self._limit), where, self._limit)
+            manifest = decode_manifest(record_io.read(self.storage, commit.name, self._limit), where, self._limit)
             if manifest.id != commit:
                 raise DamagedBackupError(f"{where} holds the manifest of another commit")
             return manifest
@@ -350,4 +350,4 @@ class BackupStore:
         return sorted(g for g in self._owners() if g < self.generation)
 
     def _owners(self) -> list[int]:
-        return owners.generations(self.storage)
+        return owner_records.generations(self.storage)

@@ -12,22 +12,15 @@ from typing import Any
 import keras
 
 from keras_dist_callbacks._compat import building, multi_worker, strategies
-from keras_dist_callbacks._compat import fit as seam
-from keras_dist_callbacks.arguments import choice, flag, flag_or, path, verbosity
-from keras_dist_callbacks.callbacks.copies import CopiedAnew
+from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
+from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.options import EngineOptions
-from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
+from keras_dist_callbacks.engine.schedule import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.moved_arguments import (
-    OF_SHUTDOWN_OPTIONS,
-    OF_STRATEGY,
-    OF_WRITE_OPTIONS,
-    explains_arguments,
-)
 from keras_dist_callbacks.options import (
     ShutdownOptions,
     WriteOptions,
@@ -36,13 +29,23 @@ from keras_dist_callbacks.options import (
     write_options_of,
 )
 from keras_dist_callbacks.shutdown.controller import Leaving
-from keras_dist_callbacks.terminal import is_first, say
-from keras_dist_callbacks.texts import warn
-from keras_dist_callbacks.training import continuing
+from keras_dist_callbacks.terminal import is_first, say, warn
+from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
-from keras_dist_callbacks.training.describing import reproducibility_advice
 from keras_dist_callbacks.training.restored import Restored
+from keras_dist_callbacks.training.run_info import reproducibility_advice
 from keras_dist_callbacks.training.session import FitSession
+from keras_dist_callbacks.validation import (
+    OF_SHUTDOWN_OPTIONS,
+    OF_STRATEGY,
+    OF_WRITE_OPTIONS,
+    choice,
+    explains_arguments,
+    flag,
+    flag_or,
+    path,
+    verbosity,
+)
 
 _NAMED = 3
 
@@ -152,11 +155,11 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
         if session.is_over and saved is not None:
-            self._say(continuing.over_words(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished))
+            self._say(resume_mode.over_words(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished))
         self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
         if session.restored is None and session.saved is None:
             origin = getattr(self.model, "_kdc_origin", None)
-            warn_of_foreign = functools.partial(continuing.warn_of_foreign, self._storage, origin)
+            warn_of_foreign = functools.partial(resume_mode.warn_of_foreign, self._storage, origin)
             self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
             self._continue_from_checkpoint(session)
 
@@ -189,7 +192,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._cluster = cluster = Cluster.detect()
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
-        name = continuing.next_name("backup")
+        name = resume_mode.next_name("backup")
         engine = BackupEngine.open(self._storage, cluster, name, self._options)
         engine.prepare()
         session = FitSession(

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks.callbacks.copies import CopiedAnew
+from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks import arguments
-from keras_dist_callbacks._compat import fit as seam
-from keras_dist_callbacks.callbacks.copies import CopiedAnew
+from keras_dist_callbacks import validation
+from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
 
@@ -41,7 +41,7 @@ class EpochDataset(CopiedAnew, keras.callbacks.Callback):
     def __init__(self, fn: Callable[[int], Any]) -> None:
         enable_for_cluster()
         super().__init__()
-        self.fn = arguments.function("fn", fn, "a function of the epoch")
+        self.fn = validation.function("fn", fn, "a function of the epoch")
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Puts the epoch's dataset in place.

@@ -13,24 +13,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from keras_dist_callbacks import arguments, schemas
-from keras_dist_callbacks._compat.optimizers import steps_taken
+from keras_dist_callbacks import validation
+from keras_dist_callbacks._compat.model_parts import steps_taken
 from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
-from keras_dist_callbacks.backups.records import Generation, Sequence, Token
-from keras_dist_callbacks.callbacks.copies import CopiedAnew
-from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
+from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
+from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
+from keras_dist_callbacks.callbacks.write_policy import agree_on_writers, check_write_on
 from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
+from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
-from keras_dist_callbacks.moved_arguments import OF_WRITE_OPTIONS, explains_arguments
 from keras_dist_callbacks.options import WriteOptions, open_to_write, write_options_of
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.terminal import is_shown, say, uploads
-from keras_dist_callbacks.types import RestoredFrom
+from keras_dist_callbacks.validation import OF_WRITE_OPTIONS, explains_arguments
 
 _TAG = "ModelCheckpoint"
 _NO_TOKEN = "0" * 12
@@ -113,23 +113,23 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
     ) -> None:
         enable_for_cluster()
         check_write_on(write_on)
-        path = arguments.path("filepath", filepath, f"filepath='' names a directory; {_FILE_NAME}")
+        path = validation.path("filepath", filepath, f"filepath='' names a directory; {_FILE_NAME}")
         check_place(path)
-        save_weights_only = arguments.flag("save_weights_only", save_weights_only)
+        save_weights_only = validation.flag("save_weights_only", save_weights_only)
         directory, template = files.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)
         threshold = initial_value_threshold
         if threshold is not None:
-            threshold = arguments.number("initial_value_threshold", threshold, "a number, or None")
+            threshold = validation.number("initial_value_threshold", threshold, "a number, or None")
         # checked here: Keras itself would find out in the middle of training, or never
         super().__init__(
             redact(path),
-            monitor=arguments.text("monitor", monitor, "the name of a quantity, such as 'val_loss'"),
-            verbose=arguments.verbosity("verbose", verbose),
-            save_best_only=arguments.flag("save_best_only", save_best_only),
+            monitor=validation.text("monitor", monitor, "the name of a quantity, such as 'val_loss'"),
+            verbose=validation.verbosity("verbose", verbose),
+            save_best_only=validation.flag("save_best_only", save_best_only),
             save_weights_only=save_weights_only,
-            mode=arguments.text("mode", mode, "'auto', 'min' or 'max'"),  # Keras warns of others and uses 'auto'
-            save_freq=arguments.count_or("Unrecognized save_freq: it", save_freq, ["epoch"], "batches"),
+            mode=validation.text("mode", mode, "'auto', 'min' or 'max'"),  # Keras warns of others and uses 'auto'
+            save_freq=validation.count_or("Unrecognized save_freq: it", save_freq, ["epoch"], "batches"),
             initial_value_threshold=threshold,
         )
         self.max_to_keep = None if max_to_keep is None else _count(max_to_keep)
@@ -162,7 +162,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         self.reports = self._writes
         found = cluster.agree(lambda: self._prepare() if self._writes else _Found(), _TAG)
         if self._write_on == "chief":
-            found = schemas.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
+            found = validation.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
         self._generation, self._run_token, self._published_best = found.generation, found.run_token, found.best
         restored = getattr(self.model, "_kdc_restored_from", None)
         if isinstance(restored, RestoredFrom) and self._lies_here(restored.path):
@@ -201,7 +201,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         A file published after that backup was made holds a better value than the backup knows: it becomes
         `best`, so that a worse model does not replace it.
         """
-        saved: _State = schemas.convert(state, _State)
+        saved: _State = validation.convert(state, _State)
         if saved.best is not None:
             self.best = saved.best
         self.counters = list(saved.counters)
@@ -317,7 +317,7 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
 
 
 def _count(max_to_keep: Any) -> int:
-    return arguments.count("max_to_keep", max_to_keep, least=1, of="files", also="None to keep all")
+    return validation.count("max_to_keep", max_to_keep, least=1, of="files", also="None to keep all")
 
 
 def _scalar(value: Any) -> float | None:

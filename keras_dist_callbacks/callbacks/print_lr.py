@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import msgspec
 
-from keras_dist_callbacks import arguments, schemas
-from keras_dist_callbacks._compat.optimizers import current_rates, last_rates
-from keras_dist_callbacks.callbacks.copies import CopiedAnew
+from keras_dist_callbacks import validation
+from keras_dist_callbacks._compat.model_parts import current_rates, last_rates
+from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -46,8 +46,8 @@ class PrintLR(CopiedAnew, keras.callbacks.Callback):
     def __init__(self, freq: str | int = "epoch", *, log_to_tensorboard: bool = False) -> None:
         enable_for_cluster()
         super().__init__()
-        self.freq = arguments.count_or("freq", freq, ["epoch"], "steps")
-        self.log_to_tensorboard = arguments.flag("log_to_tensorboard", log_to_tensorboard)
+        self.freq = validation.count_or("freq", freq, ["epoch"], "steps")
+        self.log_to_tensorboard = validation.flag("log_to_tensorboard", log_to_tensorboard)
         self._active = True
         self._finished_steps = 0
         self._last_batch = -1
@@ -107,7 +107,7 @@ class PrintLR(CopiedAnew, keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on where `get_state` was called."""
-        saved: _State = schemas.convert(state, _State)
+        saved: _State = validation.convert(state, _State)
         self._finished_steps, self._last_batch = saved.steps
         self._rates = saved.rates
 

@@ -1,9 +1,10 @@
-"""TensorBoard for every worker, with steps that go on after a restart, to any store."""
+"""TensorBoard's event files, written by the chief to any store."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,20 +12,84 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from keras_dist_callbacks import arguments, schemas
-from keras_dist_callbacks._compat.tensorboard import OpenTensorBoard
-from keras_dist_callbacks.callbacks._event_sync import EventSync
-from keras_dist_callbacks.callbacks.copies import CopiedAnew
-from keras_dist_callbacks.callbacks.writers import agree_on_writers, check_write_on
+from keras_dist_callbacks import validation
+from keras_dist_callbacks._compat.tensorboard_state import OpenTensorBoard
+from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
+from keras_dist_callbacks.callbacks.write_policy import agree_on_writers, check_write_on
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.moved_arguments import OF_WRITE_OPTIONS, explains_arguments
+from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.options import WriteOptions, open_to_write, write_options_of
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import check_place, redact
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.terminal import warn
+from keras_dist_callbacks.validation import OF_WRITE_OPTIONS, explains_arguments
+
+
+class EventSync:
+    """Puts every file of a local directory that changed into a store, in the background.
+
+    Objects cannot be appended to, so a file that grew is put again as a whole. A store that fails costs a
+    warning, not the training: logs are not worth a job.
+
+    Args:
+        local: The directory that TensorFlow writes to.
+        storage: Where its files go, under the same relative names.
+        every: Least seconds between two rounds of `now_and_then`.
+    """
+
+    def __init__(self, local: Path, storage: Storage, every: float) -> None:
+        self._local = local
+        self._storage = storage
+        self._every = every
+        self._last = time.monotonic()
+        self._sent: dict[Path, tuple[int, int]] = {}
+        self._failure: StorageError | None = None
+
+    def is_due(self) -> bool:
+        """Whether the last round is long enough ago."""
+        return time.monotonic() - self._last >= self._every
+
+    def start(self) -> None:
+        """Queues a round; warns if an earlier one failed."""
+        self._report("they are tried again")
+        self._last = time.monotonic()
+        shared_writer().submit(self._round, f"copying event files to {self._storage.display()}")
+
+    def finish(self) -> bool:
+        """Runs a last round and waits for it; whether all files arrived."""
+        self.start()
+        shared_writer().wait()
+        arrived = self._failure is None
+        if not arrived:
+            self._local = temporary.keep(self._local)
+        self._report(f"they stay in {self._local}")
+        return arrived
+
+    def _round(self) -> None:
+        try:
+            for path in sorted(p for p in self._local.rglob("*") if p.is_file()):
+                state = (path.stat().st_size, path.stat().st_mtime_ns)
+                if self._sent.get(path) != state:
+                    self._put(path)
+                    self._sent[path] = state
+        except StorageError as error:
+            self._failure = error
+
+    def _put(self, path: Path) -> None:
+        # A copy, because clients that are told a size at the start fail on a file that grows meanwhile.
+        with temporary.file("events") as copy:
+            shutil.copyfile(path, copy.name)
+            self._storage.replace(path.relative_to(self._local).as_posix(), Path(copy.name))
+
+    def _report(self, then: str) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            warn(f"TensorBoard event files could not be copied, {then}: {failure}", UserWarning)
+
 
 _TAG = "TensorBoard"
 
@@ -93,17 +158,17 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
     ) -> None:
         enable_for_cluster()
         check_write_on(write_on)
-        self._chief_dir = arguments.path("log_dir", log_dir)
-        self._worker_dir = None if worker_log_dir is None else arguments.path("worker_log_dir", worker_log_dir)
-        self._storage_options = arguments.mapping("storage_options", storage_options)
+        self._chief_dir = validation.path("log_dir", log_dir)
+        self._worker_dir = None if worker_log_dir is None else validation.path("worker_log_dir", worker_log_dir)
+        self._storage_options = validation.mapping("storage_options", storage_options)
         self._write_options = write_options_of(write_options)
-        self._sync_seconds = arguments.seconds("sync_seconds", sync_seconds, default=30.0)
+        self._sync_seconds = validation.seconds("sync_seconds", sync_seconds, default=30.0)
         super().__init__(
             redact(self._chief_dir),
             histogram_freq=_epochs("histogram_freq", histogram_freq),
-            write_graph=arguments.flag("write_graph", write_graph),
-            write_images=arguments.flag("write_images", write_images),
-            write_steps_per_second=arguments.flag("write_steps_per_second", write_steps_per_second),
+            write_graph=validation.flag("write_graph", write_graph),
+            write_images=validation.flag("write_images", write_images),
+            write_steps_per_second=validation.flag("write_steps_per_second", write_steps_per_second),
             update_freq=_update_freq(update_freq),
             profile_batch=_profile_batch(profile_batch),
             embeddings_freq=_epochs("embeddings_freq", embeddings_freq),
@@ -119,7 +184,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
 
     def _follow_log_dir(self) -> None:
         """Somebody may have set `log_dir`: tuners give each trial a directory below the one that they find there."""
-        given, shown = arguments.path("log_dir", self.log_dir), redact(self._chief_dir)
+        given, shown = validation.path("log_dir", self.log_dir), redact(self._chief_dir)
         if given == shown:
             return
         below = given.startswith(f"{shown.rstrip('/')}/")  # what is shown has no credentials
@@ -208,7 +273,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on at the steps that `get_state` returned."""
-        self.counters = schemas.convert(state["counters"], list[int])
+        self.counters = validation.convert(state["counters"], list[int])
 
     def _publish(self) -> None:
         self.flush()
@@ -253,11 +318,11 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
 
 
 def _epochs(name: str, value: Any) -> int:
-    return arguments.count(name, value, of="epochs", also="0 for never", default=0)
+    return validation.count(name, value, of="epochs", also="0 for never", default=0)
 
 
 def _update_freq(value: Any) -> int | str:
-    return arguments.count_or("update_freq", value, ("epoch", "batch"), "batches")
+    return validation.count_or("update_freq", value, ("epoch", "batch"), "batches")
 
 
 def _profile_batch(given: Any) -> int | tuple[int, int]:
@@ -265,25 +330,25 @@ def _profile_batch(given: Any) -> int | tuple[int, int]:
     try:
         batches = [int(part) for part in given.split(",")] if isinstance(given, str) else given
         if isinstance(batches, list | tuple) and (isinstance(given, str) or len(batches) == 2):
-            found = [arguments.count("profile_batch", batch) for batch in batches]
+            found = [validation.count("profile_batch", batch) for batch in batches]
         else:
-            found = [arguments.count("profile_batch", given)]
+            found = [validation.count("profile_batch", given)]
     except ValueError:
         found = []
     if len(found) not in (1, 2) or found[0] > found[-1]:
         allowed = "a batch from 0 on, or a pair of a first and a last batch such as (10, 20) or '10,20'; 0 for none"
-        raise arguments.refused("profile_batch", given, allowed)
+        raise validation.refused("profile_batch", given, allowed)
     return found[0] if len(found) == 1 else (found[0], found[1])
 
 
 def _metadata(given: Any) -> str | dict[str, Any] | None:
     """A file, or one for each embedding layer by its name."""
     if given is None or isinstance(given, str):
-        return None if given is None else arguments.path("embeddings_metadata", given)
+        return None if given is None else validation.path("embeddings_metadata", given)
     if isinstance(given, Mapping):
-        found = arguments.mapping("embeddings_metadata", given)
-        return {layer: arguments.path(f"embeddings_metadata[{layer!r}]", file) for layer, file in found.items()}
-    raise arguments.refused("embeddings_metadata", given, "a path, or a dict of paths by names of layers, or None")
+        found = validation.mapping("embeddings_metadata", given)
+        return {layer: validation.path(f"embeddings_metadata[{layer!r}]", file) for layer, file in found.items()}
+    raise validation.refused("embeddings_metadata", given, "a path, or a dict of paths by names of layers, or None")
 
 
 def active_tensorboard(model: Any) -> TensorBoard | None:

@@ -14,7 +14,7 @@ from keras_dist_callbacks.checkpoints.foreign import Foreign
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.terminal import warn
 
 _TAG = "make_or_restore_model, adopting"
 _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads

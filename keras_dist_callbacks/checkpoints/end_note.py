@@ -14,13 +14,13 @@ from pathlib import Path
 
 import xxhash
 
-from keras_dist_callbacks.backups import records
-from keras_dist_callbacks.backups.records import Format, Generation, Token
-from keras_dist_callbacks.backups.rereading import read_verified
+from keras_dist_callbacks.backups import record_io
+from keras_dist_callbacks.backups.record_io import Format, Generation, Token
+from keras_dist_callbacks.backups.verified_read import read_verified
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.terminal import warn
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def write(storage: Storage, template: str, generation: int, *, is_ended: bool, l
     places = list(_places(storage, template))
     for place, name in places:
         try:
-            records.write(place, name, END_NOTE.encode(note))
+            record_io.write(place, name, END_NOTE.encode(note))
         except StorageError as error:
             if (place, name) == places[-1]:
                 warn(f"the end of training is not noted, so a SidecarEvaluator cannot know of it: {error}")
@@ -143,7 +143,7 @@ def _is_mount_point(path: str) -> bool:
 
 def _read(place: Storage, name: str) -> EndNote | None:
     try:
-        return read_verified(place, name, lambda: END_NOTE.decode(records.read(place, name), place.display(name)))
+        return read_verified(place, name, lambda: END_NOTE.decode(record_io.read(place, name), place.display(name)))
     except FileNotFoundError:
         return None
     except StorageError as error:

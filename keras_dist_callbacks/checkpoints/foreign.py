@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from keras_dist_callbacks.backups import records
-from keras_dist_callbacks.backups.records import Count
+from keras_dist_callbacks.backups import record_io
+from keras_dist_callbacks.backups.record_io import Count
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.errors import DamagedBackupError
@@ -105,7 +105,7 @@ def _with_epoch(storage: Storage, found: Foreign, names: Sequence[str]) -> Forei
     if found.name != _KERAS_BACKUP[0] or _KERAS_BACKUP[1] not in names:
         return found
     try:
-        metadata = records.parse(records.read(storage, _KERAS_BACKUP[1]), storage.display(_KERAS_BACKUP[1]))
-        return dataclasses.replace(found, epoch=records.checked(metadata, _KerasMetadata, _KERAS_BACKUP[1]).epoch)
+        metadata = record_io.parse(record_io.read(storage, _KERAS_BACKUP[1]), storage.display(_KERAS_BACKUP[1]))
+        return dataclasses.replace(found, epoch=record_io.checked(metadata, _KerasMetadata, _KERAS_BACKUP[1]).epoch)
     except (FileNotFoundError, DamagedBackupError):
         return found

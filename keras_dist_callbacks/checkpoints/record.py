@@ -19,7 +19,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import xxhash
 
-from keras_dist_callbacks.backups.records import Count, Digest, Format, Generation, Sequence, Token
+from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Generation, Sequence, Token
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 
 EXTENSIONS = (".keras", ".weights.h5")

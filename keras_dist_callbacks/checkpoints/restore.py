@@ -8,26 +8,44 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks import arguments, schemas
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.adopt_foreign import Load, newest_that_loads
 from keras_dist_callbacks.checkpoints.foreign import Foreign
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.moved_arguments import OF_READERS, explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import say
-from keras_dist_callbacks.texts import printable, warn
-from keras_dist_callbacks.types import RestoredFrom
+from keras_dist_callbacks.terminal import printable, say, warn
+from keras_dist_callbacks.validation import OF_READERS, explains_arguments
 
 _TAG = "make_or_restore_model"
 _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 
 
 @explains_arguments(OF_READERS)
+@dataclasses.dataclass(frozen=True)
+class RestoredFrom:
+    """Where `make_or_restore_model` got a model from.
+
+    Attributes:
+        path: The artefact, fit for messages (no credentials).
+        epoch: Number of finished epochs, which is also the index of the epoch to go on with.
+        step: Optimizer steps taken.
+    """
+
+    path: str
+    epoch: int
+    step: int
+
+    @property
+    def initial_epoch(self) -> int:
+        """What `fit()` is to be given to go on; with `BackupAndRestore` it need not be."""
+        return self.epoch
+
+
 def latest_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
     *,
@@ -111,8 +129,8 @@ def make_or_restore_model(
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
     _require_function(build_fn)
-    compile, objects = arguments.flag("compile", compile), arguments.mapping("custom_objects", custom_objects)
-    adopt, verbose = arguments.flag("adopt", adopt), arguments.verbosity("verbose", verbose)
+    compile, objects = validation.flag("compile", compile), validation.mapping("custom_objects", custom_objects)
+    adopt, verbose = validation.flag("adopt", adopt), validation.verbosity("verbose", verbose)
     cluster = _training_cluster()
     directory, template = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
@@ -174,7 +192,7 @@ def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: b
 
 
 def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: Foreign) -> Any:
-    from keras_dist_callbacks._compat.optimizers import steps_taken
+    from keras_dist_callbacks._compat.model_parts import steps_taken
 
     shown, optimizer = storage.display(adopted.name), getattr(model, "optimizer", None)
     step = steps_taken(optimizer) if optimizer is not None else 0
@@ -194,7 +212,7 @@ def _same_on_all(
     fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG, kind=Checkpoint | None)
     if fields is None:
         return None
-    agreed: Checkpoint = schemas.convert(fields, Checkpoint)
+    agreed: Checkpoint = validation.convert(fields, Checkpoint)
     cluster.agree(lambda: None if cluster.is_chief else _fetch_exactly(storage, agreed, into), _TAG, _TIMEOUT)
     return agreed
 
@@ -213,7 +231,7 @@ def _fetch_exactly(storage: Storage, agreed: Checkpoint, into: Path) -> None:
 def _require_function(build_fn: Any) -> None:
     if hasattr(build_fn, "get_weights"):
         raise ConfigError("build_fn is a model; pass the function that builds the model")
-    arguments.function("build_fn", build_fn, "a function that returns a model")
+    validation.function("build_fn", build_fn, "a function that returns a model")
 
 
 def _load_model(
@@ -230,7 +248,7 @@ def _load_model(
 
     config = model_file.read_config(path)
     if config is None:
-        from keras_dist_callbacks._compat.loading import load_model
+        from keras_dist_callbacks._compat.model_file import load_model
 
         return load_model(path, custom_objects, compile=compile)
     model = build_fn()
@@ -252,7 +270,7 @@ def _load_model(
 
 def _keep_compiled_rates(model: Any) -> None:
     """Notes the learning rates that the code gives to compile(), before a checkpoint's replace them."""
-    from keras_dist_callbacks._compat.optimizers import fixed_rates
+    from keras_dist_callbacks._compat.model_parts import fixed_rates
 
     if getattr(model, "optimizer", None) is not None:
         model._kdc_compiled_rates = model.optimizer, fixed_rates(model.optimizer)
@@ -260,7 +278,7 @@ def _keep_compiled_rates(model: Any) -> None:
 
 def _rates_in_words(model: Any) -> str:
     """Which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
-    from keras_dist_callbacks._compat.optimizers import current_rates
+    from keras_dist_callbacks._compat.model_parts import current_rates
 
     optimizer, compiled = getattr(model, "_kdc_compiled_rates", (None, {}))
     loaded = current_rates(optimizer) if compiled else {}
@@ -272,7 +290,7 @@ def _rates_in_words(model: Any) -> str:
 
 
 def _load_tf_checkpoint(model: Any, path: Path) -> Any:
-    from keras_dist_callbacks._compat.tf_checkpoints import restore_model
+    from keras_dist_callbacks._compat.model_file import restore_model
 
     _require_built(model, path.name)
     restore_model(model, str(path))
@@ -303,7 +321,7 @@ def _load_weights(model: Any, path: Path, shown: str) -> Any:
 
 def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
     """The directory, and the template or name if one was given."""
-    text = arguments.path("checkpoint_dir", checkpoint_dir)
+    text = validation.path("checkpoint_dir", checkpoint_dir)
     if not text.endswith(EXTENSIONS):
         return text, None
     directory, name = files.split_filepath(text)

@@ -13,12 +13,12 @@ from keras_dist_callbacks.backups.names import DAMAGED, set_aside_name
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
-from keras_dist_callbacks.cli import checkpoint_details, exporting, human, leftovers, pruning, render, verifying
+from keras_dist_callbacks.cli import activity, checkpoint_details, exporting, formatting, pruning, render, verifying
 from keras_dist_callbacks.cli import doctor as diagnosing
+from keras_dist_callbacks.cli.activity import QUIET_SECONDS, liveness
 from keras_dist_callbacks.cli.details import describe_commit
 from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
 from keras_dist_callbacks.cli.listing import list_directory
-from keras_dist_callbacks.cli.liveness import QUIET_SECONDS, liveness
 from keras_dist_callbacks.cli.output import (
     CANNOT,
     PROBLEM,
@@ -34,7 +34,7 @@ from keras_dist_callbacks.cli.output import (
     readable,
 )
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.launch.restarting import ProgramNotFoundError, run_program
+from keras_dist_callbacks.launch.restart import ProgramNotFoundError, run_program
 
 _EXIT_CODES = (
     "Exit codes: 0 all is well; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or the "
@@ -171,7 +171,7 @@ def export(
             print_json(written)
         else:
             what = f"{written.tensors} variables of {written.commit} ({written.position})"
-            console().print(readable(f"{what}: {written.path}, {human.size(written.bytes)}"), style="green")
+            console().print(readable(f"{what}: {written.path}, {formatting.size(written.bytes)}"), style="green")
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -229,7 +229,7 @@ def prune(
         if as_json:
             print_json(target.shown(plan), deleted=wanted)
         elif wanted:
-            console().print(f"deleted, {human.size(plan.bytes)} freed", style="green")
+            console().print(f"deleted, {formatting.size(plan.bytes)} freed", style="green")
 
 
 @app.command(
@@ -317,8 +317,8 @@ def _plan(target: Target, keep: int, *, spare_live_run: bool) -> pruning.PrunePl
     if life.running and not spare_live_run:
         raise fail(
             f"{target.url}: a run seems to be writing (generation {life.generation}: {life.why}), and it deletes its "
-            f"old backups itself. Prune when it has ended or been quiet for {human.age(QUIET_SECONDS)}; --force leaves "
-            "this run's backups alone and prunes the others",
+            f"old backups itself. Prune when it has ended or been quiet for "
+            f"{formatting.age(QUIET_SECONDS)}; --force leaves this run's backups alone and prunes the others",
             PROBLEM,
         )
     with progress("verifying", _size_of_newest(inventory)) as advance:
@@ -342,6 +342,6 @@ def _confirmed() -> bool:
 def _look_for_leftovers(target: Target) -> list[diagnosing.Check]:
     inventory = take_inventory(target.store)
     life = liveness(inventory, time.time())
-    optional = (leftovers.check_space(target.storage, inventory), leftovers.check_uploads(target.storage))
+    optional = (activity.check_space(target.storage, inventory), activity.check_uploads(target.storage))
     found = [check for check in optional if check is not None]
-    return [*leftovers.check_leftovers(inventory, life), leftovers.check_checkpoints(target.storage), *found]
+    return [*activity.check_leftovers(inventory, life), activity.check_checkpoints(target.storage), *found]

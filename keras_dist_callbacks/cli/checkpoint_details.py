@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.backups import records
+from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -135,7 +135,7 @@ def _read(file: Path, shown: str) -> tuple[Mapping[str, str], tuple[TensorRow, .
         if file.name.endswith(".weights.h5"):
             return {}, _tensors(file, shown)
         with zipfile.ZipFile(file) as archive:
-            said = records.parse(archive.read(_stored(archive, _METADATA, shown)), f"{shown}: {_METADATA}")
+            said = record_io.parse(archive.read(_stored(archive, _METADATA, shown)), f"{shown}: {_METADATA}")
             saved_by = {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
             with archive.open(_stored(archive, _WEIGHTS, shown)) as weights:
                 return saved_by, _tensors(weights, shown)

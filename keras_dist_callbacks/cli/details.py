@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, BlobInfo, Manifest, TensorInfo
-from keras_dist_callbacks.backups.topics import CALLBACK
+from keras_dist_callbacks.backups.state_schema import CALLBACK
 from keras_dist_callbacks.cli.inventory import Entry
 from keras_dist_callbacks.cli.listing import CommitRow, commit_row
 

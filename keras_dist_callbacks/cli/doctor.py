@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import temporary_name
@@ -235,7 +235,7 @@ def _seconds(operation: Callable[[], object]) -> float:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds < _SLOW_SECONDS else human.age(seconds)
+    return f"{1000 * seconds:.1f} ms" if seconds < _SLOW_SECONDS else formatting.age(seconds)
 
 
 def _missing_directories(storage: Storage) -> list[Path]:

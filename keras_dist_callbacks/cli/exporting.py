@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from keras_dist_callbacks import errors
 from keras_dist_callbacks.backups.snapshot import Manifest
-from keras_dist_callbacks.backups.variables import by_path, names_in
+from keras_dist_callbacks.backups.variable_names import by_path, names_in
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage import temporary
@@ -25,7 +25,7 @@ from keras_dist_callbacks.storage.storage import Storage
 
 TENSORS = ".safetensors"
 KERAS = (".keras", ".weights.h5")
-_EXPORTER = "keras_dist_callbacks.training.exporting"
+_EXPORTER = "keras_dist_callbacks.training.model_export"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from keras_dist_callbacks.backups import owners, records
+from keras_dist_callbacks.backups import owner_records, record_io
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.names import (
     BLOBS,
@@ -25,7 +25,7 @@ from keras_dist_callbacks.backups.names import (
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
-from keras_dist_callbacks.storage.listed import FileInfo
+from keras_dist_callbacks.storage.file_info import FileInfo
 from keras_dist_callbacks.storage.storage import Storage
 
 MOST_RECORDS = 10_000
@@ -204,12 +204,12 @@ def owner_paths(generation: int) -> tuple[str, str]:
 
 
 def _owners(storage: Storage) -> dict[int, float | None]:
-    found = owners.generations(storage)
+    found = owner_records.generations(storage)
     if len(found) > MOST_RECORDS:
         raise BackupError(f"{storage.display(OWNERS)} holds {len(found)} records, more than jobs leave; look into it")
     return {
         g: None if owner is None else owner.claimed
-        for g, owner in zip(found, parallel(lambda g: owners.read_owner(storage, g), found), strict=True)
+        for g, owner in zip(found, parallel(lambda g: owner_records.read_owner(storage, g), found), strict=True)
     }
 
 
@@ -217,7 +217,7 @@ def _set_aside(storage: Storage, limit: int) -> tuple[SetAside, ...]:
     def read(file: FileInfo, commit: CommitId) -> SetAside:
         path = f"{DAMAGED}/{file.name}"
         try:
-            manifest: Manifest | None = decode_manifest(records.read(storage, path, limit), path, limit)
+            manifest: Manifest | None = decode_manifest(record_io.read(storage, path, limit), path, limit)
         except (FileNotFoundError, DamagedBackupError, BackupMismatchError):
             manifest = None
         return SetAside(path, file.size, commit.generation, manifest)

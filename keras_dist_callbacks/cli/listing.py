@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups import exactness
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
+from keras_dist_callbacks.backups.verdict import conditions as open_conditions
+from keras_dist_callbacks.backups.verdict import inexact_reasons, verdict_of
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint
-from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.inventory import Entry
 
 
@@ -157,7 +158,7 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
     problem = _missing(manifest, stored)
     created = created_at(manifest)
     reasons, conditions = answer_of(manifest)
-    verdict = exactness.verdict(reasons, conditions)
+    verdict = verdict_of(reasons, conditions)
     return CommitRow(
         commit=entry.label,
         name=entry.id.name,
@@ -168,7 +169,7 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
         epoch=manifest.position.epoch,
         batch=manifest.position.batch,
         step=manifest.position.step,
-        position=human.position(manifest.position),
+        position=formatting.position(manifest.position),
         done=manifest.done,
         created=created,
         age_seconds=None if created is None else now - created,
@@ -212,9 +213,9 @@ def answer_of(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for worker, record in enumerate(manifest.workers):
         state = {**manifest.workers[0].state, **record.state}
         saved = WorkerState(manifest.position, {}, state, manifest.info)
-        for reason in exactness.inexact_reasons(saved, unchanged):
+        for reason in inexact_reasons(saved, unchanged):
             found[reason.replace("this worker's", f"worker {worker}'s")] = None
-        conditions.update(dict.fromkeys(exactness.conditions(saved)))
+        conditions.update(dict.fromkeys(open_conditions(saved)))
     return tuple(found), tuple(conditions)
 
 

@@ -1,10 +1,11 @@
-"""Where results and errors go, and what never does: secrets and, for errors that are expected, tracebacks."""
+"""What `kdc` writes: tables, JSON, errors."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import typer
@@ -19,15 +21,65 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
+from keras_dist_callbacks.backups.names import COMMITS, OWNERS
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cli.absent import require_no_file, why_nothing
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cli.inventory import MOST_BYTES
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import stderr_is_terminal, write_line
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.terminal import printable, stderr_is_terminal, write_line
+
+_USUAL = ("backup", "backups", "checkpoints")
+"""Directories that are looked for in stores, which list files only."""
+_MOST_DIRECTORIES = 1000
+
+
+def require_no_file(storage: Storage) -> None:
+    """Makes sure that a local path is not that of a file.
+
+    Raises:
+        ConfigError: It is.
+    """
+    path = Path(storage.root)
+    if storage.is_local and path.is_file():
+        advice = f"`kdc show {path}` shows a checkpoint" if path.name.endswith(EXTENSIONS) else "see `kdc --help`"
+        raise ConfigError(f"{storage.display()} is a file: give its directory, {path.parent}; {advice}")
+
+
+def why_nothing(storage: Storage, what: str = "backup and no checkpoint") -> str:
+    """One sentence about a directory that holds nothing to show.
+
+    Args:
+        storage: The directory.
+        what: What was looked for, to be read after "no".
+    """
+    url = storage.display()
+    if storage.is_local and not Path(storage.root).exists():
+        return f"{url}: this directory does not exist; check the path"
+    if url.endswith(EXTENSIONS) and not storage.is_local:
+        return f"{url} has the name of a checkpoint: `kdc show` shows one, and other commands take its directory"
+    found = [name for name in _subdirectories(storage) if _holds_something(storage.child(name))]
+    if found:
+        places = ", ".join(storage.display(name) for name in found[:5])
+        return f"{url}: no {what} is in this directory itself, but in a directory below it: use {places}"
+    return f"{url}: no {what} is in this directory itself; give the backup_dir or the directory of checkpoints"
+
+
+def _subdirectories(storage: Storage) -> Iterator[str]:
+    if not storage.is_local:
+        yield from _USUAL
+        return
+    entries = itertools.islice(Path(storage.root).iterdir(), _MOST_DIRECTORIES)
+    yield from sorted(path.name for path in entries if path.is_dir() and not path.is_symlink())
+
+
+def _holds_something(storage: Storage) -> bool:
+    if storage.files(COMMITS) or storage.files(OWNERS):
+        return True
+    return any(file.name.endswith(EXTENSIONS) for file in storage.files())
+
 
 OK, PROBLEM, CANNOT = 0, 1, 2
 _R = TypeVar("_R")

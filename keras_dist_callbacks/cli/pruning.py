@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.names import blob_directory, blob_generation
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.cli.activity import has_ended
 from keras_dist_callbacks.cli.inventory import (
     Entry,
     Inventory,
@@ -21,7 +22,6 @@ from keras_dist_callbacks.cli.inventory import (
     owner_paths,
     parallel,
 )
-from keras_dist_callbacks.cli.liveness import has_ended
 from keras_dist_callbacks.cli.verifying import BackupVerifier
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 

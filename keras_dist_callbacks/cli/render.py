@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.checkpoint_details import CheckpointDetails
 from keras_dist_callbacks.cli.details import CommitDetails, TensorRow
 from keras_dist_callbacks.cli.doctor import Diagnosis
@@ -31,7 +31,7 @@ _NARROW = 72
 def show_listing(console: Console, listing: DirectoryListing) -> None:
     """`kdc ls`."""
     if listing.commits:
-        summary = f"{human.count(len(listing.commits), 'backup')}, {human.size(listing.bytes)} in all"
+        summary = f"{formatting.count(len(listing.commits), 'backup')}, {formatting.size(listing.bytes)} in all"
         _heading(console, f"{listing.url}: {summary}")
         console.print(_commit_table(listing.commits, narrow=console.width < _NARROW))
         _notes(console, ((row.commit, row.problem) for row in listing.commits), "red")
@@ -40,7 +40,7 @@ def show_listing(console: Console, listing: DirectoryListing) -> None:
     elif listing.earlier_runs:
         _line(console, f"{listing.url}: a run began here, but there is no backup")
     if listing.checkpoints or listing.checkpoint_problems:
-        _heading(console, f"{listing.url}: {human.count(len(listing.checkpoints), 'checkpoint')}")
+        _heading(console, f"{listing.url}: {formatting.count(len(listing.checkpoints), 'checkpoint')}")
     if listing.checkpoints:
         console.print(_checkpoint_table(listing.checkpoints, narrow=console.width < _NARROW))
         _notes(console, ((row.name, f"a copy of {row.published_name}") for row in _renamed(listing.checkpoints)), "")
@@ -59,7 +59,9 @@ def show_details(console: Console, details: CommitDetails, *, every_tensor: bool
     facts = _grid()
     facts.add_row("position", f"{row.position} (step {row.step})" if row.step is not None else "-")
     facts.add_row("state", _styled(row.state if row.problem else "done" if row.done else "not done"))
-    facts.add_row("written", f"{human.moment(row.created)}, {human.age(row.age_seconds)} ago" if row.created else "-")
+    facts.add_row(
+        "written", f"{formatting.moment(row.created)}, {formatting.age(row.age_seconds)} ago" if row.created else "-"
+    )
     facts.add_row("resume", _resume(row))
     facts.add_row("generation", str(row.generation))
     facts.add_row("versions", ", ".join(f"{name} {version}" for name, version in details.versions.items()) or "-")
@@ -73,7 +75,7 @@ def show_details(console: Console, details: CommitDetails, *, every_tensor: bool
     _notes(console, ((row.commit, reason) for reason in row.inexact_reasons), "yellow")
     _notes(console, _conditions(row), "cyan")
     console.print()
-    _heading(console, f"{human.count(len(details.blobs), 'blob')}, {human.size(row.bytes)}")
+    _heading(console, f"{formatting.count(len(details.blobs), 'blob')}, {formatting.size(row.bytes)}")
     console.print(_blob_table(details))
     _show_tensors(console, details.tensors, details.tensor_bytes, every_tensor=every_tensor)
 
@@ -83,10 +85,12 @@ def show_checkpoint(console: Console, details: CheckpointDetails, *, every_tenso
     row = details.checkpoint
     _heading(console, f"{details.url}/{row.name}")
     facts = _grid()
-    facts.add_row("position", f"{human.count(row.epoch, 'epoch')} finished (step {row.step})")
+    facts.add_row("position", f"{formatting.count(row.epoch, 'epoch')} finished (step {row.step})")
     facts.add_row("state", _styled(details.state))
     written = (
-        "-" if details.written is None else f"{human.moment(details.written)}, {human.age(details.age_seconds)} ago"
+        "-"
+        if details.written is None
+        else f"{formatting.moment(details.written)}, {formatting.age(details.age_seconds)} ago"
     )
     facts.add_row("written", written)
     facts.add_row("holds", "the whole model" if row.kind == "model" else "weights and optimizer")
@@ -106,7 +110,7 @@ def show_checkpoint(console: Console, details: CheckpointDetails, *, every_tenso
 
 def _show_tensors(console: Console, tensors: Sequence[TensorRow], total: int, *, every_tensor: bool) -> None:
     console.print()
-    _heading(console, f"{human.count(len(tensors), 'tensor')}, {human.size(total)}")
+    _heading(console, f"{formatting.count(len(tensors), 'tensor')}, {formatting.size(total)}")
     shown = tensors if every_tensor else tensors[:_SHOWN_TENSORS]
     console.print(_tensor_table(shown))
     if len(shown) < len(tensors):
@@ -118,11 +122,13 @@ def show_verification(console: Console, found: Verification) -> None:
     _heading(console, found.url)
     table = _table("name", "", "position", ">size")
     for verdict in found.verdicts:
-        table.add_row(verdict.name, _styled(verdict.state), verdict.where or "-", human.size(verdict.bytes))
+        table.add_row(verdict.name, _styled(verdict.state), verdict.where or "-", formatting.size(verdict.bytes))
     console.print(table)
     _notes(console, ((v.name, v.problem) for v in found.verdicts), "red")
     if found.set_aside:
-        _line(console, f"{human.count(found.set_aside, 'damaged manifest')} in damaged/, set aside by a run earlier")
+        _line(
+            console, f"{formatting.count(found.set_aside, 'damaged manifest')} in damaged/, set aside by a run earlier"
+        )
     counts = collections.Counter(verdict.state for verdict in found.verdicts)
     summary = ", ".join(f"{number} {state}" for state, number in counts.items())
     _line(console, summary, "green" if found.all_whole else "bold red")
@@ -137,7 +143,7 @@ def show_plan(console: Console, plan: PrunePlan) -> None:
         *plan.commits,
         _sum("blob", plan.blobs),
         _sum("unfinished file", plan.temporaries),
-        human.count(len(plan.owners), "idle owner record") if plan.owners else "",
+        formatting.count(len(plan.owners), "idle owner record") if plan.owners else "",
     ]
     facts.add_row("delete", "\n".join(row for row in rows if row) or "nothing")
     console.print(facts)
@@ -145,11 +151,11 @@ def show_plan(console: Console, plan: PrunePlan) -> None:
         note = f"generation {plan.spared_generation} seems to be writing: it is left alone, and others need --force"
         _line(console, note, "yellow")
     if not plan.is_empty:
-        _line(console, f"{human.size(plan.bytes)} to be freed")
+        _line(console, f"{formatting.size(plan.bytes)} to be freed")
 
 
 def _sum(noun: str, files: Mapping[str, int]) -> str:
-    return f"{human.count(len(files), noun)}, {human.size(sum(files.values()))}" if files else ""
+    return f"{formatting.count(len(files), noun)}, {formatting.size(sum(files.values()))}" if files else ""
 
 
 def show_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
@@ -164,10 +170,10 @@ def show_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     console.print(table)
     failed = sum(check.status == "fail" for check in diagnosis.checks)
     warned = sum(check.status == "warn" for check in diagnosis.checks)
-    verdict = "backups work here" if diagnosis.is_usable else f"{human.count(failed, 'check')} failed"
+    verdict = "backups work here" if diagnosis.is_usable else f"{formatting.count(failed, 'check')} failed"
     if len(tried) < len(diagnosis.checks):
         _line(console, f"  the other {len(diagnosis.checks) - len(tried)} checks were skipped", "dim")
-    remarks = f", {human.count(warned, 'remark')}" if warned else ""
+    remarks = f", {formatting.count(warned, 'remark')}" if warned else ""
     _line(console, verdict + remarks, "green" if diagnosis.is_usable else "bold red")
 
 
@@ -177,9 +183,9 @@ def _commit_table(rows: Sequence[CommitRow], *, narrow: bool) -> Table:
     for row in rows:
         values = (
             "-" if row.step is None else f"{row.step:,}",
-            human.age(row.age_seconds),
-            human.size(row.bytes),
-            human.size(row.new_bytes),
+            formatting.age(row.age_seconds),
+            formatting.size(row.bytes),
+            formatting.size(row.new_bytes),
             str(row.generation),
         )
         table.add_row(
@@ -196,7 +202,7 @@ def _checkpoint_table(rows: Sequence[CheckpointRow], *, narrow: bool) -> Table:
     details = () if narrow else ("kind", ">step", "monitored", ">size")
     table = _table("checkpoint", ">epoch", *details)
     for row in rows:
-        values = (row.kind, f"{row.step:,}", _monitored(row), human.size(row.bytes))
+        values = (row.kind, f"{row.step:,}", _monitored(row), formatting.size(row.bytes))
         table.add_row(row.name, str(row.epoch), *values[: len(details)])
     return table
 
@@ -215,7 +221,7 @@ def _blob_table(details: CommitDetails) -> Table:
     for blob in details.blobs:
         missing = blob.stored is None or blob.stored != blob.bytes
         note = _styled("damaged") if missing else Text("new" if blob.new else "as before", style="dim")
-        table.add_row(blob.path, human.size(blob.bytes), note)
+        table.add_row(blob.path, formatting.size(blob.bytes), note)
     return table
 
 
@@ -227,7 +233,7 @@ def _tensor_table(rows: Iterable[TensorRow]) -> Table:
     table = _table("tensor", "type", "shape", ">size", "")
     for (name, dtype, shape), members in merged.items():
         text = " x ".join(str(length) for length in shape) or "scalar"
-        table.add_row(name, dtype, text, human.size(members[0].bytes), _copies(members))
+        table.add_row(name, dtype, text, formatting.size(members[0].bytes), _copies(members))
     return table
 
 

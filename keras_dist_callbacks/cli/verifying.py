@@ -11,7 +11,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
-from keras_dist_callbacks.cli import human
+from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.inventory import Entry
 from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
@@ -74,7 +74,7 @@ class BackupVerifier:
             entry.id.name,
             "backup",
             "damaged" if problem else "whole",
-            human.position(entry.manifest.position),
+            formatting.position(entry.manifest.position),
             sum(blob.size for blob in entry.manifest.blobs),
             problem,
         )

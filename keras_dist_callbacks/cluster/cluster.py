@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import multi_worker, strategies
-from keras_dist_callbacks.cluster import messaging, peers, timeouts
+from keras_dist_callbacks.cluster import messaging, peer_monitor, timeouts
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError, is_temporary
 from keras_dist_callbacks.process import Shared, shared
@@ -56,13 +56,13 @@ class Cluster(Role):
     patience: float = field(default_factory=functools.partial(timeouts.seconds_of, "timeout"))
 
     def __post_init__(self) -> None:
-        arguments.keep(
+        validation.keep(
             self,
-            task_type=arguments.choice("task_type", self.task_type, ("chief", "worker", "evaluator")),
-            task_id=arguments.count("task_id", self.task_id),
-            worker_index=arguments.count("worker_index", self.worker_index, least=-1),
-            addresses=arguments.texts("addresses", self.addresses, "a tuple of host:port"),
-            patience=arguments.seconds("patience", self.patience, default=timeouts.DEFAULTS["timeout"]),
+            task_type=validation.choice("task_type", self.task_type, ("chief", "worker", "evaluator")),
+            task_id=validation.count("task_id", self.task_id),
+            worker_index=validation.count("worker_index", self.worker_index, least=-1),
+            addresses=validation.texts("addresses", self.addresses, "a tuple of host:port"),
+            patience=validation.seconds("patience", self.patience, default=timeouts.DEFAULTS["timeout"]),
         )
 
     def gather(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> list[Any]:
@@ -215,13 +215,13 @@ class Cluster(Role):
     def _say(self, value: Any, tag: str) -> int:
         call = next(shared(_Calls).numbers)
         message = json.dumps({"tag": tag, "value": value}).encode()
-        with peers.watching(self):
+        with peer_monitor.watching(self):
             messaging.publish(f"kdc/call/{call}/{self.worker_index}", message, self.patience)
         return call
 
     def _hear(self, call: int, worker: int, tag: str, timeout: float | None, kind: Any = Any) -> Any:
         seconds = self.patience if timeout is None else timeout
-        with peers.watching(self):
+        with peer_monitor.watching(self):
             message = messaging.fetch(f"kdc/call/{call}/{worker}", seconds)
         if message is None:
             raise ClusterTimeoutError(

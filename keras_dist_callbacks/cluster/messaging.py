@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from keras_dist_callbacks import schemas
+from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerLostError
 from keras_dist_callbacks.process import Shared, shared
@@ -159,7 +159,7 @@ def decode(message: bytes, kind: Any, source: str) -> Any:
 def check(value: Any, kind: Any, source: str) -> Any:
     """A JSON value as the type that it must be of; the rest is as in `decode`."""
     try:
-        return schemas.convert(value, kind)
+        return validation.convert(value, kind)
     except (ValueError, RecursionError):
         raise not_understood(source) from None
 

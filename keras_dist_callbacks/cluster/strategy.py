@@ -11,14 +11,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import coordination, multi_worker
 from keras_dist_callbacks._compat.hard_exit import exit_after
-from keras_dist_callbacks.cluster import loss, messaging, preflight, timeouts
+from keras_dist_callbacks.cluster import messaging, peer_monitor, rendezvous, timeouts
 from keras_dist_callbacks.cluster.cluster_token import ClusterToken
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
-from keras_dist_callbacks.moved_arguments import explains_arguments
+from keras_dist_callbacks.validation import explains_arguments
 
 _DEVICES = "a list of names such as '/gpu:0', or None for all GPUs"
 _STUCK_SECONDS = 30.0  # behind TensorFlow's own time-out, which does not always come
@@ -71,7 +71,7 @@ def make_strategy(
         ClusterTimeoutError: A worker did not come in time; the message names it.
     """
     cluster = Role.detect()
-    kind = arguments.choice("kind", kind, ("auto", "default", "mirrored", "multi_worker"))
+    kind = validation.choice("kind", kind, ("auto", "default", "mirrored", "multi_worker"))
     startup = timeouts.give("startup_timeout", startup_timeout)
     heartbeat = timeouts.give("heartbeat_timeout", heartbeat_timeout)
     timeouts.give("peer_timeout", peer_timeout)
@@ -96,16 +96,16 @@ def _check_parts(devices: Any, communication_options: Any) -> None:
 
     if devices is not None:
         try:
-            named = list(map(tf.DeviceSpec.from_string, arguments.texts("devices", devices, _DEVICES)))
+            named = list(map(tf.DeviceSpec.from_string, validation.texts("devices", devices, _DEVICES)))
         except ValueError:
             named = []
         if not named:
-            raise arguments.refused("devices", devices, _DEVICES)
+            raise validation.refused("devices", devices, _DEVICES)
     if communication_options is not None:
         public = tf.distribute.experimental.CommunicationOptions
         if not isinstance(communication_options, type(public())):  # its constructor makes objects of another class
             what = "a tf.distribute.experimental.CommunicationOptions, or None"
-            raise arguments.refused("communication_options", communication_options, what)
+            raise validation.refused("communication_options", communication_options, what)
 
 
 def enable_for_cluster() -> None:
@@ -120,7 +120,7 @@ def enable_for_cluster() -> None:
 
 def _enable(role: Role) -> None:
     multi_worker.enable_multi_worker_fit()
-    multi_worker.explain_with(functools.partial(loss.explained, role))
+    multi_worker.explain_with(functools.partial(peer_monitor.explained, role))
 
 
 def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, options: Any) -> Any:
@@ -130,7 +130,7 @@ def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, optio
             "joined after that. Call it first, before any dataset, tensor or model is made"
         )
     token = ClusterToken.detect()
-    preflight.wait_for_everyone(cluster.addresses, cluster.worker_index, startup_timeout, token)
+    rendezvous.wait_for_everyone(cluster.addresses, cluster.worker_index, startup_timeout, token)
     jobs = cluster.jobs
     coordination.configure(
         [(name, len(hosts)) for name, hosts in jobs.items()],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.process import Shared, shared
 
 LONGEST_SECONDS = 1e6
@@ -38,7 +38,7 @@ def give(name: str, value: float | None) -> float:
     if value is None:
         shared(_Given).seconds.pop(name, None)
     else:
-        checked = arguments.seconds(name, value, most=LONGEST_SECONDS, default=DEFAULTS[name])
+        checked = validation.seconds(name, value, most=LONGEST_SECONDS, default=DEFAULTS[name])
         shared(_Given).seconds[name] = checked
     return seconds_of(name)
 
@@ -58,4 +58,4 @@ def seconds_of(name: str) -> float:
         value: float | str = float(text)
     except ValueError:
         value = text
-    return arguments.seconds(variable, value, most=LONGEST_SECONDS, default=DEFAULTS[name])
+    return validation.seconds(variable, value, most=LONGEST_SECONDS, default=DEFAULTS[name])

@@ -21,19 +21,14 @@ from keras_dist_callbacks.backups.snapshot import (
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.committing import Committer
-from keras_dist_callbacks.engine.deliveries import Deliveries
-from keras_dist_callbacks.engine.exchange import Exchange
-from keras_dist_callbacks.engine.line import Line
-from keras_dist_callbacks.engine.memory import half_of_what_is_free
-from keras_dist_callbacks.engine.options import EngineOptions
-from keras_dist_callbacks.engine.picking import load, newest_good
-from keras_dist_callbacks.engine.skipped_saves import SkippedSaves
+from keras_dist_callbacks.engine.committer import Committer, EngineOptions
+from keras_dist_callbacks.engine.save_queue import Line, SkippedSaves, half_of_what_is_free
+from keras_dist_callbacks.engine.select_backup import load, newest_good
+from keras_dist_callbacks.engine.worker_state import Deliveries, Exchange
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import is_shown
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.terminal import is_shown, warn
 
 _KEPT_COMMITS = 2
 

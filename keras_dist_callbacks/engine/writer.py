@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keras_dist_callbacks.engine.priority import Priority, cpu_times
+from keras_dist_callbacks.engine.background import Priority, cpu_times
 from keras_dist_callbacks.process import Shared, shared
 
 

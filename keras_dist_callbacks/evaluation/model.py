@@ -18,7 +18,7 @@ from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import make_strategy
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.training import architecture, loading
+from keras_dist_callbacks.training import loading, model_export
 
 _GIVE = "Give SidecarEvaluator a compiled model"
 
@@ -63,7 +63,7 @@ class EvaluatedModel:
             BackupMismatchError: It is of another model.
         """
         if not self._given:
-            self._make(architecture.text_in(saved.tensors, shown, _GIVE), shown)
+            self._make(model_export.text_in(saved.tensors, shown, _GIVE), shown)
         with self._model.distribute_strategy.scope():
             loading.apply(self._model, saved, Cluster())
 
@@ -104,7 +104,7 @@ class EvaluatedModel:
     def _make(self, config: str, shown: str) -> None:
         if self._model is None or config != self._config:
             with _strategy().scope():
-                model = architecture.model_of(config, shown, _GIVE)
+                model = model_export.model_of(config, shown, _GIVE)
             loading.require_built(model)
             self._keep(model, config, shown)
 

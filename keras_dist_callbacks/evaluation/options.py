@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.errors import ConfigError
@@ -36,10 +36,10 @@ class Places:
     def __init__(
         self, checkpoint_dir: Any, storage_options: Mapping[str, Any] | None, retry: RetryPolicy | None
     ) -> None:
-        path, self.series = arguments.path("checkpoint_dir", checkpoint_dir), None
+        path, self.series = validation.path("checkpoint_dir", checkpoint_dir), None
         check_place(path)
-        self._options = arguments.mapping("storage_options", storage_options)
-        self._retry = None if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
+        self._options = validation.mapping("storage_options", storage_options)
+        self._retry = None if retry is None else validation.instance("retry", retry, RetryPolicy, also="None")
         if path.endswith(EXTENSIONS):
             path, name = split_filepath(path)
             path, self.series = path.replace("{{", "{").replace("}}", "}"), name
@@ -64,7 +64,7 @@ class Places:
         Raises:
             ConfigError: It is none, or lies where the training writes.
         """
-        path = arguments.path(name, given)
+        path = validation.path(name, given)
         check_place(path)
         same = _scheme(path) == _scheme(self._path)
         storage = Storage.open(path, self._options if same else None, retry=self._retry)
@@ -100,7 +100,7 @@ def checked_data(data: Any, steps: int | None) -> Any:
     is_refused = isinstance(data, str | bytes | Mapping | list | tuple)
     if not (is_tuple or is_array or isinstance(data, keras.utils.PyDataset)):
         if is_refused or not (isinstance(data, Iterable) or hasattr(data, "__getitem__")):
-            raise arguments.refused("data", data, _DATA)
+            raise validation.refused("data", data, _DATA)
         if steps is None and iter(data) is data:
             raise ConfigError(
                 "data can be run through once only, but is needed for every checkpoint: give a dataset that begins "
@@ -111,7 +111,7 @@ def checked_data(data: Any, steps: int | None) -> Any:
 
 def checked_verbose(verbose: Any) -> int | str:
     """As Keras' `evaluate` takes it."""
-    return "auto" if isinstance(verbose, str) and verbose == "auto" else arguments.verbosity("verbose", verbose)
+    return "auto" if isinstance(verbose, str) and verbose == "auto" else validation.verbosity("verbose", verbose)
 
 
 def checked_callbacks(callbacks: Any) -> list[Any]:
@@ -119,13 +119,13 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple) or not all(isinstance(c, keras.callbacks.Callback) for c in callbacks):
-        raise arguments.refused("callbacks", callbacks, "a list of Keras callbacks, or None")
+        raise validation.refused("callbacks", callbacks, "a list of Keras callbacks, or None")
     return list(callbacks)
 
 
 def direction(mode: Any, monitor: str) -> str:
     """`"min"` or `"max"`."""
-    given = arguments.choice("mode", mode, ("auto", "min", "max"))
+    given = validation.choice("mode", mode, ("auto", "min", "max"))
     if given != "auto":
         return given
     return "max" if any(word in monitor.lower() for word in _HIGHER_IS_BETTER) else "min"

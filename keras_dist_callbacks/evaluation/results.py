@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import msgspec
 import tensorflow as tf
 
-from keras_dist_callbacks.backups import records
-from keras_dist_callbacks.backups.records import Count, Digest, Format, Time
+from keras_dist_callbacks.backups import record_io
+from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Time
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Record as CheckpointRecord
 from keras_dist_callbacks.checkpoints.record import kind_of
@@ -25,11 +25,27 @@ from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.evaluation.sources import Candidate
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.texts import warn
-from keras_dist_callbacks.types import Evaluation
+from keras_dist_callbacks.terminal import warn
 
 RECORDS = "evaluations"
 _ENDED = "ended.json"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `SidecarEvaluator` found about one checkpoint.
+
+    Attributes:
+        name: The checkpoint's name, or the short name of a backup as `kdc ls` shows it.
+        step: Training steps taken.
+        epoch: Number of finished epochs.
+        metrics: What `model.evaluate` returned, by name.
+    """
+
+    name: str
+    step: int
+    epoch: int
+    metrics: dict[str, float]
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -149,19 +165,19 @@ class EvaluationLog:
 
     def end(self, by: str) -> None:
         """Notes that the training whose end is called so was evaluated to its end."""
-        records.write(self._state, _ENDED, END.encode(End(by)))
+        record_io.write(self._state, _ENDED, END.encode(End(by)))
 
     def _read_end(self) -> None:
         where = self._state.display(_ENDED)
         try:
-            self.ended_by = END.decode(records.read(self._state, _ENDED), where).end
+            self.ended_by = END.decode(record_io.read(self._state, _ENDED), where).end
         except DamagedBackupError as error:
             warn(f"whether a training was evaluated to its end is not known: {error}")
 
     def _read(self, name: str) -> None:
         where = self._state.display(name)
         try:
-            record = RESULT.decode(records.read(self._state, name), where)
+            record = RESULT.decode(record_io.read(self._state, name), where)
             if _record_name(record.plot_step) != name:
                 raise DamagedBackupError(f"{where} is the record of step {record.plot_step}")
         except DamagedBackupError as error:
@@ -170,7 +186,7 @@ class EvaluationLog:
         self._records[record.plot_step] = record
 
     def _put_record(self, record: Record) -> None:
-        records.write(self._state, _record_name(record.plot_step), RESULT.encode(record))
+        record_io.write(self._state, _record_name(record.plot_step), RESULT.encode(record))
         self._records[record.plot_step] = record
 
     def _put_events(self, record: Record) -> None:

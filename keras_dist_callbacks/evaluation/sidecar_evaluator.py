@@ -10,22 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
 from keras_dist_callbacks.evaluation import options as options
 from keras_dist_callbacks.evaluation.model import EvaluatedModel, check_model
-from keras_dist_callbacks.evaluation.results import BestExport, EvaluationLog
+from keras_dist_callbacks.evaluation.results import BestExport, Evaluation, EvaluationLog
 from keras_dist_callbacks.evaluation.sources import Backups, Candidate, Look, ModelFiles, Source
-from keras_dist_callbacks.moved_arguments import OF_READERS, explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.terminal import say
-from keras_dist_callbacks.texts import warn
-from keras_dist_callbacks.types import Evaluation
+from keras_dist_callbacks.terminal import say, warn
+from keras_dist_callbacks.validation import OF_READERS, explains_arguments
 
 
 @explains_arguments(OF_READERS)
@@ -106,18 +104,18 @@ class SidecarEvaluator:
     ) -> None:
         check_model(model)
         self._model = EvaluatedModel(model)
-        self._steps = None if steps is None else arguments.count("steps", steps, least=1, of="batches", also="None")
+        self._steps = None if steps is None else validation.count("steps", steps, least=1, of="batches", also="None")
         self._data = options.checked_data(data, self._steps)
         self._most = None if max_evaluations is None else _most(max_evaluations)
         self._callbacks = options.checked_callbacks(callbacks)
-        self._timeout = None if timeout is None else arguments.seconds("timeout", timeout, also="None")
-        self._poll_seconds = arguments.seconds("poll_seconds", poll_seconds, default=10.0)
-        self._rerun_seconds = arguments.seconds("rerun_seconds", rerun_seconds, least=0, default=300.0)
+        self._timeout = None if timeout is None else validation.seconds("timeout", timeout, also="None")
+        self._poll_seconds = validation.seconds("poll_seconds", poll_seconds, default=10.0)
+        self._rerun_seconds = validation.seconds("rerun_seconds", rerun_seconds, least=0, default=300.0)
         self._verbose = options.checked_verbose(verbose)
         places = options.Places(checkpoint_dir, storage_options, retry)
         self._state, events = places.of_results(log_dir, state_dir)
         self._log = EvaluationLog(self._state, events)
-        self._best = _best(places, export_best, arguments.text("monitor", monitor, "the name of a metric"), mode)
+        self._best = _best(places, export_best, validation.text("monitor", monitor, "the name of a metric"), mode)
         self._checkpoints, self._series = places.checkpoints, places.series
         self._sources: list[Source] = []
         self._settled: set[str] = set()  # evaluated, or known to be damaged
@@ -252,7 +250,7 @@ class SidecarEvaluator:
 
 
 def _most(given: Any) -> int:
-    return arguments.count("max_evaluations", given, least=1, of="results", also="None for all")
+    return validation.count("max_evaluations", given, least=1, of="results", also="None for all")
 
 
 def _best(places: options.Places, export_best: Any, monitor: str, mode: Any) -> BestExport | None:
@@ -260,7 +258,7 @@ def _best(places: options.Places, export_best: Any, monitor: str, mode: Any) -> 
     mode = options.direction(mode, monitor)
     if export_best is None:
         return None
-    path = arguments.path("export_best", export_best)
+    path = validation.path("export_best", export_best)
     directory, name = split_filepath(path)
     if not name.endswith(EXTENSIONS) or name in EXTENSIONS:
         raise ConfigError(f"export_best must name a file that ends in .keras or .weights.h5, got {redact(path)!r}")

@@ -13,7 +13,7 @@ from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.checkpoints.record import Checkpoint
-from keras_dist_callbacks.engine import picking
+from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.storage.storage import Storage
@@ -181,7 +181,7 @@ class Backups:
         (commit,) = (one for one, (known, _) in self._known.items() if known == candidate)
         store = BackupStore(self._storage)
         try:
-            saved = picking.load(store, store.manifest(commit), WORKERS, 0)
+            saved = select_backup.load(store, store.manifest(commit), WORKERS, 0)
         except DamagedBackupError:
             if self._storage.exists(commit.name):
                 raise

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from keras_dist_callbacks._compat import optimizers, pipeline, replay, rng, variables
-from keras_dist_callbacks._compat.hidden_input import look_at_source
-from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks._compat import model_parts, pipeline, replay, rng, variables
+from keras_dist_callbacks._compat.input_inspection import look_at_source
+from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.inputs.stateless import is_stateless
+from keras_dist_callbacks.inputs.sources import is_stateless
 from keras_dist_callbacks.inputs.variables import InputState
 
 _AROUND = (
@@ -45,7 +45,7 @@ class LoopInput:
     def resume(self, saved: WorkerState) -> None:
         """The loop goes on from a backup."""
         self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
-        unseen = saved.state.get(exactness.UNSEEN, ())
+        unseen = saved.state.get(verdict.UNSEEN, ())
         self._around, self._uncounted = _AROUND in unseen, _UNCOUNTED in unseen
 
     @property
@@ -67,7 +67,7 @@ class LoopInput:
 
     def _optimizer_iterations(self) -> int | None:
         optimizer = self._trained.optimizer
-        return None if optimizer is None else optimizers.steps_taken(optimizer)
+        return None if optimizer is None else model_parts.steps_taken(optimizer)
 
     def trained(self) -> None:
         """A batch was trained, wherever it came from."""
@@ -126,14 +126,14 @@ class LoopInput:
         """The topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {
             "rng_at_epoch": self._rng_at_epoch,
-            exactness.INPUT: {"python": [], "unordered": []},
-            exactness.UNSEEN: self._conditions(),
+            verdict.INPUT: {"python": [], "unordered": []},
+            verdict.UNSEEN: self._conditions(),
         }
         if self._state is None:
             return topics, {}
         state, held = self._state.capture()
         topics.update(state)
-        topics[exactness.INPUT] = {
+        topics[verdict.INPUT] = {
             "python": [] if is_stateless(self._read) else list(self._state.hidden.python),
             "unordered": [*self._state.hidden.unordered, *self._state.shared(self._trains)],
         }

@@ -14,13 +14,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from keras_dist_callbacks._compat import hidden_input, pipeline, replay, rng
-from keras_dist_callbacks._compat.fit import RunningFit
+from keras_dist_callbacks._compat import input_inspection, pipeline, replay, rng
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
-from keras_dist_callbacks.backups.storable import from_json, to_json
 from keras_dist_callbacks.inputs.epoch_end_replay import EpochEnds
-from keras_dist_callbacks.inputs.stateful_source import account_of
-from keras_dist_callbacks.inputs.stateless import is_stateless
+from keras_dist_callbacks.inputs.sources import account_of, is_stateless
 from keras_dist_callbacks.inputs.variables import InputState
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import reading
@@ -77,8 +76,8 @@ class DataPosition:
         self._validation = fit.validation_source
         self.hides = InputState(
             lambda: fit.data,
-            lambda dataset: hidden_input.look_into(dataset, fit.epoch_iterator.data_adapter, fit.input),
-            hidden_input.look_at_source(self._validation),
+            lambda dataset: input_inspection.look_into(dataset, fit.epoch_iterator.data_adapter, fit.input),
+            input_inspection.look_at_source(self._validation),
             lives_on=bool(fit.steps_per_epoch),
         )
         self._epoch_ends = EpochEnds(fit.input)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_dist_callbacks._compat import graphs, pipeline, rng
-from keras_dist_callbacks._compat.hidden_input import HiddenInput
+from keras_dist_callbacks._compat.input_inspection import HiddenInput
 from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
-from keras_dist_callbacks.backups.variables import unnumbered
+from keras_dist_callbacks.backups.variable_names import unnumbered
 
 TOPIC = "input_variables"
 _NOTHING = HiddenInput()

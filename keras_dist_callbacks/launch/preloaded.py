@@ -8,10 +8,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from keras_dist_callbacks.launch.as_fresh import program
 from keras_dist_callbacks.launch.environment import is_cpu_only
+from keras_dist_callbacks.launch.fork_child import program
+from keras_dist_callbacks.launch.fork_servers import Template, templates
 from keras_dist_callbacks.launch.processes import Process, WorkerProcess, note_end
-from keras_dist_callbacks.launch.templates import Template, templates
 
 
 class PreloadedProcess:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
-from keras_dist_callbacks.cluster import loss, messaging, peers, timeouts
-from keras_dist_callbacks.cluster.agreed_stop import AgreedStop, StopRequest
+from keras_dist_callbacks.cluster import messaging, peer_monitor, timeouts
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.coordinated_stop import AgreedStop, StopRequest
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
 from keras_dist_callbacks.options import ShutdownOptions
@@ -104,7 +104,7 @@ class Leaving:
             abandoned.close()
         self._begun = True
         shared(Runs).open.append(self)
-        peers.begin(self._cluster, self._on_loss)
+        peer_monitor.begin(self._cluster, self._on_loss)
         self._stop.start()
         signals = self._ours()
         if signals:
@@ -179,13 +179,13 @@ class Leaving:
         if self._is_preempted:
             let_children_end()
         lost, together = None, False
-        if loss.is_loss(self._cluster, error):
+        if peer_monitor.is_loss(self._cluster, error):
             self._end_soon()  # what comes may hang
-            lost = loss.explained(self._cluster, error)
+            lost = peer_monitor.explained(self._cluster, error)
         else:
             together = self._save_at(error, step, at_hand)
         if lost is None and not together:
-            loss.say_farewell(self._cluster, error)
+            peer_monitor.say_farewell(self._cluster, error)
         drained = self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
         if together:
             self._cluster.gather_soon(
@@ -269,7 +269,7 @@ class Leaving:
         if not self._begun or not self._is_here:
             return
         self._begun = False
-        peers.end(self._on_loss)
+        peer_monitor.end(self._on_loss)
         if self in shared(Runs).open:
             shared(Runs).open.remove(self)
         self._stop.close()

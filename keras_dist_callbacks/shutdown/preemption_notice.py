@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist_callbacks import arguments
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks import validation
+from keras_dist_callbacks.terminal import warn
 
 _EVERY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 2.0
@@ -40,8 +40,8 @@ class Notice:
         if callable(source):
             return cls(getattr(source, "__name__", type(source).__name__), source)
         if not isinstance(source, str | os.PathLike):
-            raise arguments.refused("notice", source, "a path or a function, or None")
-        path = Path(arguments.path("notice", source))
+            raise validation.refused("notice", source, "a path or a function, or None")
+        path = Path(validation.path("notice", source))
         return cls(f"the file {path}", path.exists)
 
 
@@ -166,7 +166,7 @@ class _Aws:
 def _url(endpoint: str | None) -> str | None:
     if endpoint is None or (isinstance(endpoint, str) and endpoint.startswith(("http://", "https://"))):
         return endpoint
-    raise arguments.refused("endpoint", endpoint, "a URL that begins with http:// or https://, or None")
+    raise validation.refused("endpoint", endpoint, "a URL that begins with http:// or https://, or None")
 
 
 def _ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from keras_dist_callbacks._compat.hard_exit import exit_after
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.terminal import printable
 
 _FLUSH_SECONDS = 1.0
 GIL_SECONDS = 3.0  # for this thread to come to its turn, before the process is ended without it

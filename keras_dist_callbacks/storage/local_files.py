@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 
-from keras_dist_callbacks.storage.direct_files import DirectWrites, Parts
-from keras_dist_callbacks.storage.local_directories import Directory, opened
-from keras_dist_callbacks.storage.traffic import Traffic
+from keras_dist_callbacks.storage.direct_io import DirectWrites, Parts
+from keras_dist_callbacks.storage.open_directory import Directory, opened
+from keras_dist_callbacks.storage.rate_limit import Traffic
 
 TEMPORARY_MARK = ".tmp-"
 _MARKED = re.compile(r"\.(?P<final>.+)\.tmp-[0-9a-f]{32}", re.DOTALL)

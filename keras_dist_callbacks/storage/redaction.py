@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.store_errors import chain
-from keras_dist_callbacks.texts import printable
+from keras_dist_callbacks.terminal import printable
 
 _E = TypeVar("_E", bound=BaseException)
 _HIDDEN = "***"

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keras_dist_callbacks.storage import failures, temporary
-from keras_dist_callbacks.storage.direct_files import Buffer
-from keras_dist_callbacks.storage.failures import RetryNotice
-from keras_dist_callbacks.storage.listed import UnfinishedUpload
+from keras_dist_callbacks.storage import store_errors, temporary
+from keras_dist_callbacks.storage.direct_io import Buffer
+from keras_dist_callbacks.storage.file_info import UnfinishedUpload
+from keras_dist_callbacks.storage.rate_limit import Traffic
 from keras_dist_callbacks.storage.retry import RetryPolicy, ignore_failure
-from keras_dist_callbacks.storage.store_errors import is_taken, status_of
-from keras_dist_callbacks.storage.traffic import Traffic
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.storage.store_errors import RetryNotice, is_taken, status_of
+from keras_dist_callbacks.terminal import warn
 
 _T = TypeVar("_T")
 JOINED_LIMIT = 64 * 2**20  # what is put together in memory for one request
@@ -243,7 +242,7 @@ class RemoteFiles:
         """As the policy says; until the store has answered once, its address may be wrong, and waiting is reported."""
         if self.notice is None or self.connection.has_answered:
             return self.policy.call(operation, size, self.notice.failed if self.notice else ignore_failure)
-        timer = threading.Timer(failures.QUICK_SECONDS, self.notice.silent)
+        timer = threading.Timer(store_errors.QUICK_SECONDS, self.notice.silent)
         timer.daemon = True
         timer.start()
         try:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tenacity
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.storage.store_errors import may_pass
 
 _T = TypeVar("_T")
@@ -44,14 +44,14 @@ class RetryPolicy:
     min_bytes_per_second: float = 2.0**18
 
     def __post_init__(self) -> None:
-        seconds, default = arguments.seconds, type(self)
-        arguments.keep(
+        seconds, default = validation.seconds, type(self)
+        validation.keep(
             self,
             total_seconds=seconds("total_seconds", self.total_seconds, least=0, default=default.total_seconds),
             initial_wait=seconds("initial_wait", self.initial_wait, least=0, default=default.initial_wait),
             max_wait=seconds("max_wait", self.max_wait, least=0, default=default.max_wait),
             request_seconds=seconds("request_seconds", self.request_seconds, default=default.request_seconds),
-            min_bytes_per_second=arguments.rate(
+            min_bytes_per_second=validation.rate(
                 "min_bytes_per_second", self.min_bytes_per_second, default=default.min_bytes_per_second
             ),
         )

@@ -1,11 +1,4 @@
-"""The one door to every store: local paths and fsspec URLs behind a handful of atomic operations.
-
-Nothing above this module knows which store it talks to. The promises are: `create` publishes a whole
-object under a name that did not exist or publishes nothing; `replace` shows either the old object or the
-new one; `delete` of a missing object is no error. Listings are never cached (gcsfs and s3fs would serve
-stale ones for `ls` and for `exists`). Every request is bounded and repeated by one policy. No message shows
-a credential.
-"""
+"""Making the file system that a URL names, whatever its client raises."""
 
 from __future__ import annotations
 
@@ -20,18 +13,43 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from keras_dist_callbacks import arguments
+import fsspec
+
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage.direct_files import Buffer, Listed, Parts
-from keras_dist_callbacks.storage.failures import RetryNotice, told
-from keras_dist_callbacks.storage.listed import FileInfo, UnfinishedUpload
+from keras_dist_callbacks.storage.direct_io import Buffer, Listed, Parts
+from keras_dist_callbacks.storage.file_info import FileInfo, UnfinishedUpload
 from keras_dist_callbacks.storage.local_files import LocalFiles, temporary_name
-from keras_dist_callbacks.storage.opening import open_filesystem
-from keras_dist_callbacks.storage.redaction import Redactor, redact
+from keras_dist_callbacks.storage.rate_limit import Traffic
+from keras_dist_callbacks.storage.redaction import Redactor, check_place, redact
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.traffic import Traffic
-from keras_dist_callbacks.texts import printable, warn
+from keras_dist_callbacks.storage.store_errors import RetryNotice, refusal, told
+from keras_dist_callbacks.terminal import printable, warn
+
+
+def _protocol_of(url: str) -> str:
+    return url.split("://", 1)[0].split("::")[-1] if "://" in url else "file"
+
+
+def open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) -> tuple[Any, str]:
+    """The file system and the path in it; nothing is contacted yet.
+
+    Raises:
+        ConfigError: The protocol is unknown, its package is missing, or its client does not take the options.
+    """
+    check_place(url)
+    protocol = _protocol_of(url)
+    try:
+        cache = {} if protocol == "file" else {"use_listings_cache": False}
+        fs, root = fsspec.core.url_to_fs(url, **cache, **options)
+    except Exception as error:  # noqa: BLE001 - clients look at their options here, each with errors of its own
+        why = refusal(protocol, error, redactor.reason(error))
+        failure = redactor.caused(ConfigError(f"{redact(url)!r} {why}"), error)
+    else:
+        return fs, str(root)
+    raise failure
+
 
 PathLike = str | os.PathLike[str]
 _T = TypeVar("_T")
@@ -87,10 +105,10 @@ class Storage:
             ConfigError: An argument is of the wrong type, the URL is empty, its protocol is unknown, its package is
                 missing, or its client does not take the options.
         """
-        text, fsync = arguments.path("the directory", url), arguments.flag("fsync", fsync)
-        options = arguments.mapping("storage_options", storage_options)
+        text, fsync = validation.path("the directory", url), validation.flag("fsync", fsync)
+        options = validation.mapping("storage_options", storage_options)
         redactor, traffic = Redactor.of(text, options), Traffic(max_bytes_per_second)
-        policy = DEFAULT_RETRY if retry is None else arguments.instance("retry", retry, RetryPolicy, also="None")
+        policy = DEFAULT_RETRY if retry is None else validation.instance("retry", retry, RetryPolicy, also="None")
         fs, root = open_filesystem(text, options, redactor)
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
         is_local = "file" in protocols

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "Attempt": "keras_dist_callbacks.testing.local_cluster",
-    "CountCalls": "keras_dist_callbacks.testing.counting",
+    "CountCalls": "keras_dist_callbacks.testing.steps",
     "KillAt": "keras_dist_callbacks.testing.faults",
     "LocalCluster": "keras_dist_callbacks.testing.local_cluster",
     "Step": "keras_dist_callbacks.testing.steps",
-    "StepLog": "keras_dist_callbacks.testing.counting",
+    "StepLog": "keras_dist_callbacks.testing.steps",
     "assert_same_run": "keras_dist_callbacks.testing.record",
     "compare_runs": "keras_dist_callbacks.testing.record",
     "count_calls": "keras_dist_callbacks.testing.steps",
@@ -25,8 +25,6 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from keras_dist_callbacks.testing.counting import CountCalls as CountCalls
-    from keras_dist_callbacks.testing.counting import StepLog as StepLog
     from keras_dist_callbacks.testing.faults import KillAt as KillAt
     from keras_dist_callbacks.testing.local_cluster import Attempt as Attempt
     from keras_dist_callbacks.testing.local_cluster import LocalCluster as LocalCluster
@@ -34,7 +32,9 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.testing.record import assert_same_run as assert_same_run
     from keras_dist_callbacks.testing.record import compare_runs as compare_runs
     from keras_dist_callbacks.testing.record import record_run as record_run
+    from keras_dist_callbacks.testing.steps import CountCalls as CountCalls
     from keras_dist_callbacks.testing.steps import Step as Step
+    from keras_dist_callbacks.testing.steps import StepLog as StepLog
     from keras_dist_callbacks.testing.steps import count_calls as count_calls
     from keras_dist_callbacks.testing.steps import read_steps as read_steps
 

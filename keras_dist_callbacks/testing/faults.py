@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import keras
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
@@ -64,7 +64,7 @@ class KillAt(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if not isinstance(phase, str) or phase not in _PHASES:
-            raise arguments.refused("phase", phase, f"one of {', '.join(_PHASES)}")
+            raise validation.refused("phase", phase, f"one of {', '.join(_PHASES)}")
         if step is not None and (epoch is not None or batch is not None):
             raise ConfigError("give step or epoch and batch, not both")
         if step is not None and phase not in ("train_batch_begin", "train_batch_end"):
@@ -72,8 +72,8 @@ class KillAt(keras.callbacks.Callback):
         if batch is not None and phase not in _BATCH_PHASES:
             raise ConfigError(f"phase {phase!r} has no batch; leave batch out")
         self.step, self.epoch, self.batch = _place("step", step), _place("epoch", epoch), _place("batch", batch)
-        self.phase, self.worker = phase, arguments.count("worker", worker)
-        self.after_commit, self.sig = arguments.flag("after_commit", after_commit), arguments.signal_of("sig", sig)
+        self.phase, self.worker = phase, validation.count("worker", worker)
+        self.after_commit, self.sig = validation.flag("after_commit", after_commit), validation.signal_of("sig", sig)
         self._now = -1
         self._struck = False
 
@@ -85,7 +85,7 @@ class KillAt(keras.callbacks.Callback):
             ConfigError: A part is not `name=value` with a name of the arguments, or a value cannot be read.
         """
         if not isinstance(text, str):
-            raise arguments.refused("text", text, "a str such as 'epoch=1,batch=3'")
+            raise validation.refused("text", text, "a str such as 'epoch=1,batch=3'")
         found: dict[str, Any] = {}
         for part in filter(None, text.split(",")):
             name, _, value = (piece.strip() for piece in part.partition("="))
@@ -157,7 +157,7 @@ def _wait_for_commit(cluster: Cluster) -> None:
 
 
 def _place(name: str, value: int | None) -> int | None:
-    return None if value is None else arguments.count(name, value, also="None for any")
+    return None if value is None else validation.count(name, value, also="None for any")
 
 
 def _truth(text: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import keras_dist_callbacks
 import keras_dist_callbacks.testing
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.launch.preloaded import start_process
 from keras_dist_callbacks.launch.processes import Process, free_ports, is_free
@@ -77,14 +77,14 @@ class LocalCluster:
         grace: float = 30.0,
         preload: bool = False,
     ) -> None:
-        self.num_workers = arguments.count("num_workers", num_workers, least=1, most=_MOST_WORKERS)
-        self.log_dir = Path(arguments.path("log_dir", log_dir))
-        self.grace = arguments.seconds("grace", grace, least=0, default=30.0)
+        self.num_workers = validation.count("num_workers", num_workers, least=1, most=_MOST_WORKERS)
+        self.log_dir = Path(validation.path("log_dir", log_dir))
+        self.grace = validation.seconds("grace", grace, least=0, default=30.0)
         self.run = -1
         self.ports: list[int] = []
         self._command = _words("command", command)
         self._env = _variables(env)
-        self._has_chief, self._preload = arguments.flag("chief", chief), arguments.flag("preload", preload)
+        self._has_chief, self._preload = validation.flag("chief", chief), validation.flag("preload", preload)
         self._workers: list[Process] = []
 
     def start(self, extra_args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
@@ -135,7 +135,7 @@ class LocalCluster:
 
     def kill(self, index: int, sig: int = signal.SIGKILL) -> None:
         """Sends a signal to worker `index`; nothing happens if it has ended."""
-        number = arguments.signal_of("sig", sig)
+        number = validation.signal_of("sig", sig)
         self._worker(index).send(number)
 
     def wait(self, timeout: float, on_tick: Callable[[], None] | None = None) -> list[int]:
@@ -154,7 +154,7 @@ class LocalCluster:
             ClusterTimeoutError: Workers were still running; the message names them and shows their logs.
             ConfigError: An argument is wrong.
         """
-        timeout = arguments.seconds("timeout", timeout, least=0)
+        timeout = validation.seconds("timeout", timeout, least=0)
         deadline = time.monotonic() + timeout
         grace_ends: float | None = None
         while None in (codes := self.poll()):
@@ -200,7 +200,7 @@ class LocalCluster:
         self.close()
 
     def _worker(self, index: int) -> Process:
-        if not arguments.count("index", index) < len(self._workers):
+        if not validation.count("index", index) < len(self._workers):
             raise ConfigError(f"index={index}: there is no worker {index}; {len(self._workers)} were started")
         return self._workers[index]
 
@@ -232,15 +232,15 @@ def _words(name: str, given: Any, least: int = 1) -> list[str]:
     """The parts of a command."""
     example = "[sys.executable, 'train.py']" if least else "['--epochs', '3']"
     if not isinstance(given, list | tuple) or len(given) < least:
-        raise arguments.refused(name, given, f"a list such as {example}")
+        raise validation.refused(name, given, f"a list such as {example}")
     if not all(isinstance(part, str | os.PathLike) and "\0" not in str(part) for part in given):
-        raise arguments.refused(name, given, f"a list of str such as {example}")
+        raise validation.refused(name, given, f"a list of str such as {example}")
     return [str(part) for part in given]
 
 
 def _variables(env: Any) -> dict[str, str]:
     """Environment variables; their values are in no message."""
-    found = arguments.mapping("env", env)
+    found = validation.mapping("env", env)
     for name, value in found.items():
         if not isinstance(value, str) or "\0" in name + value or "=" in name or not name:
             raise ConfigError(f"env[{name!r}] must be a str, under a name without '=', got a {type(value).__name__}")
@@ -249,7 +249,7 @@ def _variables(env: Any) -> dict[str, str]:
 
 def _attempts(given: Any) -> list[list[str]]:
     if not isinstance(given, list | tuple):
-        raise arguments.refused("extra_args", given, "a list with a list of arguments for each attempt")
+        raise validation.refused("extra_args", given, "a list with a list of arguments for each attempt")
     return [_words("extra_args", words, least=0) for words in given]
 
 
@@ -298,12 +298,12 @@ def run_until_done(
         ClusterTimeoutError: It was not done in time; everything was killed.
         ConfigError: An argument is wrong.
     """
-    arguments.instance("cluster", cluster, LocalCluster)
-    max_restarts = arguments.count("max_restarts", max_restarts)
-    timeout = arguments.seconds("timeout", timeout)
+    validation.instance("cluster", cluster, LocalCluster)
+    max_restarts = validation.count("max_restarts", max_restarts)
+    timeout = validation.seconds("timeout", timeout)
     faults = _attempts(extra_args)
     if on_tick is not None:
-        arguments.function("on_tick", on_tick, "a function, or None")
+        validation.function("on_tick", on_tick, "a function, or None")
     deadline = time.monotonic() + timeout
     attempts: list[Attempt] = []
     for number in range(max_restarts + 1):

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError
 
 _SHOWN = 12
@@ -39,8 +39,8 @@ def record_run(path: PathLike, model: Any, history: Any) -> None:
         ConfigError: An argument is something else.
     """
     if not all(hasattr(model, part) for part in ("variables", "metrics", "distribute_strategy")):
-        raise arguments.refused("model", model, "a keras.Model")
-    base, values = _base(arguments.path("path", path)), _history(history)
+        raise validation.refused("model", model, "a keras.Model")
+    base, values = _base(validation.path("path", path)), _history(history)
     arrays: dict[str, Any] = {}
     kinds: dict[str, list[Any]] = {}
     for key, value in _components(model):
@@ -69,7 +69,7 @@ def compare_runs(a: PathLike, b: PathLike) -> list[str]:
     Raises:
         ConfigError: A recording does not exist, or what was given is no path.
     """
-    first, second = _load(arguments.path("a", a)), _load(arguments.path("b", b))
+    first, second = _load(validation.path("a", a)), _load(validation.path("b", b))
     return [*_compare_variables(first, second), *_compare_histories(first, second)]
 
 
@@ -116,7 +116,7 @@ def _components(model: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 def _history(history: Any) -> dict[str, Any]:
     values = history if isinstance(history, dict) else getattr(history, "history", None)
     if not isinstance(values, dict) or not all(isinstance(column, list) for column in values.values()):
-        raise arguments.refused("history", history, "what fit() returned, or the dict of lists in it")
+        raise validation.refused("history", history, "what fit() returned, or the dict of lists in it")
     epochs = getattr(history, "epoch", None)
     return {
         "epochs": None if epochs is None else [_exact(epoch) for epoch in epochs],

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import keras_callbacks
+from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
-from keras_dist_callbacks.backups.storable import from_json, to_json
-from keras_dist_callbacks.backups.topics import CALLBACK
+from keras_dist_callbacks.backups.state_schema import CALLBACK
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.process import Shared, shared
-from keras_dist_callbacks.training.plain_attributes import Watched
+from keras_dist_callbacks.training.callback_attributes import Watched
 
 GetState = Callable[[Any], dict[str, Any]]
 SetState = Callable[[Any, dict[str, Any]], None]
@@ -104,13 +104,13 @@ def register_callback_state(
     """
     given: object = callback_class
     if not isinstance(given, type):
-        raise ConfigError(f"callback_class: register_callback_state needs a class, got {arguments.shown(given)}")
-    names = arguments.texts("identity", identity, "a tuple of attribute names")
+        raise ConfigError(f"callback_class: register_callback_state needs a class, got {validation.shown(given)}")
+    names = validation.texts("identity", identity, "a tuple of attribute names")
     if get is None and set is None:
         shared(Classes).registered[callback_class] = None
         return
     if not callable(get) or not callable(set):
-        both = f"{arguments.shown(get)} and {arguments.shown(set)}"
+        both = f"{validation.shown(get)} and {validation.shown(set)}"
         raise ConfigError(f"get and set must be functions, got {both}; None for both says that the class has no state")
     shared(Classes).registered[callback_class] = _Entry(get, set, names)
 

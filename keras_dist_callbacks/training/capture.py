@@ -1,4 +1,4 @@
-"""Variables, random states, callbacks and progress to a Snapshot, and back: the Keras and TensorFlow edge."""
+"""A variable's components for another number of replicas than they were saved from."""
 
 from __future__ import annotations
 
@@ -7,15 +7,47 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import layers, optimizers, variables
+from keras_dist_callbacks._compat import model_parts, variables
+from keras_dist_callbacks.backups.json_values import to_json
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
-from keras_dist_callbacks.backups.storable import to_json
-from keras_dist_callbacks.backups.topics import CALLBACK
-from keras_dist_callbacks.backups.variables import VARIABLE, stored_components, tensor_name, unnumbered
+from keras_dist_callbacks.backups.state_schema import CALLBACK
+from keras_dist_callbacks.backups.variable_names import VARIABLE, stored_components, tensor_name, unnumbered
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
-from keras_dist_callbacks.training.elastic import redistribute
+
+Array = np.ndarray[Any, Any]
+
+
+def redistribute(values: Sequence[Array], aggregation: str, count: int) -> list[Array]:
+    """One value for each of `count` replicas.
+
+    Mirrored values stay what they are. Where replicas had values of their own, sums (metrics) are kept as a sum,
+    means and other real numbers (statistics of BatchNormalization) are averaged, and of anything else the first
+    replica's value is taken.
+
+    Args:
+        values: The components as saved, of all replicas of all workers in order.
+        aggregation: The variable's: `"sum"`, `"mean"`, `"only_first_replica"` or `"none"`.
+        count: How many replicas there are now.
+    """
+    if len(values) == count:
+        return list(values)
+    first = values[0]
+    if aggregation == "sum":
+        total = np.sum(np.stack(values), axis=0, dtype=first.dtype)
+        return [total, *([np.zeros_like(total)] * (count - 1))]
+    if all(np.array_equal(value, first, equal_nan=_is_real(first)) for value in values[1:]):
+        return [first] * count
+    if aggregation in {"mean", "none"} and _is_real(first):
+        mean = np.mean(np.stack(values), axis=0, dtype=np.float64).astype(first.dtype)
+        return [mean] * count
+    return [first] * count
+
+
+def _is_real(value: Array) -> bool:
+    return bool(value.dtype.kind == "f" or value.dtype.name == "bfloat16")
+
 
 _NAMED_IN_ERROR = 3
 
@@ -79,7 +111,7 @@ def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: 
     current = variables.variable_set(model).named
     matched, notes = match_variables(current, saved, set(metric_names(model, current)), _never_applied(model, current))
     _assign(current, matched, saved, cluster, leave)
-    layers.finalize(model)
+    model_parts.finalize(model)
     return notes
 
 
@@ -233,7 +265,7 @@ def metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
 
 def _never_applied(model: Any, named: Mapping[str, Any]) -> set[str]:
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or optimizers.steps_taken(optimizer):
+    if optimizer is None or model_parts.steps_taken(optimizer):
         return set()
     ids = {id(variable) for variable in optimizer.variables}
     return {name for name, variable in named.items() if id(variable) in ids}

@@ -10,26 +10,18 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from keras_dist_callbacks import arguments
+from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import rng, variables
-from keras_dist_callbacks.arguments import flag, flag_or, verbosity
-from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
-from keras_dist_callbacks.backups.storable import from_json, to_json
-from keras_dist_callbacks.cluster.agreed_stop import StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
+from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.options import EngineOptions
-from keras_dist_callbacks.engine.policies import MAX_OVERHEAD, parse_save_freq
-from keras_dist_callbacks.engine.schedule import Schedule
+from keras_dist_callbacks.engine.schedule import MAX_OVERHEAD, Schedule, parse_save_freq
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.inputs.loop import LoopInput
-from keras_dist_callbacks.moved_arguments import (
-    OF_SHUTDOWN_OPTIONS,
-    OF_STRATEGY,
-    OF_WRITE_OPTIONS,
-    explains_arguments,
-)
 from keras_dist_callbacks.options import (
     ShutdownOptions,
     WriteOptions,
@@ -38,13 +30,21 @@ from keras_dist_callbacks.options import (
     write_options_of,
 )
 from keras_dist_callbacks.shutdown.controller import Leaving
-from keras_dist_callbacks.terminal import say
-from keras_dist_callbacks.texts import warn
-from keras_dist_callbacks.training import continuing
+from keras_dist_callbacks.terminal import say, warn
+from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.capture import apply_variables, capture
-from keras_dist_callbacks.training.describing import describe
-from keras_dist_callbacks.training.loop_parts import OfOneLoop, Trained, own_state, require_loop
 from keras_dist_callbacks.training.restored import Restored
+from keras_dist_callbacks.training.run_info import describe
+from keras_dist_callbacks.training.training_objects import OfOneLoop, Trained, own_state, require_loop
+from keras_dist_callbacks.validation import (
+    OF_SHUTDOWN_OPTIONS,
+    OF_STRATEGY,
+    OF_WRITE_OPTIONS,
+    explains_arguments,
+    flag,
+    flag_or,
+    verbosity,
+)
 
 
 @explains_arguments(OF_WRITE_OPTIONS | OF_SHUTDOWN_OPTIONS | OF_STRATEGY)
@@ -128,8 +128,8 @@ class Checkpointer(OfOneLoop):
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect()
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)
-        self._storage = open_to_write(arguments.path("backup_dir", backup_dir), storage_options, write)
-        name = continuing.next_name("loop")
+        self._storage = open_to_write(validation.path("backup_dir", backup_dir), storage_options, write)
+        name = resume_mode.next_name("loop")
         options = EngineOptions(double_checkpoint, verbose > 0, write)
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         self._say = functools.partial(say, verbose=verbose > 0)
@@ -157,7 +157,7 @@ class Checkpointer(OfOneLoop):
         if picked is not None:
             self._apply(picked[0].name, require_loop(picked[1]), now)
         else:
-            warn_of_foreign = functools.partial(continuing.warn_of_foreign, self._storage, self._origin)
+            warn_of_foreign = functools.partial(resume_mode.warn_of_foreign, self._storage, self._origin)
             self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
         self._engine.claim(now, by="Checkpointer")
         self._open = True
@@ -167,7 +167,7 @@ class Checkpointer(OfOneLoop):
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`; saves at each one's end if that is the time."""
         self._require_open()
-        while self.epoch < arguments.count("count", count):
+        while self.epoch < validation.count("count", count):
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
             self._report_missing_steps(self._input.epoch_ends())
@@ -216,7 +216,7 @@ class Checkpointer(OfOneLoop):
 
     def _rest(self, dataset: Iterable[Any], made_for_epoch: bool) -> Iterator[Any]:
         self._require_open()
-        return self._input.rest(dataset, self.batch, made_for_epoch=arguments.flag("made_for_epoch", made_for_epoch))
+        return self._input.rest(dataset, self.batch, made_for_epoch=validation.flag("made_for_epoch", made_for_epoch))
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._input.none_left = True
@@ -238,7 +238,7 @@ class Checkpointer(OfOneLoop):
             FencedError: A newer run has taken the directory.
         """
         self._require_open()
-        batches = arguments.count("batches", batches)
+        batches = validation.count("batches", batches)
         self.batch, self.steps, self._in_step = self.batch + batches, self.steps + batches, False
         self._input.trained()
         self._engine.poll()
@@ -297,7 +297,7 @@ class Checkpointer(OfOneLoop):
                 self._leaving.close()
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
-        reasons, conditions = exactness.inexact_reasons(saved, now), exactness.conditions(saved)
+        reasons, conditions = verdict.inexact_reasons(saved, now), verdict.conditions(saved)
         reasons += apply_variables(self._trained, saved, self._cluster)
         self.state.update(from_json(saved.state["user"], saved.tensors))
         position = saved.position
@@ -331,7 +331,7 @@ class Checkpointer(OfOneLoop):
         topics: dict[str, JSON] = {
             "rng": rng.capture(),
             "user": to_json(self.state, "user", arrays),
-            exactness.NOT_SAVED: [],
+            verdict.NOT_SAVED: [],
         }
         state, held = self._input.capture()
         topics.update(state)

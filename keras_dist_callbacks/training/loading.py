@@ -6,18 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_dist_callbacks import arguments
-from keras_dist_callbacks._compat import building, layers, multi_worker, variables
+from keras_dist_callbacks import validation
+from keras_dist_callbacks._compat import building, model_parts, multi_worker, variables
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.backups.variables import by_path
+from keras_dist_callbacks.backups.variable_names import by_path
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine import picking
+from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.moved_arguments import OF_READERS, explains_arguments
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training import capture
+from keras_dist_callbacks.validation import OF_READERS, explains_arguments
 
 _TAG = "load_backup"
 
@@ -62,14 +62,14 @@ def load_backup(
         ```
     """
     if commit is not None and not isinstance(commit, str):
-        raise arguments.refused("commit", commit, "the name of a backup, such as '2-14', or None")
-    place = arguments.path("backup_dir", backup_dir)
+        raise validation.refused("commit", commit, "the name of a backup, such as '2-14', or None")
+    place = validation.path("backup_dir", backup_dir)
     store = BackupStore(Storage.open(place, storage_options, retry=retry))
     if model is None:
-        return by_path(picking.look_up(store, commit, workers=0)[1].tensors)
+        return by_path(select_backup.look_up(store, commit, workers=0)[1].tensors)
     require_built(model)
     cluster = _cluster_of(model)
-    chosen = cluster.on_chief(lambda: picking.look_up(store, commit, cluster.num_workers), _TAG)
+    chosen = cluster.on_chief(lambda: select_backup.look_up(store, commit, cluster.num_workers), _TAG)
     name = cluster.broadcast(None if chosen is None else chosen[0].name, _TAG, kind=str)
     cluster.agree(lambda: _apply(store, model, cluster, name if chosen is None else chosen[1]), _TAG)
     return model
@@ -101,7 +101,7 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> None:
     partners |= capture.pair(groups[1], slots) or {}
     partners |= capture.pair([n for n in groups[2] if n in metrics], [n for n in rest if n in saved_metrics]) or {}
     capture.assign(named, partners, saved, cluster)
-    layers.finalize(model)
+    model_parts.finalize(model)
 
 
 def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
@@ -118,7 +118,7 @@ def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str,
 
 def _apply(store: BackupStore, model: Any, cluster: Cluster, chosen: WorkerState | str) -> None:
     if isinstance(chosen, str):
-        chosen = picking.look_up(store, chosen, cluster.num_workers, cluster.worker_index)[1]
+        chosen = select_backup.look_up(store, chosen, cluster.num_workers, cluster.worker_index)[1]
     with model.distribute_strategy.scope():
         apply(model, chosen, cluster)
 
@@ -131,7 +131,7 @@ def require_built(model: Any) -> None:
     """
     import keras
 
-    arguments.instance("model", model, keras.Model, also="None")
+    validation.instance("model", model, keras.Model, also="None")
     unbuilt = building.unbuilt_layers(model)
     if unbuilt:
         raise ConfigError(

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, Position, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupError
-from keras_dist_callbacks.texts import warn
+from keras_dist_callbacks.terminal import warn
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Restored:
     @property
     def verdict(self) -> str:
         """`"exact"`, `"exact if"` or `"not exact"`."""
-        return exactness.verdict(self.notes, self.conditions)
+        return verdict.verdict_of(self.notes, self.conditions)
 
     @classmethod
     def judged(
@@ -59,7 +59,7 @@ class Restored:
 
     def announce(self, shown: str, say: Callable[[str], None], *, warns: bool) -> None:
         """Prints where training continues and whether that is exact; what is not exact is a warning too."""
-        say(f"Restored {shown}: {self.position}; {exactness.answer(self.notes, self.conditions)}")
+        say(f"Restored {shown}: {self.position}; {verdict.answer(self.notes, self.conditions)}")
         if self.notes and warns:
             warn("the resume is not exact: " + "; ".join(self.notes))
 
@@ -76,5 +76,5 @@ def judge(
         generator: Whether the input is a plain Python generator.
     """
     ended = saved.position.kind == "end"
-    found = exactness.inexact_reasons(saved, now, generator=generator, goes_on_after_end=ended)
-    return [*reasons, *found], exactness.conditions(saved)
+    found = verdict.inexact_reasons(saved, now, generator=generator, goes_on_after_end=ended)
+    return [*reasons, *found], verdict.conditions(saved)

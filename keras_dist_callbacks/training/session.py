@@ -1,37 +1,59 @@
-"""One fit() under backup: when to capture, what to restore, and where.
-
-There are two restore points. A snapshot from between two epochs, or from the end, is restored before the
-epoch loop starts, so that Keras' own `reset_metrics` and every `on_epoch_begin` run on it as they would have.
-One from within an epoch is restored after these, between two steps, and the batches that it had consumed are
-pulled and dropped.
-"""
+"""Which callbacks an exception in one of them kept from hearing of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from keras_dist_callbacks._compat import building, histories, replay, rng, variables
-from keras_dist_callbacks._compat import fit as seam
-from keras_dist_callbacks._compat.step_control import control
+import keras
+
+from keras_dist_callbacks._compat import building, keras_callbacks, replay, rng, variables
+from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks._compat.fit_hooks import control
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
-from keras_dist_callbacks.cluster.agreed_stop import StopRequest
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.collector import collector_paused
+from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
+from keras_dist_callbacks.engine.background import collector_paused
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.policies import SavePolicy
-from keras_dist_callbacks.engine.schedule import Schedule
+from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.shutdown.controller import STOPPED, Leaving
-from keras_dist_callbacks.training import continuing, hidden_state
+from keras_dist_callbacks.training import captured_variables, resume_mode
+from keras_dist_callbacks.training.callback_state import may_keep_state
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
-from keras_dist_callbacks.training.describing import describe_fit
-from keras_dist_callbacks.training.loop_parts import require_fit
 from keras_dist_callbacks.training.restored import Restored, judge
+from keras_dist_callbacks.training.run_info import describe_fit
 from keras_dist_callbacks.training.snapshots import Progress, take
-from keras_dist_callbacks.training.unlisted import UnlistedState
-from keras_dist_callbacks.training.untold import untold
+from keras_dist_callbacks.training.training_objects import require_fit
+from keras_dist_callbacks.training.untracked_state import UnlistedState
+
+_BEGIN, _END = ("on_train_batch_begin", "on_batch_begin"), ("on_train_batch_end", "on_batch_end")
+
+
+def untold(error: BaseException, callbacks: Sequence[Any]) -> list[str]:
+    """Names of callbacks with a state that were told of a batch's begin, or not of its end, before an exception.
+
+    Args:
+        error: It came out of a callback's hook around a batch, or from elsewhere.
+        callbacks: All of the fit, in their order.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        local, hook = trace.tb_frame.f_locals, trace.tb_frame.f_code.co_name.lstrip("_")
+        if isinstance(local.get("self"), keras.callbacks.CallbackList) and hook in (*_BEGIN, *_END):
+            place = next((n for n, callback in enumerate(callbacks) if callback is local.get("callback")), None)
+            if place is not None:
+                hooks, found = (_BEGIN, callbacks[: place + 1]) if hook in _BEGIN else (_END, callbacks[place:])
+                return [type(c).__name__ for c in found if may_keep_state(c) and _has_own(c, hooks)]
+        trace = trace.tb_next
+    return []
+
+
+def _has_own(callback: Any, hooks: tuple[str, str]) -> bool:
+    base = keras.callbacks.Callback
+    return any(getattr(type(callback), hook, None) is not getattr(base, hook) for hook in hooks)
+
 
 _SAME_DATASET = (
     "the script gives this fit() the dataset object of the fit() before it (a new dataset would begin its shuffled "
@@ -56,7 +78,7 @@ class FitSession:
         strict: bool | str = False,
         read_again: bool = False,
     ) -> None:
-        histories.note_begin(fit)
+        keras_callbacks.note_begin(fit)
         self._fit = fit
         self._engine = engine
         self._cluster = cluster
@@ -102,8 +124,8 @@ class FitSession:
         if picked is not None:
             commit, self._saved = picked[0], require_fit(picked[1])
             self._commit, self._generation = commit.name, commit.generation
-            self.is_over = continuing.is_over(self._saved, self._fit.epochs)
-            self._ended = continuing.has_ended(self._saved, self._fit.epochs)
+            self.is_over = resume_mode.is_over(self._saved, self._fit.epochs)
+            self._ended = resume_mode.has_ended(self._saved, self._fit.epochs)
         return self._saved
 
     def train_begin(self, callbacks: Sequence[Any]) -> None:
@@ -193,7 +215,7 @@ class FitSession:
     def epoch_trained(self) -> None:
         """Behind an epoch's last step: what follows may be interrupted, and is then done again as a whole."""
         self._in_epoch = False
-        continuing.note_trained(self._directory)
+        resume_mode.note_trained(self._directory)
         self._data.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
         if self._leaving.options.saves:
             self._trained = self._capture("within")
@@ -237,14 +259,14 @@ class FitSession:
         self._request = self._leaving.at_the_end()
         self._depart_if_asked(lambda: self._capture("end"))
         self._engine.finish(self._capture("end"), delete=delete)
-        histories.note_end(self._fit.model)
+        keras_callbacks.note_end(self._fit.model)
         if not delete:
-            continuing.note_end(self._directory, self._engine.generation, self._fit.model, self._fit.input)
+            resume_mode.note_end(self._directory, self._engine.generation, self._fit.model, self._fit.input)
         self.close()
 
     def _over_warning(self, saved: WorkerState) -> str | None:
         changes = self._unlisted.changes_of_training if self._ended else self._unlisted.compile_changes
-        return continuing.over_warning(self._directory, saved, changes(saved))
+        return resume_mode.over_warning(self._directory, saved, changes(saved))
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
@@ -290,7 +312,7 @@ class FitSession:
 
     def _build(self, saved: WorkerState) -> None:
         if building.compile_metrics_pending(self._fit.model):  # a callback may have compiled it anew
-            hidden_state.build_as(saved, self._fit)
+            captured_variables.build_as(saved, self._fit)
 
     def _prepare_restore(self, saved: WorkerState) -> list[str]:
         position = saved.position
@@ -319,7 +341,7 @@ class FitSession:
         return notes
 
     def _lives_on(self, saved: WorkerState) -> bool:
-        alike = continuing.lives_on(self._directory, self._generation, saved, self._fit.model)
+        alike = resume_mode.lives_on(self._directory, self._generation, saved, self._fit.model)
         return all(self._cluster.gather(alike, "whether a run goes on")) if self._has_peers else alike
 
     def _begin_next_fit(self, epoch: int) -> None:
@@ -332,7 +354,7 @@ class FitSession:
     def _go_on(self, saved: WorkerState) -> list[str]:
         """Model, callbacks and random states are as this process has left them."""
         self._saved = None
-        shares = continuing.reads_on(self._directory, self._fit.input)
+        shares = resume_mode.reads_on(self._directory, self._fit.input)
         if shares:
             self._progress.resume(saved.state)
             self._data.go_on(saved)

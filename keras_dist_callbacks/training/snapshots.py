@@ -1,20 +1,67 @@
-"""How far a fit() has come, and a snapshot of all of it."""
+"""Where a fit is: counted by us, because `optimizer.iterations` stands still under gradient accumulation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from keras_dist_callbacks._compat import fit as seam
 from keras_dist_callbacks._compat import rng
-from keras_dist_callbacks.backups import exactness
-from keras_dist_callbacks.backups.snapshot import JSON, Snapshot
+from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot
 from keras_dist_callbacks.inputs.position import DataPosition
-from keras_dist_callbacks.training import architecture
+from keras_dist_callbacks.training import model_export
 from keras_dist_callbacks.training.capture import capture, jsonable_logs
-from keras_dist_callbacks.training.step_count import StepCount
-from keras_dist_callbacks.training.unlisted import UnlistedState
+from keras_dist_callbacks.training.untracked_state import UnlistedState
+
+
+class StepCount:
+    """Epoch, batches trained in it, and batches trained in all.
+
+    Attributes:
+        epoch: The running epoch, or the next one between two, from 0.
+        batch: Batches trained in the running epoch.
+        step: Batches trained since the first fit began.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.batch = 0
+        self.step = 0
+        self._batches: int | None = None
+
+    def resume(self, position: Position) -> None:
+        """Training goes on behind a restored position; its epoch is yet to begin."""
+        self.epoch, self.batch, self.step = position.epoch, 0, position.step
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        self.epoch, self.batch = epoch, 0
+
+    def enter_epoch(self, batches: int | None) -> None:
+        """The number of batches of one pass is known, where the input tells it."""
+        self._batches = batches
+
+    def skip_to(self, batch: int) -> None:
+        """Batches that an earlier process trained were dropped."""
+        self.batch = batch
+
+    def trained_to(self, end_step: int) -> None:
+        """All batches up to this index of the epoch are trained."""
+        trained = end_step + 1
+        if self._batches is not None and trained > self._batches:
+            trained = self._batches  # the last of several `steps_per_execution` finds fewer than it asks for
+        self.step += trained - self.batch
+        self.batch = trained
+
+    def end_epoch(self, epoch: int) -> None:
+        """An epoch is complete."""
+        self.epoch, self.batch = epoch + 1, 0
+
+    def position(self, kind: Literal["within", "between", "end"]) -> Position:
+        """As snapshots say it."""
+        return Position(kind, self.epoch, self.batch if kind == "within" else 0, self.step)
 
 
 @dataclass
@@ -77,7 +124,7 @@ def take(
     if progress.shares_input is not None:
         topics["shares_input"] = progress.shares_input
     if missed:
-        topics[exactness.UNTOLD] = list(missed)
+        topics[verdict.UNTOLD] = list(missed)
     if kind == "within":
         topics["rng_at_epoch"] = progress.rng_at_epoch
         if progress.rng_before_epoch != progress.rng_at_epoch:
@@ -88,7 +135,7 @@ def take(
     found, tensors = unlisted.capture()
     topics.update(found)
     if is_chief:
-        tensors = {**tensors, **architecture.held(fit.model)}
+        tensors = {**tensors, **model_export.held(fit.model)}
     return capture(fit.model, callbacks, progress.count.position(kind), topics, tensors)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks._compat.asynchrony import reads_its_end
+from keras_dist_callbacks._compat.pipeline import reads_its_end
 
 Behind = Callable[[Any], Any]
 BATCHES = 9

@@ -171,12 +171,12 @@ def test_a_file_that_cannot_be_cut_is_a_clear_error(interrupted: Path, monkeypat
 def test_what_was_hashed_at_an_earlier_backup_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keras_dist_callbacks._compat import csv_logger
+    from keras_dist_callbacks._compat import keras_callbacks
 
     read: list[tuple[int, int]] = []
-    original = csv_logger._hash
+    original = keras_callbacks._hash
     monkeypatch.setattr(
-        csv_logger,
+        keras_callbacks,
         "_hash",
         lambda path, start, end, hasher: read.append((start, end)) or original(path, start, end, hasher),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import pytest
 
-from keras_dist_callbacks._compat import fit as seam
+from keras_dist_callbacks._compat import running_fit as seam
 from tests.support import tiny
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras.src.trainers.data_adapters import py_dataset_adapter
 
-from keras_dist_callbacks._compat.hidden_input import look_at_source, look_into
+from keras_dist_callbacks._compat.input_inspection import look_at_source, look_into
 
 Between = Callable[[Any], Any]
 RUN_AHEAD: dict[str, Between] = {

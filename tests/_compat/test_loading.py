@@ -9,7 +9,7 @@ import keras
 import pytest
 from keras.src.saving import serialization_lib
 
-from keras_dist_callbacks._compat.loading import load_model
+from keras_dist_callbacks._compat.model_file import load_model
 
 
 @pytest.mark.parametrize(("name", "scope"), [("a.h5", True), ("a.hdf5", True), ("a.keras", None)])

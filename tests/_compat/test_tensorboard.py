@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import keras
 import pytest
 
-from keras_dist_callbacks._compat import tensorboard
+from keras_dist_callbacks._compat import tensorboard_state
 
 
 class Board(SimpleNamespace):
@@ -27,8 +27,8 @@ class Board(SimpleNamespace):
 
 def test_a_resume_sets_the_writer_to_its_step() -> None:
     board = Board()
-    tensorboard.set_counters(board, {"counters": [7, 2]})
-    assert board.pushed == (["pop", ("train", 7)] if tensorboard.pushes_each_step() else [])
+    tensorboard_state.set_counters(board, {"counters": [7, 2]})
+    assert board.pushed == (["pop", ("train", 7)] if tensorboard_state.pushes_each_step() else [])
     assert (board._global_train_batch, board._global_test_batch) == (7, 2)
 
 
@@ -37,6 +37,6 @@ def test_a_resume_leaves_the_writer_alone_where_keras_sets_it_once_at_the_start_
 ) -> None:
     monkeypatch.setattr(keras.callbacks.TensorBoard, "on_train_batch_begin", lambda self, batch, logs=None: None)
     board = Board()
-    tensorboard.set_counters(board, {"counters": [7, 2]})
+    tensorboard_state.set_counters(board, {"counters": [7, 2]})
     assert board.pushed == []
     assert board._global_train_batch == 7

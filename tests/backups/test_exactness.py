@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.backups import exactness
+from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import Position, WorkerState
 
 NOW = {"seed": 7, "replicas": 1, "workers": 1}
-SEEN = {exactness.INPUT: {"python": [], "unordered": []}}
+SEEN = {verdict.INPUT: {"python": [], "unordered": []}}
 
 
 def saved(**state: Any) -> WorkerState:
@@ -27,20 +27,18 @@ def saved(**state: Any) -> WorkerState:
     ],
 )
 def test_there_are_three_answers(reasons: list[str], conditions: list[str], answer: str) -> None:
-    assert exactness.answer(reasons, conditions) == answer
-    assert answer.startswith(exactness.verdict(reasons, conditions))
+    assert verdict.answer(reasons, conditions) == answer
+    assert answer.startswith(verdict.verdict_of(reasons, conditions))
 
 
 def test_what_was_seen_whole_is_exact() -> None:
-    assert exactness.inexact_reasons(saved(), NOW) == []
-    assert exactness.conditions(saved()) == []
+    assert verdict.inexact_reasons(saved(), NOW) == []
+    assert verdict.conditions(saved()) == []
 
 
 def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
-    state = saved(
-        **{exactness.INPUT: {"python": ["the PyDataset Rows"], "unordered": []}, exactness.UNSEEN: ["x holds"]}
-    )
-    first, second = exactness.conditions(state)
+    state = saved(**{verdict.INPUT: {"python": ["the PyDataset Rows"], "unordered": []}, verdict.UNSEEN: ["x holds"]})
+    first, second = verdict.conditions(state)
     assert first.startswith("the Python code of the PyDataset Rows keeps no state")
     assert second == "x holds"
 
@@ -56,17 +54,17 @@ def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
     ],
 )
 def test_code_that_runs_in_parallel_must_draw_from_no_global_random_state(name: str, draws: str) -> None:
-    (condition,) = exactness.conditions(saved(**{exactness.INPUT: {"python": [name], "unordered": []}}))
+    (condition,) = verdict.conditions(saved(**{verdict.INPUT: {"python": [name], "unordered": []}}))
     assert f"keeps no state of its own, and {draws} (" in condition
 
 
 def test_kernels_with_a_state_and_open_orders_are_reasons() -> None:
     state = saved(
         **{
-            exactness.RANDOM_OPERATIONS: ["RandomUniform (dropout)"],
-            exactness.INPUT: {"python": [], "unordered": ["two runs differ"]},
+            verdict.RANDOM_OPERATIONS: ["RandomUniform (dropout)"],
+            verdict.INPUT: {"python": [], "unordered": ["two runs differ"]},
         }
     )
-    first, second = exactness.inexact_reasons(state, NOW)
+    first, second = verdict.inexact_reasons(state, NOW)
     assert "RandomUniform (dropout)" in first
     assert second == "two runs differ"

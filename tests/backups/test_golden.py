@@ -15,7 +15,7 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.manifest import MANIFEST
-from keras_dist_callbacks.backups.owners import OWNER, read_owner
+from keras_dist_callbacks.backups.owner_records import OWNER, read_owner
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT

@@ -11,7 +11,7 @@ import pytest
 from keras_dist_callbacks.backups import names
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine.picking import newest_good
+from keras_dist_callbacks.engine.select_backup import newest_good
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import listed

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import xxhash
 
-from keras_dist_callbacks.backups import owners
+from keras_dist_callbacks.backups import owner_records
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import BackupError, FencedError
-from keras_dist_callbacks.storage.listed import FileInfo
+from keras_dist_callbacks.storage.file_info import FileInfo
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups.test_store import commit, new_store
 
@@ -64,7 +64,7 @@ def test_a_record_that_does_not_say_it_clearly_says_no(tmp_path: Path, value: An
     fields = {name: field for name, field in json.loads(record.read_text()).items() if name != "seal"}
     text = json.dumps({**fields, "made_directory": value}, separators=(",", ":")).encode()[:-1]
     record.write_bytes(text + b',"seal":"%s"}' % xxhash.xxh3_128_hexdigest(text).encode())
-    assert owners.read_owner(Storage.open(tmp_path / "made"), 1) is None
+    assert owner_records.read_owner(Storage.open(tmp_path / "made"), 1) is None
     run(tmp_path / "made", delete=True)
     assert (tmp_path / "made").exists()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import xxhash
 
-from keras_dist_callbacks.backups.records import Format
+from keras_dist_callbacks.backups.record_io import Format
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 
 

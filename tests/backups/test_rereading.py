@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import packing
+from keras_dist_callbacks.backups import codec
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import end_note, files
-from keras_dist_callbacks.engine.picking import look_up, newest_good
+from keras_dist_callbacks.engine.select_backup import look_up, newest_good
 from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups.test_store import commit, new_store
@@ -93,7 +93,7 @@ def at_every_read(act: Callable[[], Any], expected: Any, silent: int = 0) -> int
 @pytest.fixture
 def backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two backups of several blobs."""
-    monkeypatch.setattr(packing, "BLOB_BYTES", 20)
+    monkeypatch.setattr(codec, "BLOB_BYTES", 20)
     store = new_store(tmp_path / "backup")
     for sequence in (1, 2):
         commit(store, sequence, {"a": np.arange(9.0) + sequence, "b": np.arange(5), "c": np.zeros(3)})

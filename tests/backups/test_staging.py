@@ -11,7 +11,7 @@ import pytest
 
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.direct_files import VARIABLE
+from keras_dist_callbacks.storage.direct_io import VARIABLE
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups.test_store import commit
 from tests.support import tiny

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load as load_safetensors
 
-from keras_dist_callbacks.backups import codec, packing
-from keras_dist_callbacks.backups.codec import fingerprints
-from keras_dist_callbacks.backups.packing import Packer, referenced_blobs
+from keras_dist_callbacks.backups import codec
+from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.snapshot import (
     CommitId,
     HeldArray,
@@ -82,7 +81,7 @@ def test_blobs_are_plain_safetensors_files() -> None:
 
 
 def test_equal_tensors_are_written_once_and_large_ones_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "BLOB_BYTES", 1000)
+    monkeypatch.setattr(codec, "BLOB_BYTES", 1000)
     held = {f"t{i}": HeldArray(np.full(100, i // 2, dtype="float32")) for i in range(10)}
     prints = fingerprints(held)
     packer = Packer({}, "blobs/1")

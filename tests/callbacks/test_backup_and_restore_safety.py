@@ -199,9 +199,9 @@ def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) 
 def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
     tmp_path: Path, uninterrupted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from keras_dist_callbacks.engine import committing
+    from keras_dist_callbacks.engine import committer
 
-    real, calls = committing.fingerprints, []
+    real, calls = committer.fingerprints, []
 
     def run_out(tensors: Any) -> Any:
         calls.append(1)
@@ -209,7 +209,7 @@ def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
             raise MemoryError("no memory")
         return real(tensors)
 
-    monkeypatch.setattr(committing, "fingerprints", run_out)
+    monkeypatch.setattr(committer, "fingerprints", run_out)
     model = tiny.model()
     with pytest.warns(RuntimeWarning, match="failed and training goes on: no memory"):
         tiny.fit(model, tmp_path)
@@ -220,7 +220,7 @@ def test_two_successive_backups_share_no_file_also_after_one_whose_fate_is_unkno
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from keras_dist_callbacks.backups.store import BackupStore
-    from keras_dist_callbacks.engine.options import EngineOptions
+    from keras_dist_callbacks.engine.committer import EngineOptions
     from keras_dist_callbacks.errors import StorageError
     from tests.support.recording import RecordingStore, Run
 

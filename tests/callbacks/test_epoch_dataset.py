@@ -55,7 +55,7 @@ def test_each_epoch_reads_its_own_dataset() -> None:
 
     class Look(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            from keras_dist_callbacks._compat.fit import find_fit
+            from keras_dist_callbacks._compat.running_fit import find_fit
 
             fit = find_fit(self.model)
             assert fit is not None

@@ -13,8 +13,8 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.engine import skipped_saves
-from keras_dist_callbacks.engine.priority import Priority
+from keras_dist_callbacks.engine import save_queue
+from keras_dist_callbacks.engine.background import Priority
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from tests.support import tiny
 from tests.support.busy_machine import REAL_TAKE
@@ -44,7 +44,7 @@ kdc.register_callback_state(NoteWarnings, None)
 def test_backups_that_do_not_come_through_are_told_early_at_the_line_of_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(skipped_saves, "_LEAST_RISK", 0.0)
+    monkeypatch.setattr(save_queue, "_LEAST_RISK", 0.0)
     goes_on = threading.Event()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

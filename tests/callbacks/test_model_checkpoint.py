@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, PrintLR, latest_checkpoint
+from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import (
     SetLoss,
     X,

@@ -18,14 +18,14 @@ import pytest
 import xxhash
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups import owners
+from keras_dist_callbacks.backups import owner_records
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId
+from keras_dist_callbacks.backups.state_schema import Info
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.backups.topics import Info
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.engine import exchange
-from keras_dist_callbacks.engine.picking import newest_good
+from keras_dist_callbacks.engine import worker_state
+from keras_dist_callbacks.engine.select_backup import newest_good
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups import test_store as store_tests
@@ -132,8 +132,8 @@ def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(directory:
     storage = Storage.open(directory / "backup")
     for what, text in cases(count, body, lambda place: False, 0.1):
         record.write_bytes(sealed(text))
-        assert owners.generations(storage) == [1]
-        found = owners.read_owner(storage, 1)
+        assert owner_records.generations(storage) == [1]
+        found = owner_records.read_owner(storage, 1)
         assert found is None or 0 <= found.claimed < 2**40, what
     assert command("doctor", directory / "backup").exit_code == 0
     assert newest_good(BackupStore(storage), 1) is not None
@@ -164,11 +164,11 @@ def test_senseless_messages_of_a_worker_fail_the_save_and_nothing_else(count: in
     hello = {"tensors": {"variable/a@0": ["0" * 32, "float32", [2, 3]]}, "topics": {"rng": "1" * 32}}
     wanted = {"tensors": ["variable/a@0"], "topics": ["rng"]}
     values = {"state": {"rng": {}}, "sent": ["variable/a@0"]}
-    kinds = ((hello, exchange._Hello), (wanted, exchange._Wanted), (values, exchange._Head))
+    kinds = ((hello, worker_state._Hello), (wanted, worker_state._Wanted), (values, worker_state._Head))
     for body, kind in kinds:
         free = lambda place: place[:1] == ("state",) or place[-1] in {0, "float32"} or "sent" in place  # noqa: E731
         for what, text in cases(count, body, free, 0.03):
             if what.startswith(("double", "spelling", "unicode", "rename of topics", "rename of state")):
                 continue  # between processes of one run: another way to write it, or a topic that the chief looks at
             with pytest.raises(BackupError):
-                exchange._understood(text, kind, what)
+                worker_state._understood(text, kind, what)

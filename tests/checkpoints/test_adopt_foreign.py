@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import BackupAndRestore, Checkpointer, ModelCheckpoint, make_or_restore_model, restored_from
+from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
 from tests.support.processes import job
 

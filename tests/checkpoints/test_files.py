@@ -10,8 +10,8 @@ import pytest
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
-from keras_dist_callbacks.storage.local_directories import Directory
 from keras_dist_callbacks.storage.local_files import temporary_name
+from keras_dist_callbacks.storage.open_directory import Directory
 from keras_dist_callbacks.storage.remote_files import RemoteFiles
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import memory_url

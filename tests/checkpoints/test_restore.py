@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint, make_or_restore_model, restored_from
+from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
-from keras_dist_callbacks.types import RestoredFrom
 from tests.support.callback_helpers import fit, ignore_keras_warnings, memory_url, tiny_model
 from tests.support.checkpoints import listed
 from tests.support.cli_backups import flip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.cli import human, output
+from keras_dist_callbacks.cli import formatting, output
 from keras_dist_callbacks.cli.app import app
 from tests.support import cli_backups
 from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json
@@ -154,13 +154,13 @@ def test_names_are_never_taken_for_markup(tmp_path: Path) -> None:
 
 def test_sizes_ages_and_positions_read_well() -> None:
     sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1048575: "1.0 MiB", 5 * 2**30: "5.0 GiB", 2**52: "4096.0 TiB"}
-    assert {count: human.size(count) for count in sizes} == sizes
+    assert {count: formatting.size(count) for count in sizes} == sizes
     ages = {-5: "0 s", 59.4: "59 s", 60: "1 min", 3599: "1.0 h", 5400: "1.5 h", 40000: "11 h", 86400: "1.0 d"}
-    assert {seconds: human.age(seconds) for seconds in ages} == ages
-    assert human.age(30 * DAY) == "30 d"
-    assert (human.size(None), human.age(None), human.moment(None)) == ("-", "-", "-")
-    assert human.position(Position("between", 0, 0, 0)) == "before epoch 1"
-    assert human.moment(0) == "1970-01-01 00:00:00 UTC"
+    assert {seconds: formatting.age(seconds) for seconds in ages} == ages
+    assert formatting.age(30 * DAY) == "30 d"
+    assert (formatting.size(None), formatting.age(None), formatting.moment(None)) == ("-", "-", "-")
+    assert formatting.position(Position("between", 0, 0, 0)) == "before epoch 1"
+    assert formatting.moment(0) == "1970-01-01 00:00:00 UTC"
 
 
 @pytest.mark.process

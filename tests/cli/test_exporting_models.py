@@ -12,7 +12,7 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
-from keras_dist_callbacks.training import exporting
+from keras_dist_callbacks.training import model_export
 from tests.support import cli_backups
 from tests.support.callback_helpers import fit, ignore_keras_warnings
 from tests.support.cli_backups import begin, commit
@@ -41,7 +41,7 @@ def trained(directory: Path, *layers: keras.layers.Layer, **options: Any) -> ker
 def export(directory: Path, out: Path, **others: Any) -> None:
     """What the process that `kdc export` starts does."""
     asked = {"storage_options": None, "commit": None, "model": None, "import": [], **others}
-    exporting.export({"directory": str(directory), "out": str(out), **asked})
+    model_export.export({"directory": str(directory), "out": str(out), **asked})
 
 
 def assert_same(model: keras.Model, other: keras.Model) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.cluster import cluster as cluster_module
-from keras_dist_callbacks.cluster import loss, messaging, peers
-from keras_dist_callbacks.cluster.agreed_stop import AgreedStop
+from keras_dist_callbacks.cluster import messaging, peer_monitor
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.cluster.coordinated_stop import AgreedStop
 from keras_dist_callbacks.errors import ClusterError
 from keras_dist_callbacks.process import shared
 
@@ -42,8 +42,8 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(coordination, "get_value", get_value)
     monkeypatch.setattr(coordination, "set_value", values.__setitem__)
     monkeypatch.setattr(coordination, "set_once", lambda key, value: values.setdefault(key, value) == value)
-    monkeypatch.setattr(peers, "begin", lambda role, on_loss=None: None)
-    monkeypatch.setattr(peers, "end", lambda on_loss=None: None)
+    monkeypatch.setattr(peer_monitor, "begin", lambda role, on_loss=None: None)
+    monkeypatch.setattr(peer_monitor, "end", lambda on_loss=None: None)
     monkeypatch.setattr(shared(cluster_module._Calls), "numbers", iter(range(100)))
     monkeypatch.setattr(shared(messaging.Peers), "lost", None)
     return values
@@ -157,9 +157,9 @@ def test_junk_in_place_of_an_answer_to_it_does_too(published: dict[str, str], an
 def test_nonsense_about_a_lost_worker_names_nobody(
     published: dict[str, str], monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    monkeypatch.setattr(loss, "_state", lambda address: "")
-    assert "worker 1" not in loss.meaning(CHIEF, told)
-    assert not loss.is_mine(CHIEF, told)
+    monkeypatch.setattr(peer_monitor, "_state", lambda address: "")
+    assert "worker 1" not in peer_monitor.meaning(CHIEF, told)
+    assert not peer_monitor.is_mine(CHIEF, told)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_nonsense_about_a_lost_worker_names_nobody(
         ("cannot be reached: timed out", False, r"^the chief \(.*\) cannot be reached: timed out$"),
         ("", False, r"^the chief \(.*\) does not answer: it is frozen or cut off$"),
         ("", True, r"^worker 1 \(.*\) sends no heartbeats"),
-        (loss._ENDED, False, r"^worker 1 \(.*\) sends no heartbeats"),
+        (peer_monitor._ENDED, False, r"^worker 1 \(.*\) sends no heartbeats"),
     ],
 )
 def test_a_worker_that_listens_is_not_named_where_the_chief_is_cut_off(
@@ -176,10 +176,10 @@ def test_a_worker_that_listens_is_not_named_where_the_chief_is_cut_off(
 ) -> None:
     """An error of a step names the worker that ended it first, who may have lost the chief as well."""
     addresses = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
-    monkeypatch.setattr(loss, "_state", lambda address: chief if address == addresses[0] else "")
-    monkeypatch.setattr(loss, "_service_answers", lambda role: answers)
+    monkeypatch.setattr(peer_monitor, "_state", lambda address: chief if address == addresses[0] else "")
+    monkeypatch.setattr(peer_monitor, "_service_answers", lambda role: answers)
     told = "Collective ops is aborted by: /job:worker/replica:0/task:1 is unavailable"
-    assert re.search(expected, loss.meaning(Cluster("worker", 2, 2, addresses), told))
+    assert re.search(expected, peer_monitor.meaning(Cluster("worker", 2, 2, addresses), told))
 
 
 @pytest.mark.parametrize("value", ["3", 1.5, True, [], None])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from keras_dist_callbacks._compat import coordination
-from keras_dist_callbacks.cluster import loss, messaging, peers
+from keras_dist_callbacks.cluster import messaging, peer_monitor
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, PeerLostError
 from keras_dist_callbacks.process import shared
@@ -55,15 +55,15 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         monkeypatch.setattr(coordination, name, getattr(made, name))
     monkeypatch.setattr(shared(messaging.Peers), "lost", None)
     monkeypatch.setattr(shared(messaging.Peers), "silence", 1.0)
-    monkeypatch.setattr(peers, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(loss, "_state", lambda address: "")
+    monkeypatch.setattr(peer_monitor, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(peer_monitor, "_state", lambda address: "")
     yield made
     made.frozen = False
-    thread = next(iter(shared(peers.Watching).threads), None)
+    thread = next(iter(shared(peer_monitor.Watching).threads), None)
     if thread is not None:
         thread.join(10)
-    assert shared(peers.Watching).count == 0
-    assert shared(peers.Watching).threads == []
+    assert shared(peer_monitor.Watching).count == 0
+    assert shared(peer_monitor.Watching).threads == []
 
 
 def until(what: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -79,7 +79,7 @@ def test_a_worker_that_the_service_has_given_up_ends_a_wait_of_the_chief(service
     service.lost = [("worker", 1)]
     with pytest.raises(PeerLostError, match=r"worker 1 \(127.0.0.1:2\) sends no heartbeats"):
         CHIEF.gather(None, "something", 60.0)
-    assert "lost: worker 1" in service.values[loss.KEY]  # the others hear of it
+    assert "lost: worker 1" in service.values[peer_monitor.KEY]  # the others hear of it
 
 
 @pytest.mark.slow
@@ -90,9 +90,9 @@ def test_a_chief_that_is_frozen_ends_a_wait_of_a_worker(service: Service) -> Non
 
 
 def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(service: Service) -> None:
-    loss.say_farewell(WORKER, ValueError("a bug"))
-    with peers.watching(WORKER):
-        assert until(lambda: not shared(peers.Watching).threads)
+    peer_monitor.say_farewell(WORKER, ValueError("a bug"))
+    with peer_monitor.watching(WORKER):
+        assert until(lambda: not shared(peer_monitor.Watching).threads)
     assert messaging.lost() is None
     with pytest.raises(PeerLostError, match=r"worker 1 .* said that it ended with ValueError: a bug"):
         CHIEF.gather(None, "something", 60.0)
@@ -102,13 +102,13 @@ def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(s
 def test_a_process_that_stood_still_takes_nobody_for_lost(service: Service) -> None:
     """Its requests look as if they had no answer, because it did not look for one."""
     heard: list[int] = []
-    peers.begin(WORKER, lambda: heard.append(1))
+    peer_monitor.begin(WORKER, lambda: heard.append(1))
     try:
         for _ in range(4):
             ctypes.PyDLL(None).usleep(2_500_000)  # with the GIL held, for longer than heartbeats may stay away
             time.sleep(0.3)
     finally:
-        peers.end(shared(peers.Watching).listeners[0])
+        peer_monitor.end(shared(peer_monitor.Watching).listeners[0])
     assert heard == []
     assert messaging.lost() is None
 
@@ -116,9 +116,9 @@ def test_a_process_that_stood_still_takes_nobody_for_lost(service: Service) -> N
 def test_nobody_watches_when_nothing_waits_or_trains(service: Service) -> None:
     heard: list[int] = []
     listener = lambda: heard.append(1)  # noqa: E731 - the same object is taken away
-    peers.begin(CHIEF, listener)
-    thread = shared(peers.Watching).threads[0]
-    peers.end(listener)
+    peer_monitor.begin(CHIEF, listener)
+    thread = shared(peer_monitor.Watching).threads[0]
+    peer_monitor.end(listener)
     service.lost = [("worker", 1)]  # it has ended, as it should
     thread.join(10)
     assert not thread.is_alive()

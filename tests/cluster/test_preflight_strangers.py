@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import pytest
 
-from keras_dist_callbacks.cluster import greetings, reception
-from keras_dist_callbacks.cluster.preflight import wait_for_everyone
+from keras_dist_callbacks.cluster import rendezvous_protocol, rendezvous_server
+from keras_dist_callbacks.cluster.rendezvous import wait_for_everyone
 from keras_dist_callbacks.errors import ClusterTimeoutError
 from tests.support.starts import Starts, drip, everything, is_hung_up, line, serving, starting
 
@@ -25,7 +25,7 @@ NONCE = "a" * 64
 
 def hello(cluster: Starts, index: int = 1, *, has_token: bool = False) -> bytes:
     digest = hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()
-    return greetings.encode(greetings.Hello(digest, index, NONCE, has_token))
+    return rendezvous_protocol.encode(rendezvous_protocol.Hello(digest, index, NONCE, has_token))
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_a_hundred_silent_strangers_do_not_delay_a_complete_cluster() -> None:
 def test_more_silent_strangers_than_are_listened_to_do_not_delay_a_complete_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reception, "_MOST_STRANGERS", 10)
+    monkeypatch.setattr(rendezvous_server, "_MOST_STRANGERS", 10)
     with starting(2) as cluster:
         chief = cluster.begin(0)
         strangers = [cluster.call() for _ in range(40)]
@@ -65,7 +65,7 @@ def test_more_silent_strangers_than_are_listened_to_do_not_delay_a_complete_clus
 
 
 def test_a_stranger_who_stays_silent_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "STRANGER_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous_server, "STRANGER_SECONDS", 0.5)
     with starting(2) as cluster:
         chief = cluster.begin(0)
         assert is_hung_up(cluster.call())
@@ -125,7 +125,7 @@ def test_a_worker_that_has_gone_again_or_talks_on_is_not_there(more: bytes) -> N
         chief = cluster.begin(0)
         guest = cluster.call(said=hello(cluster))
         assert b"Challenge" in line(guest)
-        guest.sendall(greetings.encode(greetings.Answer("")))
+        guest.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer("")))
         if more:
             time.sleep(0.2)
             guest.sendall(more)
@@ -144,7 +144,7 @@ def test_a_worker_that_does_not_part_holds_the_chief_for_a_moment_only() -> None
         chief = cluster.begin(0)
         guest = cluster.call(said=hello(cluster))
         line(guest)
-        guest.sendall(greetings.encode(greetings.Answer("")))
+        guest.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer("")))
         assert b'"Go"' in line(guest)
         assert chief.result(90) < 30
 
@@ -152,7 +152,7 @@ def test_a_worker_that_does_not_part_holds_the_chief_for_a_moment_only() -> None
 FEW_DESCRIPTORS = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
-from keras_dist_callbacks.cluster.preflight import wait_for_everyone
+from keras_dist_callbacks.cluster.rendezvous import wait_for_everyone
 wait_for_everyone(sys.argv[1:], 0, 60.0, None)
 """
 
@@ -183,7 +183,7 @@ IMPOSTORS: dict[str, Callable[[socket.socket], object]] = {
     "hasty": lambda connection: drip(connection, [b'{"type":"Go","proof":""}\n'], 0.1),
     "strange": lambda connection: drip(connection, [b'{"type":"Refusal","why":"unwanted"}\n'], 0.1),
     "proving": lambda connection: drip(
-        connection, [greetings.encode(greetings.Challenge(NONCE, "b" * 64)) + b" " * 9], 0.1
+        connection, [rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, "b" * 64)) + b" " * 9], 0.1
     ),
     "an older chief": lambda connection: drip(connection, [b"GO\n"], 0.1),
 }
@@ -226,12 +226,12 @@ def test_whatever_is_said_is_a_message_or_not_understood() -> None:
     chance = random.Random(7)  # noqa: S311 - the same cases each time
     digest = "0" * 64
     whole = [
-        greetings.encode(message)
+        rendezvous_protocol.encode(message)
         for message in (
-            greetings.Hello(digest, 1, NONCE, True),
-            greetings.Challenge(NONCE, digest),
-            greetings.Refusal("missing"),
-            greetings.Statement(digest, 1, "different"),
+            rendezvous_protocol.Hello(digest, 1, NONCE, True),
+            rendezvous_protocol.Challenge(NONCE, digest),
+            rendezvous_protocol.Refusal("missing"),
+            rendezvous_protocol.Statement(digest, 1, "different"),
         )
     ]
     understood = 0
@@ -241,8 +241,8 @@ def test_whatever_is_said_is_a_message_or_not_understood() -> None:
             place = chance.randrange(len(said))
             said[place : place + chance.randint(0, 3)] = chance.randbytes(chance.randint(0, 3))
         try:
-            greetings.decode(bytes(said))
-        except greetings.NotUnderstoodError:
+            rendezvous_protocol.decode(bytes(said))
+        except rendezvous_protocol.NotUnderstoodError:
             continue
         understood += 1
     assert understood < 2_000  # a nonce with one other digit is one

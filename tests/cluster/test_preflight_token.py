@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.cluster import greetings, reception, second_look
+from keras_dist_callbacks.cluster import rendezvous_protocol, rendezvous_server
 from keras_dist_callbacks.cluster.cluster_token import ClusterToken, Conversation
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.testing.plugin import ClusterFactory
@@ -27,12 +27,12 @@ def digest(cluster: Starts) -> str:
 
 
 def hello(cluster: Starts, index: int = 1, *, has_token: bool = True) -> bytes:
-    return greetings.encode(greetings.Hello(digest(cluster), index, NONCE, has_token))
+    return rendezvous_protocol.encode(rendezvous_protocol.Hello(digest(cluster), index, NONCE, has_token))
 
 
 def challenge_of(cluster: Starts, connection: socket.socket, token: ClusterToken | None) -> tuple[Conversation, str]:
-    said = greetings.decode(line(connection))
-    assert isinstance(said, greetings.Challenge)
+    said = rendezvous_protocol.decode(line(connection))
+    assert isinstance(said, rendezvous_protocol.Challenge)
     return Conversation(token, digest(cluster), 1, NONCE, said.nonce), said.proof
 
 
@@ -63,22 +63,24 @@ def test_workers_whose_tokens_differ_are_all_told_so_at_once(chief: str, worker:
         starts = [cluster.begin(0, token=TOKENS[chief])]
         there = cluster.call(said=hello(cluster, has_token=chief != "none"))
         conversation, _ = challenge_of(cluster, there, TOKENS[chief])
-        there.sendall(greetings.encode(greetings.Answer(conversation.proof("worker"))))
+        there.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer(conversation.proof("worker"))))
         starts.append(cluster.begin(2, token=TOKENS[worker]))
         for start in starts:
             said = str(error_of(start))
             assert said.startswith(f"worker 2 ({cluster.addresses[2]}) {match}; set the same KDC_CLUSTER_TOKEN")
-        assert isinstance(greetings.decode(line(there)), greetings.Ended)
+        assert isinstance(rendezvous_protocol.decode(line(there)), rendezvous_protocol.Ended)
 
 
 def test_a_worker_ends_when_the_chief_ends_because_of_another() -> None:
     def chief(connection: socket.socket) -> None:
-        said = greetings.decode(line(connection))
-        assert isinstance(said, greetings.Hello)
+        said = rendezvous_protocol.decode(line(connection))
+        assert isinstance(said, rendezvous_protocol.Hello)
         conversation = Conversation(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
-        connection.sendall(greetings.encode(greetings.Challenge(NONCE, conversation.proof("chief"))))
+        connection.sendall(
+            rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, conversation.proof("chief")))
+        )
         line(connection)
-        connection.sendall(greetings.encode(greetings.Ended(2, "missing")))
+        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Ended(2, "missing")))
         everything(connection)
 
     with starting(3) as cluster, serving(cluster.addresses[0], chief):
@@ -94,11 +96,11 @@ def claims(cluster: Starts, connection: socket.socket, kind: str, index: int = 1
     if kind in {"refuses", "guesses", "reflects", "is silent"}:
         _, proof = challenge_of(cluster, connection, ClusterToken(OTHER.encode()))
     if kind == "refuses":
-        connection.sendall(greetings.encode(greetings.Refusal("different")))
+        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Refusal("different")))
     if kind == "guesses":
-        connection.sendall(greetings.encode(greetings.Answer("0" * 64)))
+        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer("0" * 64)))
     if kind == "reflects":
-        connection.sendall(greetings.encode(greetings.Answer(proof)))
+        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer(proof)))
 
 
 CLAIMS = ["has none", "refuses", "guesses", "reflects", "is silent", "is gone"]
@@ -107,8 +109,8 @@ CLAIMS = ["has none", "refuses", "guesses", "reflects", "is silent", "is gone"]
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLAIMS)
 def test_a_stranger_who_says_it_is_a_worker_ends_no_start(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second_look, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(reception, "STRANGER_SECONDS", 2.0)
+    monkeypatch.setattr(rendezvous_server, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous_server, "STRANGER_SECONDS", 2.0)
     with starting(2) as cluster:
         chief = cluster.begin(0, token=TOKENS["one"])
         stranger = cluster.call()
@@ -144,7 +146,7 @@ def test_what_a_stranger_has_overheard_is_of_no_use() -> None:
         guest = cluster.call(said=hello(cluster))
         conversation, proof = challenge_of(cluster, guest, ClusterToken(ONE.encode()))
         assert conversation.is_proven("chief", proof)
-        answer = greetings.encode(greetings.Answer(conversation.proof("worker")))
+        answer = rendezvous_protocol.encode(rendezvous_protocol.Answer(conversation.proof("worker")))
         guest.sendall(answer)
         replaying = cluster.call(said=hello(cluster))
         line(replaying)
@@ -152,8 +154,8 @@ def test_what_a_stranger_has_overheard_is_of_no_use() -> None:
         assert is_hung_up(replaying)
         worker = cluster.begin(2, token=TOKENS["one"])
         said = line(guest)  # it is still the worker that has proven itself
-        go = greetings.decode(said)
-        assert isinstance(go, greetings.Go)
+        go = rendezvous_protocol.decode(said)
+        assert isinstance(go, rendezvous_protocol.Go)
         assert conversation.is_proven("chief: go", go.proof)
         assert worker.result(60) < 30
         guest.close()
@@ -161,16 +163,16 @@ def test_what_a_stranger_has_overheard_is_of_no_use() -> None:
 
 def test_a_stranger_at_the_workers_own_port_says_nothing_of_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would have to say what only a worker of this cluster would."""
-    monkeypatch.setattr(second_look, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous_server, "PATIENCE_SECONDS", 0.5)
     statements = [
-        greetings.encode(greetings.Statement("0" * 64, 1, "missing")),
+        rendezvous_protocol.encode(rendezvous_protocol.Statement("0" * 64, 1, "missing")),
         b'{"type":"Statement"}\n',
         b"[" * 4095,
         b"a",
     ]
     with starting(2) as cluster:
-        statements.append(greetings.encode(greetings.Statement(digest(cluster), 2, "missing")))
-        statements.append(greetings.encode(greetings.Statement(digest(cluster), 1, "unwanted")))
+        statements.append(rendezvous_protocol.encode(rendezvous_protocol.Statement(digest(cluster), 2, "missing")))
+        statements.append(rendezvous_protocol.encode(rendezvous_protocol.Statement(digest(cluster), 1, "unwanted")))
         chief = cluster.begin(0, token=TOKENS["one"])
         for statement in statements:
             with serving(cluster.addresses[1], lambda asker, said=statement: asker.sendall(said)):  # type: ignore[misc]
@@ -186,9 +188,9 @@ def test_a_worker_with_a_token_proves_nothing_to_an_impostor() -> None:
 
     def impostor(connection: socket.socket) -> None:
         heard.append(line(connection))
-        connection.sendall(greetings.encode(greetings.Challenge(NONCE, "0" * 64)))
+        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, "0" * 64)))
         heard.append(line(connection))
-        connection.sendall(greetings.encode(greetings.Go("0" * 64)))
+        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Go("0" * 64)))
         heard.append(everything(connection))
 
     with starting(2) as cluster, serving(cluster.addresses[0], impostor):
@@ -204,12 +206,14 @@ def test_a_worker_with_a_token_starts_for_nobody_without_it() -> None:
     """Such as who has cut in after the chief's proof."""
 
     def impostor(connection: socket.socket) -> None:
-        said = greetings.decode(line(connection))
-        assert isinstance(said, greetings.Hello)
+        said = rendezvous_protocol.decode(line(connection))
+        assert isinstance(said, rendezvous_protocol.Hello)
         conversation = Conversation(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
-        connection.sendall(greetings.encode(greetings.Challenge(NONCE, conversation.proof("chief"))))
+        connection.sendall(
+            rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, conversation.proof("chief")))
+        )
         line(connection)
-        connection.sendall(greetings.encode(greetings.Go(conversation.proof("chief"))))
+        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Go(conversation.proof("chief"))))
         everything(connection)
 
     refused = pytest.raises(ClusterTimeoutError, match="something that a chief would not have said")

@@ -16,9 +16,9 @@ import pytest
 from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.exchange import Exchange
-from keras_dist_callbacks.engine.options import EngineOptions
+from keras_dist_callbacks.engine.worker_state import Exchange
 from keras_dist_callbacks.engine.writer import Writer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.service import Service

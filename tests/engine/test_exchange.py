@@ -16,7 +16,7 @@ from keras_dist_callbacks.backups.codec import Fingerprint, fingerprints, hash_a
 from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.exchange import Exchange, _pack_message
+from keras_dist_callbacks.engine.worker_state import Exchange, _pack_message
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.process import shared
 from tests.support.service import Service
@@ -168,7 +168,7 @@ def test_a_save_that_stands_in_line_is_waited_for_however_long_it_takes(
 
 
 def test_one_of_which_the_chief_says_nothing_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keras_dist_callbacks.engine.exchange._LOOK", 0.05)
+    monkeypatch.setattr("keras_dist_callbacks.engine.worker_state._LOOK", 0.05)
     failure = Delivering(side(1), 1).end()
     assert failure == "the chief did not take part in save 1 within 0.3 s"
     assert service.values == {}
@@ -202,7 +202,7 @@ def test_what_is_skipped_already_is_not_hashed(service: Service, monkeypatch: py
     side(0).skip(1)
     for worker in (1, 2):
         service.fetch(f"kdc/fit/1/{worker}/wanted", 10)
-    monkeypatch.setattr("keras_dist_callbacks.engine.exchange.fingerprints", None)
+    monkeypatch.setattr("keras_dist_callbacks.engine.worker_state.fingerprints", None)
     assert [Delivering(side(worker), 1).end() for worker in (1, 2)] == ["", ""]
     assert service.values == {}
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.direct_files import VARIABLE
+from keras_dist_callbacks.storage.direct_io import VARIABLE
 from keras_dist_callbacks.storage.local_files import temporary_name
 from tests.engine.test_one_pass import Saver
 from tests.support import ROOT

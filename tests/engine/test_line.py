@@ -16,10 +16,10 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine import memory
+from keras_dist_callbacks.engine import save_queue
+from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.exchange import Exchange
-from keras_dist_callbacks.engine.options import EngineOptions
+from keras_dist_callbacks.engine.worker_state import Exchange
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.storage.storage import Storage
@@ -192,19 +192,19 @@ def test_a_failure_of_one_does_not_stop_the_one_in_line(engine: Engine, monkeypa
 def test_half_of_the_free_memory_knows_the_limits_of_containers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, line: str
 ) -> None:
-    assert 2**20 < memory.half_of_what_is_free() < 2**50
-    limit, used, inactive = memory._FILES[kind]
+    assert 2**20 < save_queue.half_of_what_is_free() < 2**50
+    limit, used, inactive = save_queue._FILES[kind]
     for group, most in (("", "max"), ("job", "5000"), ("job/step", str(2**62))):
         directory = tmp_path / kind / group
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in ((limit, most), (used, "3000"), ("memory.stat", f"anon 1\n{inactive} 1000\n")):
             (directory / name).write_text(content + "\n")
     (tmp_path / "own").write_text(f"7:devices:/\n{line}\n")
-    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
-    monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
-    assert memory.half_of_what_is_free() == (5000 - 3000 + 1000) // 2
+    monkeypatch.setattr(save_queue, "_GROUPS", tmp_path)
+    monkeypatch.setattr(save_queue, "_OWN", tmp_path / "own")
+    assert save_queue.half_of_what_is_free() == (5000 - 3000 + 1000) // 2
     (tmp_path / "own").unlink()
-    assert 2**20 < memory.half_of_what_is_free() < 2**50
+    assert 2**20 < save_queue.half_of_what_is_free() < 2**50
 
 
 def test_other_jobs_of_the_queue_do_not_hold_backups_up_for_ever(engine: Engine) -> None:
@@ -259,7 +259,7 @@ def test_a_save_that_fails_before_workers_are_asked_is_skipped(engine: Engine, m
     def full(*given: Any) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("keras_dist_callbacks.engine.committing.fingerprints", full)
+    monkeypatch.setattr("keras_dist_callbacks.engine.committer.fingerprints", full)
     engine.save(snapshot(1))
     assert engine.drain(10)
     assert (engine.steps(), engine.skipped) == ([], [1])

@@ -15,17 +15,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups import codec, glances, packing
+from keras_dist_callbacks.backups import codec
 from keras_dist_callbacks.backups.codec import Draft, Fingerprint, fingerprints
 from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.committing import Committer
-from keras_dist_callbacks.engine.exchange import Exchange, LocalState
-from keras_dist_callbacks.engine.options import EngineOptions
+from keras_dist_callbacks.engine import committer
+from keras_dist_callbacks.engine.committer import Committer, EngineOptions
+from keras_dist_callbacks.engine.worker_state import Exchange, LocalState
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.direct_files import VARIABLE
+from keras_dist_callbacks.storage.direct_io import VARIABLE
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT
 from tests.support.states import loop_state
@@ -82,7 +82,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.extend(tensors)
         return fingerprints(tensors)
 
-    monkeypatch.setattr("keras_dist_callbacks.engine.committing.fingerprints", noting)
+    monkeypatch.setattr("keras_dist_callbacks.engine.committer.fingerprints", noting)
     return names
 
 
@@ -117,7 +117,7 @@ def states(count: int) -> Iterator[Arrays]:
 @pytest.fixture
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> dict[str, Saver]:
     """One that hashes what it can on the way, and one that hashes all before; each is to be used by `alike`."""
-    monkeypatch.setattr(packing, "BLOB_BYTES", 2**20)
+    monkeypatch.setattr(codec, "BLOB_BYTES", 2**20)
     return {way: Saver(tmp_path / way, double_checkpoint=getattr(request, "param", False)) for way in LEAST}
 
 
@@ -128,7 +128,7 @@ def alike(both: dict[str, Saver], arrays: Arrays, monkeypatch: pytest.MonkeyPatc
     """Saves in both ways, which must come to the same; how many bytes of blobs were written."""
     blobs: dict[str, int] = {}
     for way, saver in both.items():
-        monkeypatch.setattr(glances, "_LEAST", LEAST[way])
+        monkeypatch.setattr(committer, "_LEAST", LEAST[way])
         written, commits = saver.save(arrays), Path(saver.store.storage.root, "commits")
         blobs[way] = written - max(commits.iterdir(), key=lambda path: path.name).stat().st_size
     first, second = (files(Path(saver.store.storage.root)) for saver in both.values())
@@ -163,7 +163,7 @@ def test_what_a_failed_save_has_written_is_found_again(both: dict[str, Saver], m
                 for saver in both.values():
                     patch.setattr(saver.store, "commit", _raising(fail))
                 for way, saver in both.items():
-                    patch.setattr(glances, "_LEAST", LEAST[way])
+                    patch.setattr(committer, "_LEAST", LEAST[way])
                     with pytest.raises(StorageError):
                         saver.save({**fixed, "changing": np.full(90_000, number, "float64")})
                 continue
@@ -202,10 +202,10 @@ def test_a_glance_takes_nothing_for_new_that_is_not() -> None:
     changed, unseen = base.copy(), base.copy()
     changed[0] += 1
     unseen[LARGE // 256 - 1] += 1
-    seen = glances.glances({"base": HeldArray(base), "changed": HeldArray(changed), "unseen": HeldArray(unseen)})
-    assert glances.surely_new(seen, ()) == {"changed"}
-    assert glances.surely_new(seen, set(seen.values())) == set()
-    assert glances.glances({"small": HeldArray(base[:-1])}) == {}
+    seen = committer.glances({"base": HeldArray(base), "changed": HeldArray(changed), "unseen": HeldArray(unseen)})
+    assert committer.surely_new(seen, ()) == {"changed"}
+    assert committer.surely_new(seen, set(seen.values())) == set()
+    assert committer.glances({"small": HeldArray(base[:-1])}) == {}
 
 
 def draft(storage: Storage, *sizes: int) -> Draft:

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from keras_dist_callbacks.engine import priority as priority_module
-from keras_dist_callbacks.engine.line import Line
-from keras_dist_callbacks.engine.priority import CpuTimes, Pace, cpu_times
+from keras_dist_callbacks.engine import background as priority_module
+from keras_dist_callbacks.engine.background import CpuTimes, Pace, cpu_times
+from keras_dist_callbacks.engine.save_queue import Line
 from keras_dist_callbacks.engine.writer import Writer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux alone")

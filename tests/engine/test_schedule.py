@@ -12,8 +12,7 @@ import pytest
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.policies import SavePolicy, parse_save_freq
-from keras_dist_callbacks.engine.schedule import Schedule
+from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule, parse_save_freq
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny

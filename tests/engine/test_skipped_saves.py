@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.engine import skipped_saves
-from keras_dist_callbacks.engine.skipped_saves import SkippedSaves
+from keras_dist_callbacks.engine import save_queue
+from keras_dist_callbacks.engine.save_queue import SkippedSaves
 
 
 def at(step: int) -> Position:
@@ -26,7 +26,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(skipped_saves, "time", found)
+    monkeypatch.setattr(save_queue, "time", found)
     return found
 
 

@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from keras_dist_callbacks.engine import writer as writer_module
-from keras_dist_callbacks.engine.line import Line
-from keras_dist_callbacks.engine.priority import CpuTimes, Priority, cpu_times
+from keras_dist_callbacks.engine.background import CpuTimes, Priority, cpu_times
+from keras_dist_callbacks.engine.save_queue import Line
 from keras_dist_callbacks.engine.writer import Writer
 from tests.support.busy_machine import REAL_TAKE
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from tests.support import tiny
 

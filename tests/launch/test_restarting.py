@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks import errors
-from keras_dist_callbacks.launch.restarting import is_worth_a_restart
+from keras_dist_callbacks.launch.restart import is_worth_a_restart
 
 
 def store_error(*, unavailable: bool) -> errors.StorageError:

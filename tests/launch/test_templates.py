@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.errors import ClusterError, ConfigError
-from keras_dist_callbacks.launch import templates as module
+from keras_dist_callbacks.launch import fork_servers as module
 from keras_dist_callbacks.launch.environment import has_relative_path, is_cpu_only, read_at_import
+from keras_dist_callbacks.launch.fork_servers import Templates
 from keras_dist_callbacks.launch.preloaded import PreloadedProcess, start_process
 from keras_dist_callbacks.launch.processes import Process, WorkerProcess
-from keras_dist_callbacks.launch.templates import Templates
 from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.testing import LocalCluster, local_cluster
 

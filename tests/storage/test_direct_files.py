@@ -16,7 +16,7 @@ import pytest
 
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.storage import direct_files
+from keras_dist_callbacks.storage import direct_io
 from keras_dist_callbacks.storage.storage import Storage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this platform has no such writes")
@@ -26,7 +26,7 @@ MIB = 2**20
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    monkeypatch.delenv(direct_files.VARIABLE, raising=False)
+    monkeypatch.delenv(direct_io.VARIABLE, raising=False)
     return Storage.open(tmp_path / "d")
 
 
@@ -166,7 +166,7 @@ def test_a_disk_that_takes_less_than_a_block_gets_the_old_way(direct: Storage, m
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [8 * MIB, 20 * MIB, 200 * MIB])
 def test_the_cap_on_the_rate_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int) -> None:
-    monkeypatch.delenv(direct_files.VARIABLE, raising=False)
+    monkeypatch.delenv(direct_io.VARIABLE, raising=False)
     storage = Storage.open(tmp_path / "d", fsync=False, max_bytes_per_second=rate)
     told: list[int] = []
     began = time.monotonic()
@@ -197,15 +197,15 @@ def test_threads_that_write_at_once_do_not_share_the_buffer(direct: Storage) -> 
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(write, range(8)))
-    assert len(shared(direct_files.Buffers).free) == 1
+    assert len(shared(direct_io.Buffers).free) == 1
 
 
 def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(direct_files.VARIABLE, "0")
+    monkeypatch.setenv(direct_io.VARIABLE, "0")
     storage = Storage.open(tmp_path)
     storage.create("a", [content(2 * MIB)])
     assert not storage.writes_directly
-    monkeypatch.setenv(direct_files.VARIABLE, "all")
+    monkeypatch.setenv(direct_io.VARIABLE, "all")
     other = Storage.open(tmp_path)
     other.create("b", [b"tiny"])
     assert other.read("b") == b"tiny"

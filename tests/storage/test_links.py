@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import local_directories
+from keras_dist_callbacks.storage import open_directory
 from keras_dist_callbacks.storage.storage import Storage
 
 SECRET = {"a.txt": b"theirs", ".b.safetensors.tmp-" + "0" * 32: b"theirs too", "000001.json": b"{}"}
@@ -204,7 +204,7 @@ def test_a_child_of_a_storage_is_below_its_directory(storage: Storage, outside: 
 def test_without_descriptors_of_directories_paths_are_used(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_directories, "BY_DESCRIPTOR", False)
+    monkeypatch.setattr(open_directory, "BY_DESCRIPTOR", False)
     exercise(storage, tmp_path / "source")
     exercise(Storage.open(tmp_path / "not/there"), tmp_path / "source")
     assert Storage.open(tmp_path / "none").files() == []

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage.local_directories import opened
 from keras_dist_callbacks.storage.local_files import final_name
+from keras_dist_callbacks.storage.open_directory import opened
 from keras_dist_callbacks.storage.storage import Storage
 
 ROUNDS = 400

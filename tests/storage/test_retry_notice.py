@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import failures
+from keras_dist_callbacks.storage import store_errors
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
@@ -22,7 +22,7 @@ class Failing:
     async_impl = False
 
     def __init__(self, failures: int) -> None:
-        self.left = failures
+        self.left = store_errors
 
     def ls(self, *given: Any, **options: Any) -> list[Any]:
         self.left -= 1
@@ -42,7 +42,7 @@ def storage(count: int) -> Storage:
 def test_what_fails_for_long_is_printed_once_before_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(failures, "QUICK_SECONDS", 0.3)
+    monkeypatch.setattr(store_errors, "QUICK_SECONDS", 0.3)
     away = storage(10**6)
     for _ in range(2):
         with pytest.raises(StorageError):
@@ -65,7 +65,7 @@ def test_what_passes_within_seconds_is_not_mentioned(capsys: pytest.CaptureFixtu
 def test_what_fails_for_long_after_the_store_has_answered_once_is_printed_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(failures, "QUICK_SECONDS", 0.3)
+    monkeypatch.setattr(store_errors, "QUICK_SECONDS", 0.3)
     away = storage(0)
     assert away.files() == []
     away._remote.fs.left = 10**6
@@ -82,7 +82,7 @@ def test_a_wrong_endpoint_is_reported_while_it_is_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("s3fs")
-    monkeypatch.setattr(failures, "QUICK_SECONDS", 0.5)
+    monkeypatch.setattr(store_errors, "QUICK_SECONDS", 0.5)
     options = {"key": "k", "secret": "s", "endpoint_url": "http://127.0.0.1:9"}
     with pytest.raises(StorageError, match="check the network"):
         Storage.open("s3://bucket/run", options, retry=RetryPolicy(total_seconds=4, request_seconds=2)).probe()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from keras_dist_callbacks.engine.priority import Priority
+from keras_dist_callbacks.engine.background import Priority
 
 REAL_TAKE = Priority.take
 VARIABLE = "KDC_TESTS_SHARE_PROCESSORS"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.checkpoints import end_note, files
-from keras_dist_callbacks.storage.local_directories import Directory
+from keras_dist_callbacks.storage.open_directory import Directory
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import record, write_model
 

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist_callbacks.backups.codec import fingerprints
-from keras_dist_callbacks.backups.owners import OWNER
-from keras_dist_callbacks.backups.packing import Packer, referenced_blobs
+from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.backups.owner_records import OWNER
 from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import files

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.cluster import peers
+from keras_dist_callbacks.cluster import peer_monitor
 from keras_dist_callbacks.process import shared
 from tests.support import tiny
 from tests.support.grouped import grouped
@@ -63,7 +63,7 @@ def fail() -> None:
 
 def assert_nothing_is_left() -> None:
     """No run that has ended watches for anything any more, and could end this process."""
-    assert (shared(peers.Watching).count, shared(peers.Watching).listeners) == (0, [])
+    assert (shared(peer_monitor.Watching).count, shared(peer_monitor.Watching).listeners) == (0, [])
 
 
 def validation() -> tf.data.Dataset:

@@ -21,7 +21,7 @@ import keras
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
 from keras_dist_callbacks.engine import engine
-from keras_dist_callbacks.engine.exchange import Exchange
+from keras_dist_callbacks.engine.worker_state import Exchange
 from keras_dist_callbacks.engine.writer import shared_writer
 from tests.support.grouped import grouped
 from tests.support.workload import batches, build_model, finish, load

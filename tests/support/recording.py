@@ -17,9 +17,9 @@ import numpy as np
 from keras_dist_callbacks.backups.codec import fingerprints
 from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Position, Snapshot, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.exchange import LocalState
-from keras_dist_callbacks.engine.options import EngineOptions
+from keras_dist_callbacks.engine.worker_state import LocalState
 from keras_dist_callbacks.engine.writer import Writer
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_dist_callbacks.cluster.preflight import wait_for_everyone
+from keras_dist_callbacks.cluster.rendezvous import wait_for_everyone
 
 
 def free_addresses(count: int) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups.storable import from_json, to_json
+from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import callback_state

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat.tensorboard import pushes_each_step
+from keras_dist_callbacks._compat.tensorboard_state import pushes_each_step
 from tests.support import tiny
 from tests.support.callback_helpers import scalars
 from tests.support.resume_helpers import Interruption, orders, run_interrupted

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import continuing
+from keras_dist_callbacks.training import resume_mode
 from tests.support import files, tiny
 
 pytestmark = pytest.mark.slow  # whole fits
@@ -26,8 +26,8 @@ def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """What a new process does not know."""
 
     def forget() -> None:
-        monkeypatch.setattr(shared(continuing.Runs), "ended", {})
-        monkeypatch.setattr(shared(continuing.Runs), "trained", set())
+        monkeypatch.setattr(shared(resume_mode.Runs), "ended", {})
+        monkeypatch.setattr(shared(resume_mode.Runs), "trained", set())
 
     return forget
 

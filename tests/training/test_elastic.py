@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.training.elastic import redistribute
+from keras_dist_callbacks.training.capture import redistribute
 from tests.campaigns.test_kill_matrix import MID_EPOCH, STRATEGIES, WORKLOAD
 from tests.support.processes import job
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat import describe_input
+from keras_dist_callbacks._compat import input_inspection
 from tests.support import inputs, tiny
 
 pytestmark = pytest.mark.slow  # whole fits
@@ -299,8 +299,8 @@ def test_a_checkpoint_callback_with_another_directory_is_the_same_one(tmp_path: 
 def test_rows_of_a_large_array_are_compared_at_places_evenly_spread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(describe_input, "_LARGEST_ARRAY", 1000)
-    monkeypatch.setattr(describe_input, "_ROWS_READ", 4)
+    monkeypatch.setattr(input_inspection, "_LARGEST_ARRAY", 1000)
+    monkeypatch.setattr(input_inspection, "_ROWS_READ", 4)
     x, y = tiny.data()
     other = x.copy()
     other[-1] += 1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from keras_dist_callbacks.evaluation.results import END, RESULT, End, Record
-from keras_dist_callbacks.types import Evaluation
+from keras_dist_callbacks.evaluation.results import END, RESULT, End, Evaluation, Record
 from tests.support import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"

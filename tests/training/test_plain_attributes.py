@@ -14,8 +14,8 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import callback_state
+from keras_dist_callbacks.training.callback_attributes import TOPIC, PlainAttributes
 from keras_dist_callbacks.training.callback_state import watched_callbacks
-from keras_dist_callbacks.training.plain_attributes import TOPIC, PlainAttributes
 from tests.support import tiny
 
 

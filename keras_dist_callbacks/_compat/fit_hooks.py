@@ -1,0 +1,218 @@
+"""Between the steps of a running Keras 3 `fit()`, and at what leaves it.
+
+Callbacks see neither the moment between two steps nor an exception. Both are found by wrapping methods on the
+**instances** of fit's iterators and of its list of callbacks. Nothing global changes, and what is wrapped goes away
+with fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Any, Protocol
+
+from keras_dist_callbacks._compat.running_fit import RunningFit, incompatible, list_of_callbacks
+
+_ITERATOR_METHODS = ("_enumerate_iterator", "catch_stop_iteration")
+
+
+class StepControl(Protocol):
+    """What wants to be told about fit's progress."""
+
+    def before_epoch(self) -> None:
+        """Before any callback's `on_epoch_begin`."""
+        ...
+
+    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
+        """Before an epoch's first batch is asked for; may take steps away from the front.
+
+        Returns:
+            Whether any step is to follow.
+        """
+        ...
+
+    def step_done(self, end_step: int) -> None:
+        """After a step, before any callback's `on_train_batch_end`."""
+        ...
+
+    def batch_end(self) -> None:
+        """After a step and all callbacks' `on_train_batch_end`; fit reads `stop_training` next."""
+        ...
+
+    def after_step(self) -> None:
+        """Before the next batch, unless training was stopped."""
+        ...
+
+    def epoch_trained(self) -> None:
+        """After an epoch's last step, before its validation and its end."""
+        ...
+
+    def test_batch_end(self) -> None:
+        """After a step of fit's validation and all callbacks' `on_test_batch_end`."""
+        ...
+
+    def on_exception(self, error: BaseException, *, in_step: bool) -> None:
+        """An exception leaves fit; it is raised on afterwards, unless this raises another in its place.
+
+        Args:
+            error: The exception.
+            in_step: It came out of the train function, so that a step may be half done.
+        """
+        ...
+
+
+def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
+    """Puts `controller` between the steps of a running fit.
+
+    Returns:
+        A function that takes it away again.
+
+    Raises:
+        CompatError: Keras' epoch iterator or list of callbacks is not as known.
+    """
+    return _Seam(fit, controller).attach()
+
+
+class _Seam:
+    """The wrapped methods of one fit."""
+
+    def __init__(self, fit: RunningFit, controller: StepControl) -> None:
+        self._fit = fit
+        self._controller = controller
+        self._hooks = _list_of_callbacks(fit.model)
+        self._wrapped: list[tuple[Any, str]] = []
+        self._in_step = False
+        self._end_step = 0
+
+    def attach(self) -> Callable[[], None]:
+        """Wraps; returns what takes it away."""
+        iterator = self._fit.epoch_iterator
+        for name in (*_ITERATOR_METHODS, "_current_iterator", "_num_batches"):
+            if not hasattr(iterator, name):
+                raise incompatible(f"the epoch iterator has no {name}")
+        enumerate_steps, catch = iterator._enumerate_iterator, iterator.catch_stop_iteration
+        self._wrap(iterator, "_enumerate_iterator", lambda: self._steps(enumerate_steps))
+        self._wrap(iterator, "catch_stop_iteration", lambda: _Watched(catch(), self._leaves, self._epoch_trained))
+        self._watch("on_epoch_begin", self._controller.before_epoch)
+        self._watch("on_epoch_end")
+        self._watch("on_test_begin", self._watch_validation)
+        self._watch("on_test_end")
+        self._watch("on_train_end")
+        self._watch_steps()
+        return self._detach
+
+    def _detach(self) -> None:
+        while self._wrapped:
+            owner, name = self._wrapped.pop()
+            owner.__dict__.pop(name, None)  # the class' own shows again
+
+    def _wrap(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+        setattr(owner, name, replacement)
+        self._wrapped.append((owner, name))
+
+    def _steps(
+        self, enumerate_steps: Callable[[], Iterator[tuple[Any, ...]]]
+    ) -> Generator[tuple[Any, ...], None, None]:
+        steps, per_execution = enumerate_steps(), self._fit.steps_per_execution
+        if not self._controller.enter_epoch(_triple(step, per_execution) for step in steps):
+            return
+        for step in steps:
+            self._end_step = step[0] + per_execution - 1
+            yield step
+            self._controller.after_step()
+
+    def _watch_steps(self) -> None:
+        """Hooks around each batch, which are called between it and the check of `stop_training`."""
+        begin, end, test_end = (
+            getattr(self._hooks, f"on_{name}") for name in ("train_batch_begin", "train_batch_end", "test_batch_end")
+        )
+        controller = self._controller
+
+        def batch_begin(batch: int, logs: Any = None) -> None:
+            begin(batch, logs)
+            self._in_step = True
+
+        def batch_end(batch: int, logs: Any = None) -> None:
+            self._in_step = False
+            controller.step_done(self._end_step)
+            end(batch, logs)
+            controller.batch_end()
+
+        def test_batch_end(batch: int, logs: Any = None) -> None:
+            test_end(batch, logs)
+            controller.test_batch_end()
+
+        self._wrap(self._hooks, "on_train_batch_begin", batch_begin)
+        self._wrap(self._hooks, "on_train_batch_end", batch_end)
+        self._wrap(self._hooks, "on_test_batch_end", test_batch_end)
+
+    def _watch(self, name: str, before: Callable[[], None] | None = None) -> None:
+        hook = getattr(self._hooks, name)
+
+        def watched(*arguments: Any, **named: Any) -> None:
+            self._fit.forget_start()  # fit has read it, and a callback that raises must not leave it to a later fit
+            try:
+                if before is not None:
+                    before()
+                hook(*arguments, **named)
+            except BaseException as error:
+                self._leaves(error)
+                raise
+
+        self._wrap(self._hooks, name, watched)
+
+    def _watch_validation(self) -> None:
+        """Fit makes its iterator over validation data at the first validation."""
+        iterator = getattr(self._fit.model, "_eval_epoch_iterator", None)
+        if iterator is None or "catch_stop_iteration" in vars(iterator):
+            return
+        catch = iterator.catch_stop_iteration
+        self._wrap(iterator, "catch_stop_iteration", lambda: _Watched(catch(), self._leaves))
+
+    def _epoch_trained(self) -> None:
+        self._in_step = False
+        self._controller.epoch_trained()
+
+    def _leaves(self, error: BaseException) -> None:
+        in_step, self._in_step = self._in_step, False
+        self._controller.on_exception(error, in_step=in_step)
+
+
+class _Watched:
+    """A context manager that tells what leaves it, or that nothing does."""
+
+    def __init__(
+        self, inner: Any, leaves: Callable[[BaseException], None], ended: Callable[[], None] | None = None
+    ) -> None:
+        self._inner = inner
+        self._leaves = leaves
+        self._ended = ended
+
+    def __enter__(self) -> Any:
+        return self._inner.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        try:
+            swallowed: bool | None = self._inner.__exit__(kind, error, trace)
+            if self._ended is not None and (error is None or swallowed):
+                self._ended()
+        except BaseException as raised:
+            self._leaves(raised)
+            raise
+        if error is not None and not swallowed:
+            self._leaves(error)
+        return swallowed
+
+
+def _triple(step: tuple[Any, ...], steps_per_execution: int) -> tuple[int, int, Any]:
+    """First and last batch of a step, and its data; before 3.11 or so Keras told the first batch alone."""
+    return step[0], step[0] + steps_per_execution - 1, step[-1]
+
+
+def _list_of_callbacks(model: Any) -> Any:
+    callbacks = list_of_callbacks(model)
+    if not hasattr(callbacks, "on_epoch_begin"):
+        raise incompatible("fit() keeps no list `callbacks` with epoch hooks")
+    return callbacks

@@ -1,0 +1,272 @@
+"""What can be known about an input: its state, its order, its configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from keras import tree
+
+from keras_dist_callbacks._compat import graphs, pipeline, rng
+from keras_dist_callbacks._compat.running_fit import RunningFit
+
+_ADAPTERS = {
+    "PyDatasetAdapter": "the PyDataset",
+    "GeneratorDataAdapter": "the Python generator",
+    "TorchDataLoaderAdapter": "the torch DataLoader",
+    "GrainDatasetAdapter": "the Grain dataset",
+}
+
+
+@dataclass(frozen=True)
+class HiddenInput:
+    """What resuming must know of an input beside its position.
+
+    Attributes:
+        variables: Those that functions of the pipeline capture and change, such as the state of a Keras random layer.
+        reads: Those that they only read.
+        python: Python code in it, by what users call it.
+        unordered: Why two undisturbed runs differ, one sentence each.
+    """
+
+    variables: tuple[graphs.Resource, ...] = ()
+    reads: tuple[graphs.Resource, ...] = ()
+    python: tuple[str, ...] = ()
+    unordered: tuple[str, ...] = ()
+
+
+def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenInput:
+    """Looks for what the stages of a dataset hide.
+
+    Args:
+        dataset: A `tf.data.Dataset`, or a distributed one.
+        adapter: Keras' adapter that made it of what the user passed.
+        source: What the user passed.
+    """
+    kind = type(adapter).__name__
+    if kind == "ArrayDataAdapter":
+        return HiddenInput()
+    if kind in _ADAPTERS:
+        name = "" if kind == "GeneratorDataAdapter" or source is None else f" {type(source).__name__}"
+        return HiddenInput(python=(_ADAPTERS[kind] + name + _parallel_reads(source),))
+    if not hasattr(pipeline.original(dataset), "_inputs"):
+        return HiddenInput(python=("the function of the distributed dataset",))
+    stages = list({id(stage): stage for stage in pipeline.stages(pipeline.original(dataset))}.values())
+    writers = [stage for stage in stages if pipeline.writes(stage)]
+    variables = graphs.distinct(r for stage in writers for r in pipeline.captured(stage))
+    changed = {variable.key for variable in variables}
+    reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
+    unordered = [*_loose_orders(dataset, stages), *_races(dataset, stages, variables)]
+    unordered += [*_early_ends(dataset), *_tables(stages)]
+    return HiddenInput(tuple(variables), tuple(reads), tuple(_python(stages)), tuple(dict.fromkeys(unordered)))
+
+
+def look_at_source(source: Any) -> HiddenInput:
+    """The same for what the user passed, before Keras made an adapter of it; arrays hide nothing."""
+    import keras
+    import tensorflow as tf
+
+    if isinstance(source, tf.data.Dataset):
+        return look_into(source)
+    if isinstance(source, keras.utils.PyDataset):
+        return HiddenInput(python=(f"the PyDataset {type(source).__name__}{_parallel_reads(source)}",))
+    if hasattr(source, "__next__"):
+        return HiddenInput(python=("the Python generator",))
+    return HiddenInput()
+
+
+def _parallel_reads(source: Any) -> str:
+    """Words about a PyDataset that several threads or processes read, as Keras' adapter decides it."""
+    workers, processes = getattr(source, "workers", 0), getattr(source, "use_multiprocessing", False)
+    if not isinstance(workers, int) or not (workers > 1 or (workers > 0 and processes)):
+        return ""
+    return f" (read in parallel: workers={workers}{', use_multiprocessing=True' if processes else ''})"
+
+
+def _python(stages: list[Any]) -> Iterator[str]:
+    found = [stage for stage in stages if any(part.python for part in pipeline.function_operations(stage))]
+    if not found:
+        return
+    generator = "FlatMap" in type(found[0]).__name__ and "Generator" in "".join(pipeline.function_stages(found[0]))
+    name = "Dataset.from_generator" if generator else "a function in Dataset.map"
+    if len(found) > 1:  # each may be read by a thread of its own
+        name += " and of other stages (perhaps in parallel)"
+    elif _is_parallel(found[0]):
+        name += " (called in parallel)"
+    yield name
+
+
+def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
+    parallel = [stage for stage in stages if _is_parallel(stage)]
+    loose = _options_say_loose(pipeline.original(dataset))
+    for stage in parallel:
+        own = str(getattr(stage, "_deterministic", "default"))
+        if own == "false" or (own == "default" and loose):
+            yield (
+                f"the input's {_public_name(stage)} with deterministic=False yields its elements in an order that "
+                "differs from run to run; leave deterministic out"
+            )
+        elif rng.is_deterministic():  # tf.data then runs functions that have a state one after the other
+            continue
+        for found in pipeline.function_operations(stage):
+            if found.random or found.writes:
+                what = found.random[0] if found.random else "a random layer or a variable"
+                yield (
+                    f"the input's {_public_name(stage)} draws from a state that its parallel calls share ({what}), so "
+                    "that two runs differ; leave num_parallel_calls out there"
+                )
+
+
+def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) -> Iterator[str]:
+    """Variables that two threads of the pipeline use: some of their stages lie before an asynchronous one."""
+    whole = pipeline.original(dataset)
+    occurrences = list(pipeline.occurrences(whole))
+    ahead = [path for path, stage in occurrences if pipeline.runs_ahead(stage, whole)]
+    for variable in variables:
+        keyed = {id(s) for s in stages if variable.key in {r.key for r in pipeline.captured(s)}}
+        users = [path for path, stage in occurrences if id(stage) in keyed]
+        if any(0 < sum(user[: len(path)] == path and user != path for user in users) < len(users) for path in ahead):
+            yield (
+                f"two parts of the input that run side by side draw from {variable.name}, so that two runs differ; "
+                "give each a random layer or generator of its own"
+            )
+
+
+def _early_ends(dataset: Any) -> Iterator[str]:
+    """A part that draws in the course of a pass is read ahead and left early: how far it came was a matter of time."""
+    whole = pipeline.original(dataset)
+    ahead = [path for path, stage in pipeline.occurrences(whole) if pipeline.runs_ahead(stage, whole)]
+    late = pipeline.late_places(dataset)
+    for end, stage in pipeline.early_ends(dataset):
+        if any(place[: len(path)] == path and path[: len(end)] == end for place in late for path in ahead):
+            yield (
+                f"the input's {_public_name(stage)} ends a pass while orders in front of it are being drawn ahead, so "
+                "that two runs differ; put it in front of what repeats or joins shuffled data, or prefetch behind it"
+            )
+
+
+def _tables(stages: list[Any]) -> Iterator[str]:
+    if any(found.tables for stage in stages for found in pipeline.function_operations(stage)):
+        yield "the input changes a lookup table, which cannot be saved; fill tables before training"
+
+
+def _is_parallel(stage: Any) -> bool:
+    calls = getattr(stage, "_num_parallel_calls", None)
+    return type(stage).__name__.strip("_").startswith(("Parallel", "MapAndBatch")) and (
+        calls is None or int(calls) != 1
+    )
+
+
+def _options_say_loose(dataset: Any) -> bool:
+    options = dataset.options() if hasattr(dataset, "options") else None
+    return options is not None and options.deterministic is False
+
+
+def _public_name(stage: Any) -> str:
+    name = type(stage).__name__.strip("_").removeprefix("Parallel").removesuffix("Dataset")
+    return f"Dataset.{name.lower()}"
+
+
+_LEFT_OUT = {"_name", "_metadata", "_use_inter_op_parallelism", "_preserve_cardinality", "_force_synchronous"}
+_LARGEST_CONSTANT = 2**24
+_LARGEST_ARRAY = 2**28  # bytes that are read whole, within a tenth of a second; of more, rows evenly spread
+_ROWS_READ = 64
+VALUES = "values"
+"""The last part of the name of a fact that tells the values of arrays apart, and says nothing else of them."""
+
+
+def input_facts(fit: RunningFit) -> dict[str, str]:
+    """Structure and constants of the training data: sizes, seeds, rows, types of elements."""
+    adapter = fit.epoch_iterator.data_adapter
+    kind = type(adapter).__name__
+    facts = {
+        "input/kind": kind.removesuffix("Adapter"),
+        "input/elements": str(pipeline.original(fit.data).element_spec),
+    }
+    if kind == "ArrayDataAdapter":
+        facts["input/rows"] = str(adapter._num_samples)
+        facts["input/batch_size"] = str(adapter.batch_size)
+        facts["input/shuffle"] = str(adapter._shuffle)
+        facts.update(_values("input", tree.flatten(adapter._inputs)))
+    elif kind == "PyDatasetAdapter":
+        facts["input/class"] = type(fit.input).__name__
+        facts["input/shuffle"] = str(adapter.shuffle)
+    elif kind == "TFDatasetAdapter":
+        for number, stage in enumerate(reversed(list(pipeline.stages(pipeline.original(fit.data))))):
+            where = f"input/stage {number} ({type(stage).__name__.strip('_').removesuffix('Dataset')})"
+            facts[where] = "present"
+            facts.update({f"{where}/{name}": text for name, text in _constants(stage).items()})
+            facts.update(_values(where, getattr(stage, "_tensors", ())))
+    facts["batches per pass"] = str(fit.known_length)
+    return {**facts, **_arguments(fit)}
+
+
+def _arguments(fit: RunningFit) -> dict[str, str]:
+    weights = fit.argument("class_weight")
+    return {
+        "class_weight": str(None if weights is None else sorted(weights.items())),
+        "validation_freq": str(fit.argument("validation_freq")),
+    }
+
+
+def _constants(stage: Any) -> dict[str, str]:
+    import tensorflow as tf
+
+    facts = {}
+    for name, value in vars(stage).items():
+        if name in _LEFT_OUT:
+            continue
+        if tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_numpy_compatible:
+            value = value.numpy()
+        if isinstance(value, bool | int | float | str | np.generic):
+            facts[name.strip("_")] = str(value)
+        elif name in ("_tensors", "_tensor"):
+            facts["shapes"] = str([tuple(tensor.shape) for tensor in (value if isinstance(value, list) else [value])])
+    for number, function in enumerate(getattr(stage, "_functions", list)()):
+        traced = getattr(function, "function", None)
+        if traced is not None and hasattr(traced, "graph"):
+            facts[f"tensors that function {number} holds"] = _captured_constants(traced)
+            facts.update({f"seed of {op}": seeds for op, seeds in graphs.seeds(traced.graph).items()})
+    return facts
+
+
+def _values(where: str, arrays: Iterable[Any]) -> dict[str, str]:
+    """A hash of what arrays hold, as far as they are numbers."""
+    digest = xxhash.xxh3_64()
+    for array in arrays:
+        found = _numbers(array)
+        if found is not None:
+            digest.update(f"{found.dtype} {found.shape}".encode())
+            digest.update(np.ascontiguousarray(found).reshape(-1).view(np.uint8).data)
+    return {f"{where}/{VALUES}": digest.hexdigest()}
+
+
+def _numbers(array: Any) -> np.ndarray[Any, Any] | None:
+    import tensorflow as tf
+
+    if isinstance(array, tf.Tensor) and (not hasattr(array, "numpy") or not array.dtype.is_numpy_compatible):
+        return None
+    if not isinstance(array, np.ndarray | tf.Tensor) and not hasattr(array, "iloc"):
+        return None  # sparse, ragged, or of another library
+    size = 8 * math.prod(array.shape) if not isinstance(array, np.ndarray) else array.nbytes
+    if size > _LARGEST_ARRAY and array.shape[0] > _ROWS_READ:
+        rows = np.linspace(0, array.shape[0] - 1, _ROWS_READ).astype(np.int64)
+        array = tf.gather(array, rows) if isinstance(array, tf.Tensor) else getattr(array, "iloc", array)[rows]
+    found = np.asarray(array)
+    return None if found.dtype.hasobject else found
+
+
+def _captured_constants(function: Any) -> str:
+    """A hash of the tensors that a function holds on to, such as the mean of a `Normalization` in a map."""
+    digest = xxhash.xxh3_64()
+    for tensor in getattr(function, "captured_inputs", ()):
+        if tensor.dtype.is_numpy_compatible and tensor.dtype.name not in {"resource", "variant", "string"}:
+            value = np.ascontiguousarray(tensor.numpy())
+            digest.update(f"{value.dtype} {value.shape}".encode())
+            if value.nbytes <= _LARGEST_CONSTANT:
+                digest.update(value.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,86 @@
+"""The layers and the optimizer of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def finalize(model: Any) -> None:
+    """Makes what layers derive from their variables, such as the mean and variance that `Normalization` applies.
+
+    Keras' own loading calls the same method; without it, a `Normalization` whose script skips `adapt()` when it starts
+    again trains with mean 0 and variance 1.
+    """
+    for layer in _with_constants(model):
+        layer.finalize_state()
+
+
+def has_constants(model: Any) -> bool:
+    """Whether a trace of the model holds values that `finalize` makes."""
+    return bool(_with_constants(model))
+
+
+def adapted(model: Any) -> list[tuple[Any, list[Any]]]:
+    """Layers with a vocabulary, which `adapt()` makes and training never changes, and the variables in them."""
+    import tensorflow as tf
+
+    found = [getattr(layer, "_lookup_layer", layer) for layer in flat(model)]  # that of a TextVectorization
+    return [
+        (lookup, [part for part in tf.train.TrackableView(lookup).descendants() if isinstance(part, tf.Variable)])
+        for lookup in {id(lookup): lookup for lookup in found}.values()
+        if callable(getattr(lookup, "get_vocabulary", None))
+    ]
+
+
+def _with_constants(model: Any) -> list[Any]:
+    import keras
+
+    return [layer for layer in flat(model) if isinstance(layer, keras.layers.Normalization) and layer.built]
+
+
+def flat(model: Any) -> list[Any]:
+    """Every layer within a model; none of what is no Keras model."""
+    return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
+
+
+def steps_taken(optimizer: Any) -> int:
+    """How often the optimizer was applied."""
+    return int(_number(optimizer.iterations))  # int() fails on a mirrored variable
+
+
+def current_rates(optimizer: Any) -> dict[str, float]:
+    """The rate of the next step for each optimizer within; the key is `""` if there is only one."""
+    return {name: _number(inner.learning_rate) for name, inner in _inner(optimizer)}
+
+
+def fixed_rates(optimizer: Any) -> dict[str, float]:
+    """The rates that are numbers, not functions of the step; the keys are those of `current_rates`."""
+    scheduled = last_rates(optimizer)
+    return {name: rate for name, rate in current_rates(optimizer).items() if name not in scheduled}
+
+
+def last_rates(optimizer: Any) -> dict[str, float]:
+    """The rate of the step just taken, of those optimizers whose rate is a function of the step."""
+    import keras
+
+    rates = {}
+    for name, inner in _inner(optimizer):
+        schedule = getattr(inner, "_learning_rate", None)
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            rates[name] = _number(schedule(max(0, steps_taken(inner) - 1)))
+    return rates
+
+
+def _inner(optimizer: Any) -> list[tuple[str, Any]]:
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer
+    several = getattr(optimizer, "optimizers", None)  # MultiOptimizer
+    if several is None:
+        return [("", optimizer)]
+    names = [inner.name for inner in several]
+    return [
+        (inner.name if names.count(inner.name) == 1 else f"{inner.name}_{i}", inner) for i, inner in enumerate(several)
+    ]
+
+
+def _number(value: Any) -> float:
+    return float(value.numpy() if hasattr(value, "numpy") else value)

@@ -1,0 +1,167 @@
+"""Owner records: who may write into a backup directory, since when, and who made the directory."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from keras_dist_callbacks.backups import record_io
+from keras_dist_callbacks.backups.names import COMMITS, MOST_GENERATIONS, OWNERS, owner_generation, owner_name
+from keras_dist_callbacks.backups.record_io import Format
+from keras_dist_callbacks.backups.snapshot import JSON
+from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
+from keras_dist_callbacks.storage.storage import Storage
+
+_TRIES = 100  # numbers that a listing may fail to show, or that other runs may take meanwhile
+Label = Annotated[str, msgspec.Meta(max_length=255)]
+Token = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who claimed a backup directory.
+
+    Attributes:
+        claimed: When, in seconds since 1970.
+        token: Distinguishes this record from every other.
+        made_directory: Whether this run, or one before it, made the directory.
+        by: `BackupAndRestore` or `Checkpointer`.
+        script: The name of the program's file.
+        host: The name of the chief's computer.
+        pid: The chief's process.
+        info: The run, as in its manifests.
+    """
+
+    claimed: record_io.Time
+    token: Token
+    made_directory: bool
+    by: Label
+    script: Label
+    host: Label
+    pid: record_io.Count
+    info: dict[str, JSON]
+
+    def __post_init__(self) -> None:
+        record_io.require_time(self.claimed)
+
+    def __str__(self) -> str:
+        claimed = datetime.datetime.fromtimestamp(self.claimed, datetime.UTC)
+        since = f"since {claimed:%Y-%m-%d %H:%M:%S} UTC"
+        return ", ".join(filter(None, [self.by, self.script, f"process {self.pid}", f"on {self.host}", since]))
+
+
+OWNER = Format("keras_dist_callbacks owner", 1, Owner)
+
+
+def generations(storage: Storage) -> list[int]:
+    """Those that have an owner record."""
+    found = (owner_generation(file.name) for file in storage.files(OWNERS))
+    return [generation for generation in found if generation is not None]
+
+
+def describe_owner(info: Mapping[str, JSON], by: str, *, made_directory: bool) -> bytes:
+    """An owner record of this process; no two are equal.
+
+    Args:
+        info: The run, as in its manifests.
+        by: What claims the directory.
+        made_directory: As in `Owner`.
+    """
+    script, host = os.path.basename(sys.argv[0])[:255], platform.node()[:255]  # noqa: PTH119 - not a path
+    owner = Owner(time.time(), uuid.uuid4().hex, made_directory, by, script, host, os.getpid(), dict(info))
+    return OWNER.encode(owner)
+
+
+def take_next(storage: Storage, newest: int, content: bytes) -> int:
+    """Creates the owner record with the next free number, and returns the number.
+
+    A number that is taken although the listing did not show it is either that of another run that is starting, or the
+    listing is stale. So the search counts up from it instead of asking for another listing.
+
+    Args:
+        storage: The backup directory.
+        newest: The largest number that its listings show.
+        content: Of the record.
+
+    Raises:
+        BackupError: All numbers that were tried are taken, or they are too large for the number of runs of any job.
+    """
+    for generation in range(newest + 1, newest + 1 + _TRIES):
+        if generation >= MOST_GENERATIONS:
+            raise BackupError(
+                f"{storage.display()} appears to be the directory of {generation - 1} runs, which is impossible; give "
+                f"another directory, or delete the files with too large numbers in {OWNERS}/ and {COMMITS}/"
+            )
+        try:
+            storage.create(owner_name(generation), [content])
+        except FileExistsError:
+            continue
+        return generation
+    raise BackupError(
+        f"{storage.display(OWNERS)}: the listings of this store are not consistent: the newest record in them is "
+        f"{newest}, but {owner_name(newest + 1)} to {owner_name(newest + _TRIES)} exist too. Turn off the cache for "
+        "listings (in the store's client, a proxy or the mount), or give another directory"
+    )
+
+
+def check(storage: Storage, newest: int, generation: int, claim: bytes) -> None:
+    """Makes sure that a run still owns its directory.
+
+    Args:
+        storage: The backup directory.
+        newest: The largest number that its listings show.
+        generation: The run's number.
+        claim: The content of the run's record.
+
+    Raises:
+        FencedError: It does not.
+    """
+    if newest > generation:
+        raise _fenced(storage, newest, f"generation {newest}, this run is {generation}")
+    try:
+        record = storage.read(owner_name(generation), 0, len(claim) + 1)
+    except FileNotFoundError:
+        record = b""
+    if not record and not newest:
+        raise _gone(storage)
+    if not record:  # a newer run deleted its backup at its end, and the one after it started to count from 1
+        raise _fenced(storage, newest, f"generation {newest}, this run is {generation}, and a backup was deleted since")
+    if record != claim:
+        raise _fenced(storage, generation, f"which has the number {generation} too, after a backup was deleted")
+
+
+def _fenced(storage: Storage, newest: int, how: str) -> FencedError:
+    owner = read_owner(storage, newest)
+    who = f" The newer run: {owner}." if owner is not None else ""
+    return FencedError(
+        f"{storage.display()} was taken over by a newer run ({how}); this run must stop."
+        f"{who} Give each run a directory of its own. A script that only "
+        "reads a backup, such as an evaluation, must use kdc.load_backup: BackupAndRestore and Checkpointer.restore() "
+        "take the directory over"
+    )
+
+
+def _gone(storage: Storage) -> FencedError:
+    failure = FencedError(
+        f"{storage.display()} was deleted or renamed during the run; nothing is saved there any more: the directory "
+        "holds no backup of this run. If it was renamed, rename it back before you start the job again. (A newer run "
+        "that ends and deletes its backup leaves the directory like this too)"
+    )
+    failure.nothing_left = True
+    return failure
+
+
+def read_owner(storage: Storage, generation: int) -> Owner | None:
+    """An owner record; None if it is gone or damaged, which does not matter: the generation is in its name."""
+    name = owner_name(generation)
+    try:
+        return OWNER.decode(record_io.read(storage, name), storage.display(name))
+    except (FileNotFoundError, DamagedBackupError, BackupMismatchError):
+        return None

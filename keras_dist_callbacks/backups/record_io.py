@@ -1,0 +1,187 @@
+"""The one codec for JSON records in a store, and the checks for values that another process wrote.
+
+A seal proves that a record was not changed by accident. It does not prove who wrote it, so each field is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+import xxhash
+
+from keras_dist_callbacks import validation
+from keras_dist_callbacks.backups import names
+from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.storage import temporary
+from keras_dist_callbacks.storage.storage import Storage
+
+MAX_MANIFEST_BYTES = 2**28
+MAX_RECORD_BYTES = 2**20
+_SEAL = re.compile(rb',"seal":"([0-9a-f]{32})"}')
+_SEAL_BYTES = 43
+_BYTES_PER_VALUE = 32  # of ours, at least; a value takes about twice as many as an object in memory
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""How many, or how many bytes: every JSON reader has such integers."""
+
+Generation = Annotated[int, msgspec.Meta(ge=1, lt=names.MOST_GENERATIONS)]
+Sequence = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+Token = Annotated[str, msgspec.Meta(pattern=rf"^{names.RANDOM}\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=rf"^{names.HASH}\Z")]
+Time = Annotated[float, msgspec.Meta(ge=0, le=2**40)]
+"""Seconds since 1970."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Format(Generic[_T]):
+    """One kind of record: a JSON object with its format, its version, its fields and, last, the seal.
+
+    The length of a record depends on the values only, so a digest may be filled in after the length is known.
+
+    Attributes:
+        name: The value of `format`, such as `"keras_dist_callbacks backup"`.
+        version: The newest version that this package writes and reads. A field that a later version adds needs a
+            default, so that older records are read too.
+        schema: The fields: a dataclass or a `msgspec.Struct`.
+        max_bytes: The longest record that is read.
+        allow_nan: Whether numbers may be NaN or infinite, which Python's `json` reads and other programs may not.
+    """
+
+    name: str
+    version: int
+    schema: type[_T]
+    max_bytes: int = MAX_RECORD_BYTES
+    allow_nan: bool = False
+
+    def encode(self, record: _T) -> bytes:
+        """The record as bytes.
+
+        Raises:
+            ValueError: A field holds a number that JSON does not have.
+        """
+        fields = {"format": self.name, "version": self.version, **msgspec.to_builtins(record)}
+        text = json.dumps(fields, separators=(",", ":"), allow_nan=self.allow_nan).encode()[:-1]
+        return text + b',"seal":"%s"}' % xxhash.xxh3_128_hexdigest(text).encode()
+
+    def decode(self, content: bytes, where: str) -> _T:
+        """Reads and checks a record.
+
+        Args:
+            content: The bytes.
+            where: What they are, for messages.
+
+        Raises:
+            DamagedBackupError: They are not a record of this format as `encode` wrote it.
+            BackupMismatchError: A newer version of this package wrote it.
+        """
+        seal = _SEAL.fullmatch(content, max(0, len(content) - _SEAL_BYTES))
+        if seal is None:
+            raise DamagedBackupError(f"{where} is {'empty' if not content else 'not a complete record'}")
+        text = memoryview(content)[:-_SEAL_BYTES]
+        if xxhash.xxh3_128_hexdigest(text) != seal[1].decode():
+            raise DamagedBackupError(f"{where} differs from its own seal")
+        fields = parse(content, where, self.max_bytes)
+        if not isinstance(fields, dict) or fields.pop("format", None) != self.name:
+            raise DamagedBackupError(f"{where} is not a record of the format {self.name!r}")
+        version = self._checked_version(fields.pop("version", None), where)
+        del fields["seal"]
+        found: _T = checked(fields, self.schema, where)
+        if version == self.version and self._encoded_again(found, where) != content:
+            raise DamagedBackupError(f"{where} has duplicate or unknown keys, or keys in another order")
+        return found
+
+    def _encoded_again(self, record: _T, where: str) -> bytes:
+        try:
+            return self.encode(record)
+        except (ValueError, RecursionError) as error:
+            raise DamagedBackupError(f"{where} holds a value that this format does not allow: {error}") from error
+
+    def _checked_version(self, version: object, where: str) -> int:
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise DamagedBackupError(
+                f"{where}: format version {version!r} is not supported (known: 1 to {self.version})"
+            )
+        if version > self.version:
+            raise BackupMismatchError(
+                f"{where}: format version {version} is not supported (known: 1 to {self.version}). Install a newer "
+                "keras-dist-callbacks; nothing was changed"
+            )
+        return version
+
+
+def require_time(value: float | None) -> None:
+    """Refuses what is no number: it is neither below a bound nor above one."""
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{value} is no time")
+
+
+def parse(content: bytes | memoryview, where: str, limit: int = MAX_RECORD_BYTES) -> Any:
+    """JSON as plain values; nothing is built that memory could not hold.
+
+    Args:
+        content: The text.
+        where: What it is, for messages.
+        limit: Bytes that it may have.
+
+    Raises:
+        DamagedBackupError: It is no JSON, nested too deep, too long, or consists of more values than a record of ours.
+    """
+    text = bytes(content)
+    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if len(text) > limit or values > limit // _BYTES_PER_VALUE:
+        raise DamagedBackupError(f"{where} has more than {limit} bytes, or {limit // _BYTES_PER_VALUE} values")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedBackupError(f"{where} is not valid JSON: {type(error).__name__} {error}") from error
+
+
+def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
+    """The content of a record.
+
+    Args:
+        storage: The directory.
+        name: The record's.
+        limit: Bytes that it may have; no more are read, however long it is.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedBackupError: It is longer.
+    """
+    content = storage.read(name, 0, limit + 1)
+    if len(content) > limit:
+        raise DamagedBackupError(f"{storage.display(name)} has more than {limit} bytes, too many for what it should be")
+    return content
+
+
+def write(storage: Storage, name: str, content: bytes) -> None:
+    """Puts a record in the place of the one that is there, if any."""
+    with temporary.file("record") as file:
+        file.write(content)
+        file.flush()
+        storage.replace(name, Path(file.name))
+
+
+def checked(value: Any, kind: Any, where: str) -> Any:
+    """`value` as what it must be.
+
+    Args:
+        value: Plain values, as `parse` returns them.
+        kind: A type that msgspec knows: every field, range and pattern of it must fit.
+        where: What it is, for messages.
+
+    Raises:
+        DamagedBackupError: It does not fit; the message says where in it.
+    """
+    try:
+        return validation.convert(value, kind)
+    except (ValueError, RecursionError) as error:  # msgspec's own is a ValueError; so is that of half a character
+        raise DamagedBackupError(f"{where} is not what a backup holds: {error}") from error

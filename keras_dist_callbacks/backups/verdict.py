@@ -1,0 +1,140 @@
+"""Why a continuation is not exact, and what would make it so: from what was saved and what runs now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
+from keras_dist_callbacks.terminal import printable
+
+INPUT = "untracked_input"
+"""The topic with what was found in the input: `python` code, and why it is `unordered`."""
+
+RANDOM_OPERATIONS = "random_operations"
+"""The topic with operations of the train and test step that keep a random state in their kernel."""
+
+NOT_SAVED = "not_saved"
+"""The topic with the names of variables that a backup does not hold."""
+
+UNSEEN = "conditions"
+"""The topic with conditions under which a continuation is exact."""
+
+UNTOLD = "callbacks_not_called"
+"""The topic with callbacks that an exception kept from hearing of the last batch."""
+
+OF_LOOP = "user"
+"""The topic that a loop's backup has and a fit's has not: the user's own state."""
+
+_LOOP = "your loop changes nothing but what the Checkpointer was given"
+_MUST_NOT_CHANGE = (
+    ("workers", "the number of workers", "resume with as many workers as before"),
+    ("replicas", "the number of replicas", "resume with as many replicas as before"),
+    ("strategy", "the strategy", "resume under the same strategy"),
+    ("steps_per_epoch", "the batches per epoch", "use the same data and batch size"),
+    ("steps_per_execution", "steps_per_execution", "compile the model as before"),
+    ("keras", "the version of Keras", "resume with the version as before"),
+    ("tensorflow", "the version of TensorFlow", "resume with the version as before"),
+    ("seed", "the global seed", "call keras.utils.set_random_seed with the same seed"),
+)
+_UNSEEDED = "no seed was set, so that shuffled orders and the like differ; call keras.utils.set_random_seed first"
+_LOCAL_STATE_DROPPED = "this worker's local state was too large to be saved; raise max_local_state"
+_FINALIZED = (
+    "the finished run had replaced its weights at the end (averages of the optimizer, or the best weights of "
+    "EarlyStopping); give fit() all epochs from the start"
+)
+_UNORDERED_GENERATOR = (
+    "a Python generator under a strategy is read in no fixed order; use tf.data or keras.utils.PyDataset"
+)
+
+
+def inexact_reasons(
+    saved: WorkerState,
+    now: Mapping[str, JSON],
+    *,
+    generator: bool = False,
+    goes_on_after_end: bool = False,
+) -> list[str]:
+    """Why training will not go on bit for bit as it would have, one sentence each with its cure.
+
+    Args:
+        saved: The backup.
+        now: This run, described as the backup's was.
+        generator: Whether the input is a plain Python generator.
+        goes_on_after_end: Whether more epochs follow a finished run.
+    """
+    reasons = [_changed(saved.info, now, *row) for row in _MUST_NOT_CHANGE]
+    if now["seed"] is None:
+        reasons.append(_UNSEEDED)
+    if saved.state.get(LOCAL_STATE_DROPPED):
+        reasons.append(_LOCAL_STATE_DROPPED)
+    if saved.state.get(NOT_SAVED):
+        reasons.append(not_saved_reason(saved.state[NOT_SAVED]))
+    if saved.state.get(UNTOLD):
+        reasons.append(_untold_reason(saved.state[UNTOLD]))
+    reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
+    reasons += saved.state[INPUT]["unordered"]
+    if goes_on_after_end and saved.state.get("is_finalized"):
+        reasons.append(_FINALIZED)
+    if now["replicas"] != 1 and generator:
+        reasons.append(_UNORDERED_GENERATOR)
+    return list(dict.fromkeys(printable(str(reason)) for reason in reasons if reason is not None))
+
+
+def conditions(saved: WorkerState) -> list[str]:
+    """On what an exact continuation depends that could not be seen, each to be read behind "exact if"."""
+    found = [_hidden_in_input(name) for name in saved.state[INPUT]["python"]]
+    found += saved.state.get(UNSEEN, ())
+    if OF_LOOP in saved.state:
+        found.append(_LOOP)
+    return list(dict.fromkeys(printable(str(condition)) for condition in found))
+
+
+def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> str:
+    """`"exact"`, `"exact if"` or `"not exact"`."""
+    return "not exact" if reasons else "exact if" if open_conditions else "exact"
+
+
+def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
+    """The verdict as it is printed, with its conditions."""
+    found = verdict_of(reasons, open_conditions)
+    return f"{found} {'; and if '.join(open_conditions)}" if found == "exact if" else found
+
+
+def random_operation_reason(label: str) -> str:
+    """The sentence about an operation that keeps a random state in its kernel."""
+    return (
+        f"TensorFlow's random operation {label} in the train or test step keeps its state where it cannot be saved; "
+        "use keras.random with a keras.random.SeedGenerator, or stateless random functions"
+    )
+
+
+def _hidden_in_input(name: str) -> str:
+    # A plain generator's thread draws while states are being put back; of parallel calls no one orders the draws.
+    is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel"))
+    random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"
+    return (
+        f"the Python code of {name} keeps no state of its own, and {random} (give the "
+        "input get_state and set_state, or wrap it in kdc.stateless_input if that is so)"
+    )
+
+
+def not_saved_reason(names: list[str]) -> str:
+    """The sentence about variables that backups do not hold."""
+    return (
+        f"variables that are neither in model.variables nor in model.optimizer are not saved ({', '.join(names[:3])}"
+        f"{', ...' if len(names) > 3 else ''}); in layers of your own, make them with add_weight; or use "
+        "Checkpointer(variables=...)"
+    )
+
+
+def _untold_reason(names: list[str]) -> str:
+    return (
+        f"an exception in a callback ended the interrupted run, and {', '.join(names)} did not hear of its last batch, "
+        "or hear of the next one twice; to go on from the backup before, delete the newest file of commits/"
+    )
+
+
+def _changed(before: Mapping[str, JSON], now: Mapping[str, JSON], key: str, what: str, cure: str) -> str | None:
+    if before.get(key) == now.get(key) or before.get(key) is None:
+        return None
+    return f"{what} changed from {before[key]} to {now.get(key)}; {cure}"

@@ -1,0 +1,344 @@
+"""Peers: whether they live, and what their loss is called."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from keras_dist_callbacks._compat import coordination
+from keras_dist_callbacks._compat.hard_exit import exit_after
+from keras_dist_callbacks.cluster import messaging
+from keras_dist_callbacks.cluster.addresses import split_address
+from keras_dist_callbacks.cluster.roles import Role
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE, PeerLostError
+from keras_dist_callbacks.process import Shared, shared
+
+_POLL_SECONDS = 1.0
+_FAILURES = 2  # in a row, before a service that does not answer is taken for lost
+
+
+@dataclass
+class Watching(Shared):
+    """Who watches, and the thread that does it for all of them.
+
+    Attributes:
+        count: Of those that have begun and not ended.
+        listeners: To be called at a loss.
+        threads: At most one.
+        lock: For all of these.
+    """
+
+    count: int = 0
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def in_child(self) -> Watching:
+        """Another thread may have held the lock."""
+        return Watching(self.count, self.listeners, self.threads)
+
+
+@contextlib.contextmanager
+def watching(role: Role) -> Iterator[None]:
+    """Within the block, `messaging` raises when a worker is lost."""
+    begin(role)
+    try:
+        yield
+    finally:
+        end()
+
+
+def begin(role: Role, on_loss: Callable[[], None] | None = None) -> None:
+    """As `watching`, until `end`.
+
+    Args:
+        role: Of this worker.
+        on_loss: Called, in any thread, as soon as a worker is lost; who that is may be known a little later.
+    """
+    ours = shared(Watching)
+    with ours.lock:
+        ours.count += 1
+        if on_loss is not None:
+            ours.listeners.append(on_loss)
+        if role.num_workers > 1 and not ours.threads and messaging.lost() is None:
+            ours.threads.append(threading.Thread(target=_watch, args=(role,), name="kdc-peers", daemon=True))
+            ours.threads[0].start()
+    if on_loss is not None and messaging.lost() is not None:
+        on_loss()
+
+
+def end(on_loss: Callable[[], None] | None = None) -> None:
+    """Takes one `begin` back."""
+    ours = shared(Watching)
+    with ours.lock:
+        ours.count -= 1
+        if on_loss is not None:
+            ours.listeners.remove(on_loss)
+
+
+def _watch(role: Role) -> None:
+    """Until a worker is lost, or nothing is `watching`."""
+    try:
+        failures, fails_since = 0, 0.0
+        while _goes_on():
+            began = time.monotonic()
+            try:
+                told = _told()
+                lost = coordination.lost_tasks(_jobs(role)) if role.is_chief else _ask_for_a_sign(role)
+            except Exception:  # noqa: BLE001 - whatever a service says that is slow, or ends
+                failures, fails_since = failures + 1, fails_since if failures else began
+                if _is_gone(role, failures, fails_since):
+                    return _declare(functools.partial(silent, role, 0))
+                time.sleep(_POLL_SECONDS)  # its answer may have come at once
+                continue
+            failures = 0
+            if told is not None:
+                return None if is_mine(role, told) else _declare(functools.partial(meaning, role, told))
+            if lost:
+                return _declare(functools.partial(pass_on, role, lost))
+    finally:
+        with shared(Watching).lock:
+            _forget_this_thread()
+
+
+def _is_gone(role: Role, failures: int, since: float) -> bool:
+    """Whether the chief is lost; its own service is never lost to itself, but slow."""
+    if role.is_chief or failures < _FAILURES:
+        return False
+    return time.monotonic() - since >= messaging.silence() or has_ended(role, 0)
+
+
+def _goes_on() -> bool:
+    ours = shared(Watching)
+    with ours.lock:
+        if not ours.count:
+            _forget_this_thread()  # with the lock: who begins now starts another
+        return bool(ours.count)
+
+
+def _forget_this_thread() -> None:
+    threads = shared(Watching).threads
+    if threading.current_thread() in threads:
+        threads.remove(threading.current_thread())
+
+
+def _declare(who: Callable[[], str | None]) -> None:
+    """A worker is lost; who that is may take seconds to find out."""
+    ours = shared(Watching)
+    with ours.lock:
+        if not ours.count:
+            return  # it has ended as it should
+        listeners = list(ours.listeners)
+    for listener in listeners:
+        listener()
+    text = who()
+    if text is not None:
+        messaging.declare_lost(text)
+
+
+def _told() -> str | None:
+    """What a worker has said of itself or another, waiting a little for it."""
+    get = functools.partial(coordination.get_value, KEY, int(_POLL_SECONDS * 1000))
+    return messaging.bounded(get, _POLL_SECONDS + messaging.silence() / _FAILURES, "asking who is lost")
+
+
+def _ask_for_a_sign(role: Role) -> list[tuple[str, int]]:
+    """Returns if the service answers; one that is frozen leaves a request to set a key without an answer."""
+    sign = functools.partial(coordination.set_once, f"kdc/sign/{role.worker_index}", "")
+    messaging.bounded(sign, messaging.silence() / _FAILURES, "asking for a sign of life")
+    return []
+
+
+def _jobs(role: Role) -> list[tuple[str, int]]:
+    return [(name, len(hosts)) for name, hosts in role.jobs.items()]
+
+
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:([0-9]{1,5})(?![0-9])")
+_PASSED_ON = re.compile(r"lost: (.*?)(?: \[type\.googleapis|\n|$)")
+_FAREWELL = re.compile(r"worker ([0-9]{1,5}) ended with (.*?)(?: \[type\.googleapis|\n|$)")
+KEY = "kdc/lost"
+"""Under which the coordination service keeps what is known of a lost worker."""
+_ENDED = "has ended: nothing listens on its port any more"
+_SILENT = "sends no heartbeats: it died, is frozen or cut off"
+_CONNECT_SECONDS = 1.0
+_ANSWER_SECONDS = 3.0
+_HANG_SECONDS = _EXIT_SECONDS = 8.0
+_LONGEST_REASON = 300
+
+
+def is_loss(role: Role, error: BaseException) -> bool:
+    """Whether an exception of one worker means that another is gone."""
+    several = role.num_workers > 1 and not role.is_evaluator
+    return several and (coordination.is_peer_error(error) or isinstance(error, PeerLostError))
+
+
+def say_farewell(role: Role, error: BaseException) -> None:
+    """Tells the other workers that this one ends, so that they need not wait for its heartbeats to stay away."""
+    if role.num_workers > 1:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
+        _tell(f"worker {role.worker_index} ended with {reason}")
+
+
+def explained(role: Role, error: BaseException) -> PeerLostError:
+    """The error that names the lost worker; the others are told too, who may know less.
+
+    Args:
+        role: Of this worker.
+        error: What TensorFlow or the coordination service said.
+    """
+    who = messaging.lost()
+    if who is None:
+        passed_on = _PASSED_ON.search(str(error))
+        who = meaning(role, str(error))
+        if passed_on is None:
+            _tell(f"lost: {who}")
+        messaging.declare_lost(who)
+    _bound_exit()
+    return PeerLostError(f"{role.name}: {who}. Training cannot go on without it: start all workers again")
+
+
+@functools.cache
+def _bound_exit() -> None:
+    """Once: what TensorFlow does at the process' end may wait for a peer that is cut off (measured: for a minute)."""
+    atexit.register(_exit_soon, os.getpid())
+
+
+def _exit_soon(process: int) -> None:
+    if os.getpid() == process:  # a forked child has nothing to do with the lost peer
+        exit_after(_EXIT_SECONDS, RESTART_EXIT_CODE)
+
+
+def explained_here(error: Exception) -> Exception:
+    """An error of TensorFlow's as `explained`; another one, or one of a single worker, as it is."""
+    role = Role.detect()
+    if not is_loss(role, error):
+        return error
+    told = explained(role, error)
+    told.__cause__ = error
+    return told
+
+
+def is_mine(role: Role, told: str) -> bool:
+    """Whether it was this worker that has said that it ends."""
+    farewell = _FAREWELL.search(told)
+    return farewell is not None and int(farewell[1]) == role.worker_index
+
+
+def meaning(role: Role, told: str) -> str:
+    """Who is lost and why, of what another worker has said."""
+    passed_on = _PASSED_ON.search(told)
+    if passed_on is None:
+        return _who(role, told)
+    is_this = passed_on[1].startswith(_named(role, role.worker_index))
+    return f"the other workers have lost this one, which {passed_on[1].partition(') ')[2]}" if is_this else passed_on[1]
+
+
+def pass_on(role: Role, tasks: list[tuple[str, int]]) -> str | None:
+    """Who is lost and why, of tasks that the coordination service has given up; tells the other workers."""
+    known = (_worker(role, job, index) for job, index in tasks)
+    workers = [worker for worker in known if worker not in (None, role.worker_index)]
+    if not workers:
+        return None
+    states = _states(role, workers)
+    who = "; ".join(f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in workers)
+    _tell(f"lost: {who}")
+    return who
+
+
+def silent(role: Role, worker: int) -> str:
+    """A worker is lost that does not answer."""
+    return f"{_named(role, worker)} {_state(role.addresses[worker]) or 'does not answer: it is frozen or cut off'}"
+
+
+def has_ended(role: Role, worker: int) -> bool:
+    """Whether nothing listens on a worker's port any more."""
+    return _state(role.addresses[worker]) == _ENDED
+
+
+def _who(role: Role, text: str) -> str:
+    farewell = _FAREWELL.search(text)
+    if farewell is not None and int(farewell[1]) < role.num_workers:
+        return f"{_named(role, int(farewell[1]))} said that it ended with {farewell[2]}"
+    told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
+    told.discard(role.worker_index)
+    states = _states(role, _peers(role))
+    if told and not any(states[worker] for worker in told) and _is_cut_off_from_chief(role, states):
+        told = set()  # a worker that ended its step for the same reason is named, and the chief is not
+    lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in told]
+    lost = lost or [f"{_named(role, worker)} {state}" for worker, state in states.items() if state]
+    if not lost and not _service_answers(role):
+        return silent(role, 0)
+    first = text.partition("\n")[0][:_LONGEST_REASON]
+    return "; ".join(lost) or f"another worker seems to be lost, or something else is not available ({first})"
+
+
+def _is_cut_off_from_chief(role: Role, states: Mapping[int, str]) -> bool:
+    """A chief that has ended may have done so because of the worker that is named; this one cannot."""
+    return states.get(0, _ENDED) != _ENDED and not _service_answers(role)
+
+
+def _service_answers(role: Role) -> bool:
+    """Whether the chief is there, which hosts the coordination service."""
+    try:
+        messaging.publish(f"kdc/alive/{uuid.uuid4().hex}", b"", _ANSWER_SECONDS)
+    except Exception:  # noqa: BLE001 - whatever a lost service says
+        return role.is_chief
+    return True
+
+
+def _tell(text: str) -> None:
+    """In a step others hear of it as an error, elsewhere by watching the key."""
+    publish = functools.partial(coordination.set_once, KEY, text)
+    report = functools.partial(coordination.report_error, text)
+    with contextlib.suppress(Exception):  # the error itself is what matters, and others may be gone already
+        messaging.bounded(publish, _ANSWER_SECONDS, "telling the other workers")
+        take_back = exit_after(_HANG_SECONDS, RESTART_EXIT_CODE)  # the next call holds the GIL
+        try:
+            messaging.bounded(report, _ANSWER_SECONDS, "telling the other workers")
+        finally:
+            if take_back is not None:
+                take_back()
+
+
+def _peers(role: Role) -> list[int]:
+    return [worker for worker in range(role.num_workers) if worker != role.worker_index]
+
+
+def _named(role: Role, worker: int) -> str:
+    return f"{'the chief' if worker == 0 else f'worker {worker}'} ({role.addresses[worker]})"
+
+
+def _worker(role: Role, job: str, index: int) -> int | None:
+    before = 0
+    for name, hosts in role.jobs.items():
+        if name == job:
+            return before + index if index < len(hosts) else None
+        before += len(hosts)
+    return None
+
+
+def _states(role: Role, workers: Sequence[int]) -> dict[int, str]:
+    """What can be told of some workers, asked at the same time."""
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return dict(zip(workers, pool.map(_state, [role.addresses[worker] for worker in workers]), strict=True))
+
+
+def _state(address: str) -> str:
+    """What can be told of a worker from its port; empty if it listens."""
+    try:
+        socket.create_connection(split_address(address), _CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return _ENDED
+    except OSError as error:
+        return f"cannot be reached: {error.strerror or 'no answer'}"
+    return ""

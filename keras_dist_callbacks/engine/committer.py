@@ -1,0 +1,268 @@
+"""Commits one snapshot: encodes it, stages its blobs, writes the manifest."""
+
+from __future__ import annotations
+
+import collections
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from keras_dist_callbacks import validation
+from keras_dist_callbacks.backups.codec import (
+    Fingerprint,
+    Packer,
+    dtype_name,
+    fingerprints,
+    raw_bytes,
+    referenced_blobs,
+)
+from keras_dist_callbacks.backups.snapshot import (
+    JSON,
+    CommitId,
+    HeldTensor,
+    Manifest,
+    Position,
+    Snapshot,
+    TensorInfo,
+    WorkerRecord,
+)
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.background import collector_paused
+from keras_dist_callbacks.engine.worker_state import Exchange, LocalState
+from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.options import WriteOptions
+from keras_dist_callbacks.storage.direct_io import least
+from keras_dist_callbacks.terminal import data_size, uploads
+
+_LEAST = 2**18  # bytes of the smallest tensor that is worth it
+_PLACES = 256
+_WIDTH = 64  # bytes at each place: what a processor reads at once
+
+
+class Glance(NamedTuple):
+    """What a tensor looks like; of two that are the same it is the same, of two that differ it may be."""
+
+    sample: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def glances(tensors: Mapping[str, HeldTensor]) -> dict[str, Glance]:
+    """Those of the large tensors."""
+    found, smallest = {}, least(_LEAST)
+    for name, held in tensors.items():
+        array = held.array()
+        if array.nbytes >= smallest:
+            sample = xxhash.xxh3_128_hexdigest(_places(np.frombuffer(raw_bytes(array), np.uint8)).tobytes())
+            found[name] = Glance(sample, dtype_name(array.dtype), tuple(array.shape))
+    return found
+
+
+def _places(raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    step = len(raw) // _PLACES
+    return raw if step < _WIDTH else raw[: step * _PLACES].reshape(_PLACES, step)[:, :_WIDTH]
+
+
+def surely_new(seen: Mapping[str, Glance], known: Collection[Glance]) -> set[str]:
+    """The names of tensors that differ from each other, from all others of `seen` and from all that were known.
+
+    Args:
+        seen: The tensors now.
+        known: Of every tensor that they would be compared with.
+    """
+    often = Counter(seen.values())
+    return {name for name, glance in seen.items() if often[glance] == 1 and glance not in known}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the backups of one run are written.
+
+    Attributes:
+        double_checkpoint: A commit shares no blob with the one before it.
+        progress: Print what happens, and show long uploads on a terminal.
+        write: The options of writing.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+
+    double_checkpoint: bool = False
+    progress: bool = False
+    write: WriteOptions = field(default_factory=WriteOptions)
+
+    def __post_init__(self) -> None:
+        validation.keep(self, double_checkpoint=validation.flag("double_checkpoint", self.double_checkpoint))
+
+
+KEPT_COMMITS = 2
+_LOOKS = 20  # saves, those that failed too: what they wrote is found again
+
+
+class Committer:
+    """Commits the snapshots of one run, one after the other.
+
+    Args:
+        store: The backup directory.
+        exchange: Gets what other workers have of their own.
+        options: How backups are written.
+        note: Is told what the user should know.
+
+    Attributes:
+        info: What manifests tell about this run.
+        newest: Where the newest backup that this worker knows of is.
+        state_bytes: Of the tensors of the newest snapshot; 0 before the first.
+    """
+
+    def __init__(
+        self, store: BackupStore, exchange: Exchange, options: EngineOptions, note: Callable[[str], None]
+    ) -> None:
+        self._store, self._exchange, self._options, self._note = store, exchange, options, note
+        self._sequence = 0
+        self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
+        self._looks: collections.deque[frozenset[Glance]] = collections.deque(maxlen=_LOOKS)  # at what may be staged
+        self._orphans_deleted = self._orphans_collected = False
+        self._untidy = False
+        self.info: Mapping[str, JSON] = {}
+        self.newest: Position | None = None
+        self.state_bytes = 0
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether this run knows of a backup of its own."""
+        return bool(self._known)
+
+    def commit(self, save: int, snapshot: Snapshot) -> None:
+        """Writes and publishes a snapshot, then deletes what it makes needless.
+
+        Args:
+            save: Its number, the same on every worker.
+            snapshot: The chief's.
+
+        Raises:
+            FencedError: A newer run has taken the directory.
+            StorageError: The store failed.
+            BackupError: Another worker did not deliver its part.
+        """
+        try:
+            prints = self._prints(snapshot)
+        except BaseException:
+            self._exchange.skip(save)
+            raise
+        others = self._exchange.collect(save, snapshot, prints)
+        self._store.check_ownership()
+        if not self._orphans_deleted:
+            self._tidy(self._store.delete_orphans)
+            self._orphans_deleted = True
+        try:
+            self._publish(snapshot, prints, others)
+        except StorageError as error:
+            if not error.full:
+                raise
+            self._tidy(lambda: self._store.make_room(KEPT_COMMITS))
+            try:
+                self._publish(snapshot, prints, others)
+            except StorageError as again:
+                raise self._with_need(again) from error
+        self._tidy(self._prune)
+
+    def _with_need(self, error: StorageError) -> StorageError:
+        """The same error; if the disk is full, with the room that backups take."""
+        if error.full:
+            error.args = (
+                f"{error} (a complete backup takes {data_size(self.state_bytes)}; two of them are kept while a "
+                "third one is written)",
+            )
+        return error
+
+    def _publish(self, snapshot: Snapshot, prints: Mapping[str, Fingerprint], others: Sequence[LocalState]) -> None:
+        sizes = {path: blob.size for path, blob in self._store.staged.items()}
+        copy = self._sequence + 1 if self._options.double_checkpoint else 0
+        packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
+        self._stage(packer, snapshot, prints)
+        with collector_paused():
+            records = [WorkerRecord(packer.locate(snapshot.tensors, prints), snapshot.state)]
+        records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
+        with collector_paused():
+            manifest = self._manifest(snapshot.position, records)
+        known, self._known = self._known, []  # whether this one is there is not known until it was read back
+        try:
+            self._store.commit(manifest)
+        except StorageError as error:
+            if error.full:  # then it is known: it is not there
+                self._known = known
+            raise
+        self.newest = snapshot.position
+        unique = {f"{info.blob}:{info.key}": info for record in records for info in record.tensors.values()}
+        self._known = [*known[-1:], unique]
+
+    def _stage(self, packer: Packer, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
+        blobs = packer.pack(snapshot.tensors, prints)
+        if not self._options.progress:
+            self._store.stage_all(blobs)
+            return
+        size = packer.bytes_to_write(snapshot.tensors, prints)
+        with (
+            uploads(f"backup at {snapshot.position}", size) as bar,
+            self._store.storage.reporting(bar.advance),
+        ):
+            self._store.stage_all(blobs)
+
+    def _prune(self) -> None:
+        self._store.prune(KEPT_COMMITS)
+        if not self._orphans_collected:
+            self._store.collect_orphans()
+            self._orphans_collected = True
+
+    def _tidy(self, delete: Callable[[], object]) -> None:
+        """Deletes something; if the store refuses, the user is told once."""
+        try:
+            delete()
+        except StorageError as error:
+            if not self._untidy:
+                self._note(f"old backups and leftovers cannot be deleted: {error}")
+            self._untidy = True
+        while self._store.notes:
+            self._note(self._store.notes.pop())
+
+    def _record(self, packer: Packer, worker: int, local: LocalState) -> WorkerRecord:
+        self._store.stage_all(packer.pack(local.tensors, local.prints, prefix=f"worker{worker}/"))
+        return WorkerRecord(packer.locate(local.tensors, local.prints), local.state)
+
+    def _manifest(self, position: Position, records: list[WorkerRecord]) -> Manifest:
+        self._sequence += 1
+        return Manifest(
+            CommitId(self._store.generation, self._sequence, uuid.uuid4().hex[:12]),
+            position,
+            referenced_blobs(records, self._store.staged),
+            tuple(records),
+            {**self.info, "created": time.time()},
+        )
+
+    def _prints(self, snapshot: Snapshot) -> dict[str, Fingerprint]:
+        """The fingerprints of all tensors but those that are hashed while they are written."""
+        with collector_paused():
+            self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
+            seen = glances(snapshot.tensors) if self._may_hash_later else {}
+            later = surely_new(seen, frozenset().union(*self._looks))
+            self._looks.append(frozenset(seen.values()))
+            return fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
+
+    @property
+    def _may_hash_later(self) -> bool:
+        """Whether tensors may be hashed while they are written: other workers, and stores, must know before."""
+        return self._store.storage.is_local and self._exchange.cluster.num_workers == 1
+
+    def _shared_tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors that a commit may refer to instead of writing them again."""
+        age = 2 if self._options.double_checkpoint else 1
+        if len(self._known) < age:
+            return {}
+        present = self._store.staged
+        return {name: info for name, info in self._known[-age].items() if info.blob in present}

@@ -1,0 +1,160 @@
+"""Which commit a run goes on from: the newest that is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS
+from keras_dist_callbacks.backups.reading import Allocate
+from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, WorkerState
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.terminal import say, warn
+
+_LISTINGS = 5
+_NAME = re.compile(r"[A-Za-z0-9./_-]{1,80}")
+_CHIEF = 0  # the index of the worker that picks
+
+
+def load(
+    store: BackupStore, manifest: Manifest, workers: int, worker: int, allocate: Allocate | None = None
+) -> WorkerState:
+    """The state of one worker, read and verified; that of all if there are now `workers` and were others before.
+
+    Raises:
+        DamagedBackupError: A blob is missing or differs from the manifest.
+    """
+    if len(manifest.workers) == workers:
+        return store.load(manifest, worker, allocate)
+    every = [store.load(manifest, saved) for saved in range(len(manifest.workers))]
+    return dataclasses.replace(every[0], other_workers=tuple(state.tensors for state in every[1:]))
+
+
+def newest_good(
+    store: BackupStore, workers: int, allocate: Allocate | None = None, *, verbose: bool = True
+) -> tuple[CommitId, WorkerState] | None:
+    """The newest intact commit and the chief's state in it; None if nothing was ever committed.
+
+    Damaged ones that are newer are quarantined, with a warning each.
+
+    Args:
+        store: The run's.
+        workers: How many workers there are now.
+        allocate: Makes room for a tensor.
+        verbose: Print that training starts without a backup because an earlier run committed none.
+
+    Raises:
+        DamagedBackupError: There are commits, but none is whole. Nothing was changed.
+        StorageError: A symbolic link is in the way; nothing would be written through it either.
+    """
+    store.storage.refuse_links((OWNERS, BLOBS, COMMITS, DAMAGED))
+    for _ in range(_LISTINGS):
+        found, vanished = _walk_back(store, workers, allocate, verbose=verbose)
+        if found or not vanished:
+            break  # else a run that still goes on has pruned what was listed: look again
+    return found
+
+
+def look_up(store: BackupStore, name: str | None, workers: int, worker: int = _CHIEF) -> tuple[CommitId, WorkerState]:
+    """A whole commit and a worker's state in it, for a reader: whatever there is, nothing is changed.
+
+    Args:
+        store: Of a run that may go on meanwhile, and delete what it does not need any more.
+        name: Which commit, as `CommitId.is_called` takes it; None is the newest that is whole.
+        workers: How many workers there are now; 0: as many as the backup was made with.
+        worker: Which of them this is.
+
+    Raises:
+        ConfigError: There is no backup, or none of that name.
+        DamagedBackupError: It is damaged, or there are backups and none is whole.
+    """
+    for last in reversed(range(_LISTINGS)):
+        commits = [commit for commit in store.commits() if name is None or commit.is_called(name)]
+        damaged: list[DamagedBackupError] = []
+        for commit in reversed(commits):
+            try:
+                manifest = store.manifest(commit)
+                state = load(store, manifest, workers or len(manifest.workers), worker)
+            except DamagedBackupError as error:
+                damaged += [error] if last == 0 or store.storage.exists(commit.name) else []
+                continue
+            for passed in damaged:
+                warn(f"a damaged backup was passed over: {passed}")
+            return commit, state
+        if len(damaged) == len(commits):
+            break  # else a run that goes on has pruned what was listed: look again
+    if damaged and name is not None:
+        raise damaged[0]  # of the others nothing is known
+    if damaged:
+        raise DamagedBackupError(_nothing_whole(store.storage.display(), damaged))
+    raise ConfigError(_no_such(store, name))
+
+
+def _no_such(store: BackupStore, name: str | None) -> str:
+    known = ", ".join(commit.label for commit in reversed(store.commits()[-5:]))
+    where = store.storage.display()
+    if name is None or not known:
+        return f"{where} holds no backup: give the backup_dir of a run that has saved"
+    shown = repr(name) if _NAME.fullmatch(name) else "..."  # anything else may be an URL with a credential
+    return f"{where}: no backup is named commit={shown}; the newest: {known}"
+
+
+def _walk_back(
+    store: BackupStore, workers: int, allocate: Allocate | None, *, verbose: bool
+) -> tuple[tuple[CommitId, WorkerState] | None, bool]:
+    """The newest good commit, and whether any was deleted while it was being read."""
+    damaged: dict[CommitId, DamagedBackupError] = {}
+    unfinished, vanished = 0, False
+    for commit in reversed(store.commits()):
+        try:
+            state = _read_whole(store, commit, workers, allocate)
+        except DamagedBackupError as error:
+            if not store.storage.exists(commit.name):
+                vanished = True
+                continue
+            damaged[commit] = error
+            unfinished += not store.has_committed(commit.generation) and not store.is_readable(commit)
+            continue
+        _set_aside(store, damaged)
+        return (commit, state), vanished
+    if vanished:
+        return None, True
+    if unfinished < len(damaged):
+        raise DamagedBackupError(_nothing_whole(store.storage.display(), list(damaged.values())))
+    _set_aside(store, damaged)
+    if damaged or store.has_leftovers():
+        say(
+            f"{store.storage.display()}: an earlier run committed no backup; starting from the beginning",
+            verbose=verbose,
+        )
+    return None, False
+
+
+def _read_whole(store: BackupStore, commit: CommitId, workers: int, allocate: Allocate | None) -> WorkerState:
+    """The chief's state; what it does not need itself is verified too."""
+    manifest = store.manifest(commit)
+    state = load(store, manifest, workers, _CHIEF, allocate)
+    if len(manifest.workers) == workers > 1:
+        store.verify(manifest, but_not=manifest.workers[0].tensors.values())
+    return state
+
+
+def _set_aside(store: BackupStore, damaged: Mapping[CommitId, DamagedBackupError]) -> None:
+    for commit, reason in damaged.items():
+        warn(f"a damaged backup was set aside: {reason}")
+        store.quarantine(commit)
+
+
+def _nothing_whole(directory: str, errors: list[DamagedBackupError]) -> str:
+    shared = ""
+    if len(errors) > 1 and len({str(error) for error in errors}) == 1:
+        shared = (
+            " All of them need that file, because unchanged tensors are written once; double_checkpoint=True lets two "
+            "successive backups share no file."
+        )
+    return (
+        f"none of the {len(errors)} backups in {directory} is whole; the newest: {errors[0]}.{shared} Nothing was "
+        "changed: restore the files, or start with another directory"
+    )

@@ -1,0 +1,320 @@
+"""How worker-local values reach the chief, which alone writes.
+
+Every worker fingerprints its whole snapshot; the chief asks for what differs from its own (metrics of each
+worker, statistics of non-synchronized BatchNormalization, random states) and gets that alone. All of it
+happens on the background threads, through the key-value store of the coordination service, never through
+collectives. A worker always publishes; only the chief may skip a save, and says so. It answers every save of every
+worker, and says which ones stand in line: nobody else knows how long a write takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, hash_array, raw_bytes
+from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, HeldArray, Position, Snapshot
+from keras_dist_callbacks.cluster import messaging
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.writer import Writer
+from keras_dist_callbacks.errors import BackupError, ClusterError
+
+_SKIP = b"skip"
+_SLICE = 0.5  # seconds between two looks at what else has changed
+_GLANCE = 0.01  # seconds in which the coordination service has mostly answered
+_LOOK = 2.0  # and in which it always has
+
+
+class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tensors: dict[str, Fingerprint]
+    topics: dict[str, str]
+
+
+class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tensors: list[str]
+    topics: list[str]
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state: dict[str, Any]
+    sent: list[str]
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """What one worker has that differs from the chief's."""
+
+    tensors: Mapping[str, HeldArray]
+    prints: Mapping[str, Fingerprint]
+    state: Mapping[str, JSON]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The worker-local part of saving, for one fit.
+
+    Attributes:
+        cluster: Who takes part.
+        name: What tells this fit's messages from another's; the same on every worker.
+        max_local_state: Bytes above which a worker's local tensors are left out.
+        timeout: Seconds for each answer.
+        abort: Set when the run ends or the cluster is lost: no worker is waited for any more.
+    """
+
+    cluster: Cluster
+    name: str
+    max_local_state: int
+    timeout: float
+    abort: threading.Event = field(default_factory=threading.Event)
+
+    def collect(self, save: int, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> list[LocalState]:
+        """On the chief: what differs on each other worker, in worker order.
+
+        Raises:
+            BackupError: A worker did not deliver in time; this save fails, training goes on.
+        """
+        found: list[LocalState] = []
+        unanswered = 1
+        try:
+            topics = _topic_hashes(snapshot.state) if self.cluster.num_workers > 1 else {}
+            for worker in range(1, self.cluster.num_workers):
+                hello, differing = self._ask(worker, save, prints, topics)
+                unanswered = worker + 1
+                found.append(self._take(worker, save, hello, differing))
+        except BaseException:
+            self.skip(save, first=unanswered)
+            raise
+        return found
+
+    def skip(self, save: int, first: int = 1) -> None:
+        """On the chief: tells workers that this save does not happen, without waiting for anything."""
+        self._tell("wanted", _SKIP, save, first)
+
+    def stands_in_line(self, save: int) -> None:
+        """On the chief: tells workers that this save's turn comes, however long the one before takes."""
+        self._tell("line", b"", save)
+
+    def deliver(self, save: int, snapshot: Snapshot, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """On a worker: publishes what this worker has that the chief has not.
+
+        Args:
+            save: Its number.
+            snapshot: This worker's.
+            meanwhile: Called again and again while the chief is waited for.
+
+        Raises:
+            BackupError: The chief did not ask in time.
+        """
+        me = self.cluster.worker_index
+        if self.was_skipped(save):  # nothing needs to be hashed for it
+            return
+        prints = fingerprints(snapshot.tensors)
+        hello = {"tensors": prints, "topics": _topic_hashes(snapshot.state)}
+        sent = messaging.publish(self._key(save, me, "hello"), _dump(hello), self.timeout)
+        try:
+            answer = self._answer(save, me, meanwhile)
+        finally:
+            messaging.forget(self._key(save, me, "hello"), sent)
+        self._forget_asked(save, me, answer)
+        if answer != _SKIP:
+            self._hand_over(save, me, snapshot, _understood(answer, _Wanted, f"the chief in save {save}"))
+
+    def was_skipped(self, save: int) -> bool:
+        """On a worker: whether the chief has said that a save does not happen."""
+        me = self.cluster.worker_index
+        skipped = messaging.fetch(self._key(save, me, "wanted"), _GLANCE) == _SKIP
+        if skipped:
+            self._forget_asked(save, me, _SKIP)
+        return skipped
+
+    def _answer(self, save: int, me: int, meanwhile: Callable[[], None]) -> bytes:
+        """What the chief says to a worker's hello; of a save that stands in line that may take any time."""
+        began = time.monotonic()
+        deadline = began + self.timeout
+        while True:
+            answer = messaging.fetch(self._key(save, me, "wanted"), min(_SLICE, self.timeout), self.abort.is_set)
+            if answer is not None:
+                return answer
+            if self.abort.is_set():
+                raise BackupError(f"the chief had not taken part in save {save} {_when_ended(began)}")
+            meanwhile()
+            if time.monotonic() >= deadline:
+                if messaging.fetch(self._key(save, me, "line"), _LOOK) is None:
+                    raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
+                deadline = math.inf
+
+    def _forget_asked(self, save: int, me: int, answer: bytes) -> None:
+        messaging.forget(self._key(save, me, "wanted"), messaging.chunk_count(answer))
+        messaging.forget(self._key(save, me, "line"))
+
+    def _hand_over(self, save: int, me: int, snapshot: Snapshot, wanted: _Wanted) -> None:
+        if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
+            raise BackupError(f"the chief asked in save {save} for what this worker does not have")
+        arrays = {name: snapshot.tensors[name].array() for name in wanted.tensors}
+        if sum(array.nbytes for array in arrays.values()) > self.max_local_state:
+            arrays = {}
+        body = {"state": {topic: snapshot.state[topic] for topic in wanted.topics}, "sent": list(arrays)}
+        message = _pack_message(body, arrays)
+        sent = messaging.publish(self._key(save, me, "values"), message, self.timeout)
+        messaging.fetch(self._key(save, me, "taken"), self.timeout, self.abort.is_set)
+        messaging.forget(self._key(save, me, "values"), sent)
+        messaging.forget(self._key(save, me, "taken"))
+
+    def _ask(
+        self, worker: int, save: int, prints: Mapping[str, Fingerprint], topics: Mapping[str, str]
+    ) -> tuple[_Hello, list[str]]:
+        """Asks for what a worker has of its own: its hello, and the names of those tensors."""
+        message = self._receive(save, worker, "hello")
+        hello: _Hello = _understood(message, _Hello, _source(worker, save))
+        differing = [name for name, fingerprint in hello.tensors.items() if prints.get(name) != fingerprint]
+        wanted = {"tensors": differing, "topics": [t for t, h in hello.topics.items() if topics.get(t) != h]}
+        messaging.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
+        return hello, differing
+
+    def _take(self, worker: int, save: int, hello: _Hello, differing: list[str]) -> LocalState:
+        theirs = hello.tensors
+        head, tensors = _unpack_message(self._receive(save, worker, "values"), theirs, _source(worker, save))
+        messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
+        state = dict(head.state)
+        if len(tensors) < len(differing):
+            state[LOCAL_STATE_DROPPED] = True
+        held = {name: HeldArray(array) for name, array in tensors.items()}
+        return LocalState(held, {name: theirs[name] for name in held}, state)
+
+    def _receive(self, save: int, worker: int, topic: str) -> bytes:
+        began = time.monotonic()
+        try:
+            value = messaging.fetch(self._key(save, worker, topic), self.timeout, self.abort.is_set)
+        except ClusterError as error:
+            raise BackupError(f"worker {worker} could not deliver its state: {error}") from error
+        if value is None and self.abort.is_set():
+            raise BackupError(f"worker {worker} had not delivered its state {_when_ended(began)}")
+        if value is None:
+            raise BackupError(f"worker {worker} did not deliver its state within {self.timeout:g} s")
+        return value
+
+    def _tell(self, topic: str, message: bytes, save: int, first: int = 1) -> None:
+        """Publishes the same for each worker from `first` on, in a thread that nobody waits for."""
+
+        def publish() -> None:
+            for worker in range(first, self.cluster.num_workers):
+                with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
+                    messaging.publish_once(self._key(save, worker, topic), message, self.timeout)
+
+        if first < self.cluster.num_workers:
+            threading.Thread(target=publish, name=f"kdc-{topic}", daemon=True).start()
+
+    def _key(self, save: int, worker: int, topic: str) -> str:
+        return f"kdc/{self.name}/{save}/{worker}/{topic}"
+
+
+def _when_ended(began: float) -> str:
+    why = messaging.lost()
+    return f"when this run was ended, {time.monotonic() - began:.1f} s after it was asked{f' ({why})' if why else ''}"
+
+
+def _source(worker: int, save: int) -> str:
+    return f"worker {worker} in save {save}"
+
+
+def _topic_hashes(state: Mapping[str, JSON]) -> dict[str, str]:
+    return {topic: xxhash.xxh3_128_hexdigest(_dump(value)) for topic, value in state.items()}
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _pack_message(body: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    head = _dump(body)
+    return b"".join([len(head).to_bytes(8, "little"), head, *(raw_bytes(array) for array in arrays.values())])
+
+
+def _unpack_message(
+    message: bytes, prints: Mapping[str, Fingerprint], source: str
+) -> tuple[_Head, dict[str, np.ndarray[Any, Any]]]:
+    size = int.from_bytes(message[:8], "little")
+    head: _Head = _understood(message[8 : 8 + size], _Head, source)
+    offset, arrays = 8 + size, {}
+    try:
+        for name in head.sent:
+            dtype, shape = dtype_of(prints[name].dtype), prints[name].shape
+            if min(shape, default=0) < 0:
+                raise ValueError(f"a shape of {shape}")
+            count = math.prod(shape)
+            arrays[name] = np.frombuffer(message, dtype, count, offset).reshape(shape)
+            if hash_array(arrays[name]) != prints[name].hash:
+                raise ValueError(f"other content of {name!r}")
+            offset += count * dtype.itemsize
+    except (KeyError, ValueError, OverflowError) as error:
+        raise BackupError(f"{source} delivered other tensors than it had announced ({error})") from error
+    return head, arrays
+
+
+def _understood(message: bytes, kind: Any, source: str) -> Any:
+    try:
+        return messaging.decode(message, kind, source)
+    except ClusterError as error:
+        raise BackupError(str(error)) from error
+
+
+class Deliveries:
+    """Parts of backups, delivered one after the other; what the chief skips meanwhile is let go at once.
+
+    A worker does not know what stands in the chief's queue. While one save waits for its turn there, it would else
+    collect the states of all those behind it, which the chief has long left out.
+
+    Args:
+        exchange: Delivers.
+        writer: The queue of this process.
+        note: Is told what the user should know.
+    """
+
+    def __init__(self, exchange: Exchange, writer: Writer, note: Callable[[str], None]) -> None:
+        self._exchange, self._writer, self._note = exchange, writer, note
+        self._lock = threading.Lock()
+        self._held: dict[int, Snapshot] = {}
+
+    def enter(self, save: int, snapshot: Snapshot) -> None:
+        """Hands over this worker's part of a save."""
+        with self._lock:
+            self._held[save] = snapshot
+        what = f"backup at {snapshot.position}"
+        try:
+            self._writer.submit(functools.partial(self._deliver, save, snapshot.position), what)
+        except BaseException:
+            self._take(save)
+            raise
+
+    def _deliver(self, save: int, position: Position) -> None:
+        snapshot = self._take(save)
+        if snapshot is None:
+            return
+        try:
+            self._exchange.deliver(save, snapshot, self._let_go)
+        except (BackupError, ClusterError) as error:
+            self._note(f"this worker's part of the backup at {position} was not saved: {error}")
+
+    def _let_go(self) -> None:
+        """Forgets what was skipped, the oldest first; whatever follows one without an answer has none either."""
+        with self._lock:
+            waiting = list(self._held)
+        for save in waiting:
+            if not self._exchange.was_skipped(save):
+                return
+            self._take(save)
+
+    def _take(self, save: int) -> Snapshot | None:
+        with self._lock:
+            return self._held.pop(save, None)

@@ -1,0 +1,116 @@
+"""Sources of batches: those that keep their own state, and those that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from keras_dist_callbacks._compat import torch_loader
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.process import Shared, shared
+
+_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+_BEGUN = "_iterator_finished"  # False in a StatefulDataLoader's state: a pass was begun
+
+
+@dataclass(frozen=True)
+class Account:
+    """How an input is asked where it is, and put there.
+
+    Attributes:
+        get: Returns the position before a pass; None if the input cannot tell, being where a new one is.
+        set: Takes what `get` returned.
+        is_all: Whether that is all the state it has, by its own word.
+    """
+
+    get: Callable[[], Mapping[str, Any] | None]
+    set: Callable[[dict[str, Any]], None]
+    is_all: bool = True
+
+
+def account_of(source: Any, *, lives_on: bool) -> Account | None:
+    """The account of an input, if it gives any.
+
+    Args:
+        source: What was passed to fit.
+        lives_on: Whether an iterator of it lives across epochs.
+    """
+    if torch_loader.order_is_drawn(source):
+        return None if lives_on else _drawn(source)
+    pair = next((p for p in _METHODS if all(callable(getattr(source, name, None)) for name in p)), None)
+    if pair is None:
+        return None
+    get, put = (getattr(source, name) for name in pair)
+    if torch_loader.is_loader(source):
+        return Account(lambda: _unless_begun(get()), put, is_all=False)
+    return Account(get, put)
+
+
+def _unless_begun(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Keras looks at a loader's first batches before it trains; to go on behind them would leave them out."""
+    return None if state.get(_BEGUN) is False else state
+
+
+def _drawn(loader: Any) -> Account | None:
+    found = torch_loader.generators(loader)
+
+    def put(state: dict[str, Any]) -> None:
+        try:
+            torch_loader.put_back(found, state["generators"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise BackupMismatchError(
+                f"the generators of the torch {type(loader).__name__} are others than in the interrupted run: {error}; "
+                "give it the ones that it had (the backup is untouched)"
+            ) from error
+
+    return Account(lambda: {"generators": torch_loader.states(found)}, put, is_all=False) if found else None
+
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Inputs(Shared):
+    given: WeakKeyDictionary[Any, bool] = field(default_factory=WeakKeyDictionary)
+
+
+def stateless_input(source: _T) -> _T:
+    """Says that Python code in an input keeps no state, so that a resume is "exact" instead of "exact if".
+
+    Into Python code nobody can look. What is yours to say: reading the same batches again, after the same random states
+    of Python, numpy and torch, yields the same values; the code has no generator, counter, cursor or open file of its
+    own. An input that has such a state gets `get_state` and `set_state` instead.
+
+    Example:
+        ```python
+        model.fit(kdc.stateless_input(batches), epochs=90, callbacks=[kdc.BackupAndRestore("backup")])
+        ```
+
+    Args:
+        source: What `fit()` or `Checkpointer.batches` is given: a dataset with `from_generator`, `numpy_function` or
+            `py_function` in it, a PyDataset, a Python generator, a torch DataLoader; or the function of `EpochDataset`.
+
+    Returns:
+        `source` itself.
+
+    Raises:
+        ConfigError: It cannot be remembered, such as a list.
+    """
+    try:
+        shared(_Inputs).given[source] = True
+    except TypeError:
+        raise ConfigError(
+            "source: stateless_input takes the input itself or the function of EpochDataset, got a "
+            f"{type(source).__name__}"
+        ) from None
+    return source
+
+
+def is_stateless(source: Any) -> bool:
+    """Whether `stateless_input` was called with it."""
+    try:
+        return source in shared(_Inputs).given
+    except TypeError:
+        return False

@@ -1,0 +1,64 @@
+"""What a storage and the directories below it share while they write: a cap on the rate, and who counts bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from keras_dist_callbacks import validation
+
+_PIECE = 32 * 2**20
+_PIECES_PER_SECOND = 20
+
+
+class Traffic:
+    """Paces uploads and tells how far they are.
+
+    Args:
+        max_bytes_per_second: The cap; None for none.
+
+    Raises:
+        ConfigError: The cap is no number above 0.
+    """
+
+    def __init__(self, max_bytes_per_second: float | None = None) -> None:
+        if max_bytes_per_second is not None:
+            also = "None for no cap"
+            max_bytes_per_second = validation.rate("max_bytes_per_second", max_bytes_per_second, also=also)
+        self._rate = max_bytes_per_second
+        self._lock = threading.Lock()
+        self._free_at = 0.0  # when the bytes sent so far fit the rate
+        self._listeners: list[Callable[[int], None]] = []
+
+    @property
+    def piece(self) -> int:
+        """How many bytes to write between two calls of `sent`."""
+        return _PIECE if self._rate is None else max(4096, int(self._rate / _PIECES_PER_SECOND))
+
+    @contextlib.contextmanager
+    def reporting(self, listener: Callable[[int], None]) -> Iterator[None]:
+        """Calls `listener` with the number of bytes each time that some were sent, within the block."""
+        with self._lock:
+            self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners.remove(listener)
+
+    def report(self, count: int) -> None:
+        """Tells the listeners that `count` more bytes are sent."""
+        for listener in list(self._listeners):
+            listener(count)
+
+    def pace(self, count: int, since: float) -> None:
+        """Sleeps until `count` bytes, sent from the monotonic time `since` on, fit the rate."""
+        if self._rate is None:
+            return
+        with self._lock:
+            self._free_at = max(self._free_at, since) + count / self._rate
+            pause = self._free_at - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)

@@ -1,0 +1,155 @@
+"""State that training changes and that Keras does not list: found where the train step holds on to it.
+
+Examples are a module-level variable in a loss, a loss object's own variable, the states of stateful recurrent
+layers, a second optimizer that is an attribute of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_dist_callbacks._compat import building, graphs, model_parts, variables
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.variable_names import unnumbered
+from keras_dist_callbacks.backups.verdict import RANDOM_OPERATIONS
+from keras_dist_callbacks.training.capture import saved_variables
+
+TOPIC = "untracked_variables"
+"""The topic with the names and types of variables that the train step holds on to."""
+
+_TENSOR = "hidden"
+
+
+def build_as(saved: WorkerState, fit: RunningFit) -> None:
+    """Makes the variables that the default strategy leaves to the first step, before a backup is restored.
+
+    Where the backup holds hidden variables, or the model trains itself, by tracing the train step: it makes them as
+    the interrupted run's first step did, such as an optimizer's for a part of the weights only. No optimizer gets
+    variables of which the backup knows nothing.
+    """
+    model, listed, hidden = fit.model, saved_variables(saved), saved.state.get(TOPIC) or []
+    building.build_optimizer_as(model.optimizer, model, listed)
+    if (hidden or building.trains_itself(model)) and not model.run_eagerly and graphs.trace(fit):
+        return
+    building.build_metrics(fit)
+    building.build_other_optimizers_as(model, [name for name, _ in hidden])
+    building.build_optimizer_if_saved(model, listed, saved.state["metric_variables"])
+
+
+class HiddenState:
+    """The hidden state of one model in training."""
+
+    def __init__(self, fit: RunningFit) -> None:
+        self._fit = fit
+        self._model = fit.model
+        self._seen = -1
+        self._found: list[graphs.Resource] = []
+        self._captured: set[int] = set()
+        self._random: list[str] = []
+        self._python: list[str] = []
+        self._functions: dict[int, graphs.Operations] = {}
+
+    @property
+    def conditions(self) -> list[str]:
+        """What could not be seen, to be read behind "exact if"."""
+        found = [f"the Python function {label} in the train or test step keeps no state" for label in self._python]
+        if graphs.is_opaque(self._model):
+            found.append("the model's own train_function, into which cannot be looked, keeps no state")
+        return found
+
+    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+        """The topics and tensors of a snapshot."""
+        self._look()
+        specs: list[JSON] = [[r.name, r.dtype.name] for r in self._found]
+        held: dict[str, HeldTensor] = {f"{_TENSOR}/{i}": r.hold() for i, r in enumerate(self._found)}
+        return {TOPIC: specs, RANDOM_OPERATIONS: self._random}, held
+
+    @property
+    def captured_keys(self) -> set[int]:
+        """All variables that the train step uses."""
+        self._look()
+        return self._captured
+
+    @property
+    def keys(self) -> set[int]:
+        """The variables that are saved here."""
+        self._look()
+        return {resource.key for resource in self._found}
+
+    def restore(self, saved: WorkerState) -> list[str]:
+        """Finds the same variables in this process and assigns them; all or none.
+
+        Returns:
+            Why that was not possible, one sentence, or nothing.
+        """
+        wanted = saved.state.get(TOPIC) or []
+        notes = self._restore_hidden(wanted, saved.tensors) if wanted else []
+        if model_parts.has_constants(self._model) and graphs.traces(self._model):
+            self._model.make_train_function(force=True)  # what was traced holds the values from before the restore
+        return notes
+
+    def _restore_hidden(self, wanted: list[JSON], tensors: Mapping[str, Any]) -> list[str]:
+        traced = self._model.run_eagerly or graphs.traces(self._model) or graphs.trace(self._fit)
+        if not traced:
+            return [_lost(wanted, "the train step cannot be traced")]
+        self._look()
+        self._seen = -1  # in eager mode, the next step may make more
+        difference = _first_difference(wanted, self._found, tensors)
+        if difference:
+            return [_lost(wanted, difference)]
+        for number, resource in enumerate(self._found):
+            resource.assign(tensors[f"{_TENSOR}/{number}"])
+        return []
+
+    def _look(self) -> None:
+        if self._model.run_eagerly:
+            self._look_at_objects()
+            return
+        count = graphs.trace_count(self._model)
+        if count == self._seen:
+            return
+        self._seen = count
+        traces, tests = graphs.traces(self._model), graphs.test_traces(self._model)
+        known = variables.variable_set(self._model).keys
+        captured = graphs.captured(traces)
+        self._captured = {resource.key for resource in captured}
+        self._found = [resource for resource in captured if resource.key not in known]
+        found = [self._operations(function) for function in [*traces, *tests]]
+        self._random = sorted({label for operations in found for label in operations.random})
+        self._python = sorted({label for operations in found for label in operations.python})
+
+    def _look_at_objects(self) -> None:
+        """In eager mode there is no trace: what belongs to the model's objects."""
+        if self._seen < 0:
+            self._seen = 0
+            found = variables.untracked_variables(self._model)
+            self._found = [graphs.of_component(name, c) for name, v in found for c in variables.components(v)]
+
+    def _operations(self, function: Any) -> graphs.Operations:
+        if id(function) not in self._functions:
+            self._functions[id(function)] = graphs.operations(function.graph)
+        return self._functions[id(function)]
+
+
+def _lost(wanted: list[JSON], why: str) -> str:
+    names = ", ".join(str(name) for name, _ in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
+    return f"variables that the train step uses and Keras does not list ({names}) start afresh: {why}"
+
+
+def _first_difference(wanted: list[JSON], found: list[graphs.Resource], tensors: Mapping[str, Any]) -> str | None:
+    for number in range(max(len(wanted), len(found))):
+        then = "none"
+        if number < len(wanted):
+            name, dtype = wanted[number]
+            then = _spec(name, dtype, tensors[f"{_TENSOR}/{number}"].shape)
+        now = found[number] if number < len(found) else None
+        here = "none" if now is None else _spec(now.name, now.dtype.name, now.hold().array().shape)
+        if then != here:
+            return f"number {number + 1} was {then} in the interrupted run and is {here} now"
+    return None
+
+
+def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{unnumbered(name)} {dtype}{list(shape)}"

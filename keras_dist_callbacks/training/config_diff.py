@@ -1,0 +1,151 @@
+"""What training depends on and no variable holds: the input's structure, compile's and fit's arguments, the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks._compat import input_inspection, model_config, model_parts
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
+from keras_dist_callbacks.terminal import first_few
+
+_TENSOR = "description/facts"
+_RATE = "learning rate"
+_NAMED = 4
+
+
+class Fingerprint:
+    """The facts of this run, taken when it begins.
+
+    Args:
+        fit: The running fit, before a backup is restored.
+    """
+
+    def __init__(self, fit: RunningFit) -> None:
+        self._fit = fit
+        self._rates = {} if fit.model.optimizer is None else _compiled_rates(fit.model)
+        self._compiled = model_config.compile_facts(fit.model)
+        self._facts = {
+            **input_inspection.input_facts(fit),
+            **self._compiled,
+            **model_config.model_facts(fit.model),
+        }
+        text = json.dumps({**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}})
+        self._tensor = HeldArray(np.frombuffer(text.encode(), np.uint8))
+
+    def capture(self) -> dict[str, HeldTensor]:
+        """The tensor of a snapshot; the same in every backup of a run, so that it is written once."""
+        return {_TENSOR: self._tensor}
+
+    def differences(self, tensors: Mapping[str, np.ndarray[Any, Any]], *, rate_is_loaded: bool) -> list[str]:
+        """What is another than in the interrupted run, one sentence each, after the restore.
+
+        Args:
+            tensors: Those of the backup; where they hold no description, nothing differs.
+            rate_is_loaded: The model came from a checkpoint, and so did its learning rate.
+        """
+        if _TENSOR not in tensors:
+            return []
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        changed = [_changed(name, before.get(name), self._facts.get(name)) for name in self._differing(before)]
+        return first_few(changed if rate_is_loaded else changed + self._changed_rates(before))
+
+    def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+        """What tells this training from the one whose finished backup was found, one sentence each.
+
+        The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process.
+        """
+        if _TENSOR not in tensors:
+            return []
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        now = {**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}}
+        rates = [name for name in now if name.startswith(_RATE) and before.get(name) != now[name]]
+        others = [name for name in self._differing(before) if not _is_input_seed(name)]
+        return first_few([_changed(name, before.get(name), now.get(name)) for name in rates + others])
+
+    def _differing(self, before: Mapping[str, Any]) -> list[str]:
+        names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
+        found = [name for name in names if before.get(name) != self._facts.get(name) and not self._untold(name, before)]
+        one_sided = [name for name in found if name not in before or name not in self._facts]
+        # Of a stage that only one of them has, the stage as a whole is named.
+        return [name for name in found if not any(name.startswith(f"{other}/") for other in one_sided)]
+
+    def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+        """What may have made another model of the one in a backup, one clause each."""
+        if _TENSOR not in tensors:
+            return []
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        return _changes_of_trainable(before, self._facts) + _changes_of_rate(before, self._facts)
+
+    def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+        """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
+        if _TENSOR not in tensors:
+            return []
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
+        rates = {f"{_RATE}{name}": rate for name, rate in self._rates.items()}
+        now = {**self._compiled, **rates}
+        return [_changed(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
+
+    def _untold(self, name: str, before: Mapping[str, Any]) -> bool:
+        """Whether the content of arrays is described in one of the two runs only."""
+        return name.endswith(f"/{input_inspection.VALUES}") and not (name in before and name in self._facts)
+
+    def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
+        in_force = {} if not self._rates else model_parts.current_rates(self._fit.model.optimizer)
+        return [
+            f"the learning rate given to compile changed from {before[_RATE + name]:.6g} to {rate:.6g}, and that of "
+            f"the backup, {in_force[name]:.6g}, stays in force; to set the new one, add "
+            f"keras.callbacks.LearningRateScheduler(lambda epoch: {rate:.6g})"
+            for name, rate in self._rates.items()
+            if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
+        ]
+
+
+def _compiled_rates(model: Any) -> dict[str, float]:
+    """The rates that the code gave to compile(), which a checkpoint may have replaced since."""
+    optimizer, rates = getattr(model, "_kdc_compiled_rates", (None, {}))
+    return rates if optimizer is model.optimizer else model_parts.fixed_rates(model.optimizer)
+
+
+def _changes_of_trainable(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    words = {"True": "trainable", "False": "frozen"}
+    found = []
+    for name in now:
+        layer, _, last = name.rpartition("/")
+        if last == "trainable" and before.get(name, now[name]) != now[name]:
+            called = now.get(f"{layer}/name", layer)
+            was, is_now = (words.get(str(facts[name]), facts[name]) for facts in (before, now))
+            found.append(f"layer {called!r} was {was} in the interrupted run and is {is_now} now")
+    return found[:_NAMED] + (["and further layers"] if len(found) > _NAMED else [])
+
+
+def _changes_of_rate(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    kind = "optimizer/learning_rate"
+    if (kind in before) == (kind in now) or not before.keys() & {"optimizer/class"}:
+        return []
+    was, is_now = (f"the schedule {facts[kind]}" if kind in facts else "a number" for facts in (before, now))
+    return [f"the learning rate was {was} in the interrupted run and is {is_now} now"]
+
+
+def _is_input_seed(name: str) -> bool:
+    return name.startswith("input/") and name.rpartition("/")[2].startswith("seed")
+
+
+def _changed(name: str, before: Any, now: Any) -> str:
+    if before is None:
+        return f"{name} is new: {_shown(now)}"
+    if now is None:
+        return f"{name} is gone: it was {_shown(before)}"
+    where, _, last = name.rpartition("/")
+    if last == input_inspection.VALUES:
+        return f"the {where} has as many rows as before, but other values in them; give fit() the same data"
+    return f"{name} changed from {_shown(before)} to {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,155 @@
+"""The architecture in a backup, and models made from it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from keras_dist_callbacks import errors
+from keras_dist_callbacks._compat.model_config import as_json, compilation
+from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.backups.variable_names import ARCHITECTURE
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine import select_backup
+from keras_dist_callbacks.errors import ConfigError, KdcError
+from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.training import loading
+
+
+@dataclass
+class _Models(Shared):
+    """By model: how it was compiled, and its JSON."""
+
+    known: WeakKeyDictionary[Any, tuple[Any, dict[str, HeldTensor]]] = field(default_factory=WeakKeyDictionary)
+
+
+def held(model: Any) -> dict[str, HeldTensor]:
+    """The model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
+    compiled, found = shared(_Models).known.get(model, (None, None))
+    if found is None or compiled is not compilation(model):
+        text = as_json(model)
+        found = {} if text is None else {ARCHITECTURE: HeldArray(np.frombuffer(text.encode(), np.uint8))}
+        shared(_Models).known[model] = compilation(model), found
+    return found
+
+
+def text_in(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, advice: str) -> str:
+    """The JSON that a backup holds.
+
+    Args:
+        tensors: The chief's.
+        shown: What the backup is called.
+        advice: Where else a model may come from.
+
+    Raises:
+        ConfigError: It holds none.
+    """
+    if ARCHITECTURE not in tensors:
+        raise ConfigError(
+            f"{shown} holds no architecture: its model has none (get_config), has code in it (a Lambda layer), or it "
+            f"was made by a Checkpointer. {advice}"
+        )
+    return bytes(tensors[ARCHITECTURE]).decode()
+
+
+def model_of(text: str, shown: str, advice: str) -> Any:
+    """The model that a JSON text describes, compiled as it tells.
+
+    Raises:
+        ConfigError: Keras makes none of it, such as where it needs classes of the user's.
+    """
+    import keras
+
+    try:
+        return keras.models.model_from_json(text)
+    except Exception as error:
+        raise not_made(shown, error, advice) from error
+
+
+def not_made(shown: str, error: Exception, advice: str) -> ConfigError:
+    """That Keras makes no model, and why."""
+    return ConfigError(f"Keras makes no model of {shown}: {' '.join(str(error).split())[:500]}. {advice}")
+
+
+_OWN_LAYERS = "Name the modules of your own layers with --import, or give a model file with --model"
+_MODEL_FILE = "Give a model file with --model"
+
+
+def export(request: Mapping[str, Any]) -> None:
+    """Writes a `.keras` or `.weights.h5` file.
+
+    Args:
+        request: `directory` and `storage_options` of the backup, the `commit`, the local file `out`, the path of a
+            `.keras` or JSON file with the `model` or None, and names of modules to `import` for classes of the user's.
+
+    Raises:
+        ConfigError: A module cannot be imported, there is no architecture, or Keras makes no model of it.
+        BackupMismatchError: The backup is of another model.
+        DamagedBackupError: The backup is damaged.
+        StorageError: The store cannot be read.
+    """
+    for name in request["import"]:
+        _import(name)
+    store = BackupStore(Storage.open(request["directory"], request["storage_options"]))
+    _, saved = select_backup.look_up(store, request["commit"], Cluster().num_workers)
+    model = _model_of(request["model"], saved)
+    loading.require_built(model)
+    loading.apply(model, saved, Cluster())
+    if request["out"].endswith(".weights.h5"):
+        model.save_weights(request["out"])
+    else:
+        model.save(request["out"])
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise ConfigError(f"--import {name}: {type(error).__name__}: {error}") from error
+
+
+def _model_of(path: str | None, saved: WorkerState) -> Any:
+    if path is None:
+        text = text_in(saved.tensors, "the backup", _MODEL_FILE)
+        return model_of(text, "the architecture in the backup", _OWN_LAYERS)
+    if not path.endswith(".keras"):
+        return model_of(_text_of(path), path, _OWN_LAYERS)
+    import keras
+
+    try:
+        return keras.models.load_model(path, safe_mode=True)
+    except Exception as error:
+        raise not_made(path, error, _OWN_LAYERS) from error
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--model {path} cannot be read: {error}") from error
+
+
+def main() -> int:
+    """Does what the standard input asks for; errors of ours go into the file that it names for a `report`."""
+    request = json.load(sys.stdin)
+    try:
+        export(request)
+    except KdcError as error:
+        kind = next(known.__name__ for known in type(error).__mro__ if known.__module__ == errors.__name__)
+        Path(request["report"]).write_text(json.dumps({"kind": kind, "message": str(error)}), encoding="utf-8")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

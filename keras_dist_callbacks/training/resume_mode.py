@@ -1,0 +1,138 @@
+"""What a backup means for a fit: a run to resume, one that goes on in this process, or one that is over already."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.checkpoints import foreign
+from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.terminal import warn
+
+_ADVICE = "give each run a directory of its own, or delete the directory"
+_MORE = ", or ask for more epochs"
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How the last fit in a directory ended in this process."""
+
+    generation: int
+    model: Callable[[], Any]
+    source: Callable[[], Any]
+
+
+@dataclass
+class Runs(Shared):
+    """Runs of this process.
+
+    Attributes:
+        ended: By directory, how the last fit in it ended.
+        trained: Directories in which a fit has trained an epoch.
+        numbers: Tell the messages of one run from another's.
+    """
+
+    ended: dict[str, _Ended] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+
+def next_name(kind: str) -> str:
+    """A name for a run, the same on every worker."""
+    return f"{kind}{next(shared(Runs).numbers)}"
+
+
+def note_trained(directory: str) -> None:
+    """A fit of this process has trained an epoch in a directory."""
+    shared(Runs).trained.add(directory)
+
+
+def note_end(directory: str, generation: int, model: Any, source: Any) -> None:
+    """A fit of this process has ended, and its last backup is kept."""
+    shared(Runs).ended[directory] = _Ended(generation, weakref.ref(model), _reference(source))
+
+
+def is_over(saved: WorkerState, epochs: int) -> bool:
+    """Whether a backup leaves a fit of so many epochs nothing to do: its run has ended, or is further already."""
+    position = saved.position
+    if position.kind == "end" and (position.epoch >= epochs or saved.state["stop_training"]):
+        return True
+    return position.epoch > epochs or (position.kind == "within" and position.epoch >= epochs)
+
+
+def has_ended(saved: WorkerState, epochs: int) -> bool:
+    """Whether a backup is the end of a training of so many epochs, or of one that stopped before."""
+    return is_over(saved, epochs) and saved.position.kind == "end" and saved.position.epoch <= epochs
+
+
+def lives_on(directory: str, generation: int, saved: WorkerState, model: Any) -> bool:
+    """Whether a fit goes on from where one of this process ended, with the same model object.
+
+    Then everything is where it was left, or where the user has put it since: nothing is to be restored.
+    """
+    ended = shared(Runs).ended.get(directory)
+    return (
+        ended is not None and saved.position.kind == "end" and ended.generation == generation and ended.model() is model
+    )
+
+
+def reads_on(directory: str, source: Any) -> bool:
+    """Whether the last fit in a directory was given the same input object, whose next pass is another one."""
+    return shared(Runs).ended[directory].source() is source
+
+
+def _reference(source: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(source)
+    except TypeError:  # lists and the like, whose passes are all alike
+        return lambda: None
+
+
+def over_words(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
+    """What is printed of a fit that runs no step."""
+    position = saved.position
+    if saved.state["stop_training"] and position.epoch < epochs:
+        why = "the run had stopped early"
+    else:
+        why = "the run is finished" if has_ended(saved, epochs) else f"asked for {epochs}"
+    what = "it is deleted at the end of fit(), as delete_checkpoint=True asks" if deletes else "it stays as it is"
+    return f"No step is run: {why}, and the backup is at {position}; {what}"
+
+
+def over_warning(directory: str, saved: WorkerState, changes: Collection[str]) -> str | None:
+    """Why a fit that runs no step may not be what the user wants; None if it looks like a job that was run again."""
+    advice = _ADVICE if saved.state["stop_training"] else _ADVICE + _MORE
+    if directory in shared(Runs).trained:
+        return (
+            f"fit() runs no step: an earlier fit() of this process has left {directory} at {saved.position}; {advice}"
+        )
+    if changes:
+        return (
+            f"fit() runs no step: {directory} is at {saved.position}, and this backup belongs to another training: "
+            f"{'; '.join(changes)}; delete it or use another directory"
+        )
+    return None
+
+
+def warn_of_foreign(storage: Storage, origin: Any) -> None:
+    """Warns of another tool's backup in a directory without one of ours.
+
+    Args:
+        storage: The directory.
+        origin: The checkpoint that the model was made from; if there is one, the user has chosen.
+    """
+    found = foreign.find_backup(storage) if origin is None else None
+    if found is None:
+        return
+    (backup, writer), place = found, storage.display()
+    start = f"initial_epoch={backup.epoch}" if backup.epoch else "the initial_epoch that it was at"
+    warn(
+        f"{place} holds {backup.name}, which {writer} wrote, and no backup of this package. It is not used: "
+        f"training starts with the model as it is. To start from it, use make_or_restore_model(build_fn, {place!r}, "
+        f"adopt=True) and {start}"
+    )

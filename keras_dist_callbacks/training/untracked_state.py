@@ -1,0 +1,125 @@
+"""Everything that training depends on beside the variables that Keras lists: one place to save and to restore it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_dist_callbacks._compat import keras_callbacks, model_parts, variables
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.errors import BackupError, BackupMismatchError
+from keras_dist_callbacks.inputs.position import DataPosition
+from keras_dist_callbacks.terminal import warn
+from keras_dist_callbacks.training import callback_attributes, resume_mode
+from keras_dist_callbacks.training.callback_attributes import PlainAttributes, Watched
+from keras_dist_callbacks.training.callback_state import watched_callbacks
+from keras_dist_callbacks.training.captured_variables import HiddenState
+from keras_dist_callbacks.training.config_diff import Fingerprint
+
+
+class UnlistedState:
+    """What one fit hides in its input, its train step and its callbacks, and what it was told.
+
+    Args:
+        fit: The running fit, after all `on_train_begin` and before a restore.
+        data: Its input.
+        callbacks: All callbacks whose state belongs to training.
+        warn: Whether this worker warns of what cannot be saved.
+    """
+
+    def __init__(self, fit: RunningFit, data: DataPosition, callbacks: Sequence[Any], *, warn: bool) -> None:
+        self._fit = fit
+        self._data = data
+        self._warn = warn
+        self._step = HiddenState(fit)
+        self._attributes = PlainAttributes({**watched_callbacks(callbacks), **_run_by_python(fit.model)})
+        self._facts = Fingerprint(fit)
+        self._unknown: list[str] | None = None
+
+    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+        """The topics and tensors of a snapshot."""
+        topics: dict[str, JSON] = {}
+        tensors = self._facts.capture()
+        step = self._step.capture()
+        for state, held in (self._data.capture(), step, self._attributes.capture(self._is_saved)):
+            topics.update(state)
+            tensors.update(held)
+        topics[verdict.NOT_SAVED] = self._not_saved()
+        topics[verdict.INPUT] = self._data.topic(self._used_by_training)
+        topics[verdict.UNSEEN] = [*self._step.conditions, *self._attributes.conditions]
+        return topics, tensors
+
+    def restore(self, saved: WorkerState) -> list[str]:
+        """Puts it back, after the variables that Keras lists; returns what differs, one sentence each."""
+        self._unknown = saved.state[verdict.NOT_SAVED] or None
+        notes = self._step.restore(saved)
+        notes += self._attributes.restore(saved.state.get(callback_attributes.TOPIC) or {}, saved.tensors)
+        if resume_mode.is_over(saved, self._fit.epochs):
+            return notes  # no step is left that could differ
+        noted = hasattr(self._fit.model, "_kdc_compiled_rates")
+        loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None and not noted
+        return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
+
+    def explaining(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
+        """What a restore returns; an error of it tells what is known to have changed since the backup.
+
+        Raises:
+            BackupMismatchError: Layers were frozen or unfrozen, or a rate became a schedule, or was one: other
+                variables would be trained, or otherwise, which a backup cannot follow.
+        """
+        reasons = self._facts.reasons(saved.tensors)
+        if reasons:
+            raise BackupMismatchError(
+                f"the backup is of a model that was trained in another way: {'; '.join(reasons)}. Nothing was changed: "
+                "give this run another directory, or build and compile the model as before"
+            )
+        try:
+            return act()
+        except BackupError as error:
+            reasons = self._facts.differences(saved.tensors, rate_is_loaded=True)
+            if not reasons:
+                raise
+            raise type(error)(f"{error}. Since then: {'; '.join(reasons)}") from error
+
+    def compile_changes(self, saved: WorkerState) -> list[str]:
+        """Which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""
+        return self._facts.compile_changes(saved.tensors)
+
+    def changes_of_training(self, saved: WorkerState) -> list[str]:
+        """What differs from the training that wrote a finished backup: model, data, compile's arguments."""
+        return self._facts.of_another_training(saved.tensors)
+
+    def _is_saved(self, holder: Any) -> bool:
+        """Whether all variables of an object are in the snapshot."""
+        listed, found = variables.variable_set(self._fit.model).keys, self._step.keys
+        own = getattr(holder, "variables", None)
+        keys = (variables.key(c) for v in (own or [holder]) for c in variables.components(v))
+        return all(key in listed or key in found for key in keys)
+
+    def _used_by_training(self, key: int) -> bool:
+        if key in self._step.captured_keys:
+            return True
+        return key in variables.variable_set(self._fit.model).keys and key not in variables.global_seed_keys()
+
+    def _not_saved(self) -> list[str]:
+        """Variables that training may change and that nobody told Keras of; looked for once, when they all exist."""
+        if self._unknown is None:
+            found = variables.untracked_variables(self._fit.model, self._step.keys)
+            self._unknown = sorted({name for name, _ in found})
+            if self._unknown and self._warn:
+                warn(verdict.not_saved_reason(self._unknown))
+        return self._unknown
+
+
+def _run_by_python(model: Any) -> dict[str, Watched]:
+    """The user's own objects whose Python code runs in each step: under `run_eagerly`."""
+    if not model.run_eagerly:
+        return {}
+    parts = {f"layer {layer.name}": layer for layer in model_parts.flat(model)}
+    return {
+        name: Watched(part, keras_callbacks.names_used_by_keras(type(part)))
+        for name, part in {"model": model, **parts, "loss": model.loss, "optimizer": model.optimizer}.items()
+        if hasattr(part, "__dict__") and type(part).__module__.partition(".")[0] not in {"keras", "builtins"}
+    }
