@@ -23,7 +23,7 @@ import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
 from benchmarks.parts import Watch
-from keras_dist_callbacks.engine.background import Pace, Priority
+from keras_dist_callbacks.engine.background import CpuShareEstimator, Priority
 from keras_dist_callbacks.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"
@@ -213,7 +213,7 @@ def writes_beside(path: Path, workload: Workload, *, fsync: bool) -> tuple[Arm, 
 def _beside(name: str, work: Callable[[], Any], held: Arm | None = None) -> tuple[Arm, list[float]]:
     spent: list[float] = []
     running: list[threading.Thread] = []
-    pace = Pace()
+    pace = CpuShareEstimator()
 
     def run(share: float) -> None:
         Priority().take(share)

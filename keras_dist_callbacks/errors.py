@@ -3,7 +3,7 @@
 Each subclasses a built-in, so that existing `except ValueError` or `except OSError` code keeps working.
 """
 
-from keras_dist_callbacks.terminal import printable
+from keras_dist_callbacks.terminal import escape_controls
 
 RESTART_EXIT_CODE = 138
 """Of a process that is to be started again: schedulers such as Kubeflow's take codes of 128 and above for that."""
@@ -16,7 +16,7 @@ class KdcError(Exception):
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__(), keep="\n")
+        return escape_controls(super().__str__(), keep="\n")
 
 
 class ConfigError(KdcError, ValueError):
@@ -110,4 +110,4 @@ class Preempted(SystemExit):
         self.reason = str(reason)
 
     def __str__(self) -> str:
-        return printable(self.reason, keep="\n")
+        return escape_controls(self.reason, keep="\n")

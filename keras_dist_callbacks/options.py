@@ -66,10 +66,10 @@ class WriteOptions:
             held = validation.count("max_held_bytes", held, of="bytes", also="None for half of the free memory")
         if rate is not None:
             rate = validation.rate("max_bytes_per_second", rate, also="None for no cap")
-        validation.keep(
+        validation.set_frozen_fields(
             self,
             retry=validation.instance("retry", self.retry, RetryPolicy),
-            fsync=validation.flag("fsync", self.fsync),
+            fsync=validation.check_bool("fsync", self.fsync),
             max_bytes_per_second=rate,
             max_failed_saves=failed,
             when_busy=validation.choice("when_busy", self.when_busy, ("skip", "wait")),
@@ -116,14 +116,14 @@ class ShutdownOptions:
     def __post_init__(self) -> None:
         if not (self.notice is None or callable(self.notice)):
             if not isinstance(self.notice, str | os.PathLike):
-                raise validation.refused("notice", self.notice, "a path or a function, or None")
+                raise validation.invalid_argument("notice", self.notice, "a path or a function, or None")
             validation.path("notice", self.notice)
-        validation.keep(
+        validation.set_frozen_fields(
             self,
-            save_before_preemption=validation.flag("save_before_preemption", self.save_before_preemption),
+            save_before_preemption=validation.check_bool("save_before_preemption", self.save_before_preemption),
             signals=tuple(number.name for number in _signals(self.signals)),
             grace_period=validation.seconds("grace_period", self.grace_period, default=ShutdownOptions.grace_period),
-            save_on_exception=validation.flag("save_on_exception", self.save_on_exception),
+            save_on_exception=validation.check_bool("save_on_exception", self.save_on_exception),
         )
 
     @property
@@ -167,7 +167,7 @@ def shutdown_options_of(given: ShutdownOptions | None) -> ShutdownOptions:
 def _signals(given: Any) -> tuple[signal.Signals, ...]:
     """One or several, each once."""
     several = isinstance(given, Sequence | Set) and not isinstance(given, str | bytes | bytearray | memoryview)
-    found = tuple(dict.fromkeys(validation.signal_of("signals", s) for s in (given if several else [given])))
+    found = tuple(dict.fromkeys(validation.parse_signal("signals", s) for s in (given if several else [given])))
     for number in (signal.SIGKILL, signal.SIGSTOP):
         if number in found:
             raise ConfigError(f"signals: a process cannot handle {number.name}")

@@ -19,7 +19,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 _NOT_THE_USERS = {"keras_dist_callbacks", "keras", "tensorflow", "contextlib", "threading"}
 
 
-def printable(text: str, keep: str = "") -> str:
+def escape_controls(text: str, keep: str = "") -> str:
     r"""`text` with everything that a terminal would obey, or not show, written as an escape such as `\x1b`.
 
     Control characters, line breaks, marks that turn the direction of writing, characters without width and halves
@@ -50,7 +50,7 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_not_the_users(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
-    warnings.warn(printable(text), category, stacklevel=level)
+    warnings.warn(escape_controls(text), category, stacklevel=level)
 
 
 def data_size(count: int) -> str:
@@ -106,7 +106,7 @@ def say(
     if is_shown(verbose):
         write_line(text, after_bar=after_bar, to_stderr=to_stderr)
     with contextlib.suppress(*_FAILURES):
-        _LOG.log(level, "%s", printable(text))
+        _LOG.log(level, "%s", escape_controls(text))
 
 
 def is_shown(verbose: int | str = 1) -> bool:
@@ -154,7 +154,7 @@ def write_line(text: str, *, after_bar: bool = False, to_stderr: bool = False) -
     stream = sys.stderr if to_stderr else sys.stdout
     if stream is None:  # pythonw, or a service without it
         return
-    line = f"{chr(10) if after_bar else ''}{printable(text)}\n"
+    line = f"{chr(10) if after_bar else ''}{escape_controls(text)}\n"
     try:
         try:
             stream.write(line)
@@ -189,7 +189,7 @@ class _Bar:
         every = (TextColumn("{task.description}", markup=False), *columns, TimeRemainingColumn())
         console = Console(stderr=True)
         self._bar = Progress(*every, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
-        self._task = self._bar.add_task(printable(description), total=total)
+        self._task = self._bar.add_task(escape_controls(description), total=total)
         with contextlib.suppress(*_FAILURES):
             self._bar.start()
 
@@ -224,7 +224,7 @@ class UploadBar:
         return self._done
 
     @property
-    def shown(self) -> bool:
+    def sized(self) -> bool:
         """Whether the bar was drawn."""
         return self._bar is not None
 

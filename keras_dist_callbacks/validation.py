@@ -51,7 +51,7 @@ def _without_credentials(text: str) -> str:
     return re.sub("://.+", "://...", text, flags=re.DOTALL)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in short, without what may be a credential."""
     short = _Shortened()
     try:
@@ -61,7 +61,7 @@ def shown(value: Any) -> str:
     return _without_credentials(text)
 
 
-def refused(name: str, value: Any, allowed: str, *, default: object = None) -> ConfigError:
+def invalid_argument(name: str, value: Any, allowed: str, *, default: object = None) -> ConfigError:
     """The error for a value that is not allowed.
 
     Args:
@@ -71,22 +71,22 @@ def refused(name: str, value: Any, allowed: str, *, default: object = None) -> C
         default: What it is if nothing is given; None if that does not help.
     """
     advice = "" if default is None else f"; the default is {default!r}"
-    return ConfigError(f"{name} must be {allowed}, got {shown(value)}{advice}")
+    return ConfigError(f"{name} must be {allowed}, got {format_value(value)}{advice}")
 
 
-def is_flag(value: Any) -> TypeGuard[bool]:
+def is_bool(value: Any) -> TypeGuard[bool]:
     """Whether it is True or False, of Python or numpy."""
     return isinstance(value, bool) or f"{type(value).__module__}.{type(value).__qualname__}" in _FLAGS_OF_NUMPY
 
 
-def flag(name: str, value: Any) -> bool:
+def check_bool(name: str, value: Any) -> bool:
     """True or False.
 
     Raises:
         ConfigError: It is neither.
     """
-    if not is_flag(value):
-        raise refused(name, value, "True or False")
+    if not is_bool(value):
+        raise invalid_argument(name, value, "True or False")
     return bool(value)
 
 
@@ -105,14 +105,14 @@ def number(
     Raises:
         ConfigError: It is something else.
     """
-    if isinstance(value, numbers.Real) and not is_flag(value):
+    if isinstance(value, numbers.Real) and not is_bool(value):
         try:
             converted = float(value)
         except OverflowError:
             converted = math.nan
         if above < converted and least <= converted <= most:
             return converted
-    raise refused(name, value, allowed, default=default)
+    raise invalid_argument(name, value, allowed, default=default)
 
 
 def seconds(
@@ -177,10 +177,10 @@ def count(
     Raises:
         ConfigError: It is something else.
     """
-    if isinstance(value, numbers.Integral) and not is_flag(value) and least <= int(value) <= most:
+    if isinstance(value, numbers.Integral) and not is_bool(value) and least <= int(value) <= most:
         return int(value)
     allowed = f"{f'a number of {of}' if of else 'a whole number'} of {least} or more{_up_to(value, most)}"
-    raise refused(name, value, allowed + _or(also), default=default)
+    raise invalid_argument(name, value, allowed + _or(also), default=default)
 
 
 def _up_to(value: Any, most: int) -> str:
@@ -196,7 +196,7 @@ def verbosity(name: str, value: Any) -> int:
     Raises:
         ConfigError: It is something else.
     """
-    return int(value) if is_flag(value) else count(name, value, also="True or False")
+    return int(value) if is_bool(value) else count(name, value, also="True or False")
 
 
 def flag_or(name: str, value: Any, word: str) -> bool | str:
@@ -205,11 +205,11 @@ def flag_or(name: str, value: Any, word: str) -> bool | str:
     Raises:
         ConfigError: It is something else.
     """
-    if is_flag(value):
+    if is_bool(value):
         return bool(value)
     if isinstance(value, str) and value == word:
         return word
-    raise refused(name, value, f"True, False or {word!r}")
+    raise invalid_argument(name, value, f"True, False or {word!r}")
 
 
 def choice(name: str, value: Any, allowed: Collection[str], *, also: str = "") -> str:
@@ -221,7 +221,7 @@ def choice(name: str, value: Any, allowed: Collection[str], *, also: str = "") -
     if isinstance(value, str) and value in allowed:
         return str(value)
     *others, last = [*map(repr, allowed), *([also] if also else [])]
-    raise refused(name, value, f"{', '.join(others)} or {last}")
+    raise invalid_argument(name, value, f"{', '.join(others)} or {last}")
 
 
 def count_or(name: str, value: Any, words: Collection[str], of: str, *, least: int = 1) -> int | str:
@@ -232,10 +232,10 @@ def count_or(name: str, value: Any, words: Collection[str], of: str, *, least: i
     """
     if isinstance(value, str) and value in words:
         return str(value)
-    if isinstance(value, numbers.Integral) and not is_flag(value) and least <= int(value) <= _LARGEST_COUNT:
+    if isinstance(value, numbers.Integral) and not is_bool(value) and least <= int(value) <= _LARGEST_COUNT:
         return int(value)
     end = _up_to(value, _LARGEST_COUNT)
-    raise refused(name, value, f"{' or '.join(map(repr, words))} or a number of {of} of {least} or more{end}")
+    raise invalid_argument(name, value, f"{' or '.join(map(repr, words))} or a number of {of} of {least} or more{end}")
 
 
 def text(name: str, value: Any, allowed: str) -> str:
@@ -245,7 +245,7 @@ def text(name: str, value: Any, allowed: str) -> str:
         ConfigError: It is something else.
     """
     if not isinstance(value, str) or not value:
-        raise refused(name, value, allowed)
+        raise invalid_argument(name, value, allowed)
     return str(value)
 
 
@@ -265,7 +265,7 @@ def path(name: str, value: Any, if_empty: str = "") -> str:
     except TypeError:
         given = None
     if not isinstance(given, str):
-        raise refused(name, value, "a path or URL, as a str or an os.PathLike of str")
+        raise invalid_argument(name, value, "a path or URL, as a str or an os.PathLike of str")
     if not given:
         raise ConfigError(if_empty or f"an empty path was given for {name}")
     if "\0" in given:
@@ -296,10 +296,10 @@ def texts(name: str, value: Any, allowed: str) -> tuple[str, ...]:
         ConfigError: It is something else.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise refused(name, value, allowed)
+        raise invalid_argument(name, value, allowed)
     given = tuple(value)
     if not all(isinstance(item, str) for item in given):
-        raise refused(name, value, allowed)
+        raise invalid_argument(name, value, allowed)
     return given
 
 
@@ -310,7 +310,7 @@ def function(name: str, value: _Function, what: str = "a function") -> _Function
         ConfigError: It cannot.
     """
     if not callable(value):
-        raise refused(name, value, what)
+        raise invalid_argument(name, value, what)
     return value
 
 
@@ -321,11 +321,11 @@ def instance(name: str, value: Any, kind: type[_T], *, also: str = "") -> _T:
         ConfigError: It is of another one.
     """
     if not isinstance(value, kind):
-        raise refused(name, value, f"a {kind.__module__.partition('.')[0]}.{kind.__name__}{_or(also)}")
+        raise invalid_argument(name, value, f"a {kind.__module__.partition('.')[0]}.{kind.__name__}{_or(also)}")
     return value
 
 
-def signal_of(name: str, value: Any) -> signal.Signals:
+def parse_signal(name: str, value: Any) -> signal.Signals:
     """The signal that a number or a name stands for.
 
     Raises:
@@ -334,14 +334,14 @@ def signal_of(name: str, value: Any) -> signal.Signals:
     try:
         if isinstance(value, str):
             return signal.Signals(int(value)) if value.isdecimal() else signal.Signals[value]
-        if isinstance(value, numbers.Integral) and not is_flag(value):
+        if isinstance(value, numbers.Integral) and not is_bool(value):
             return signal.Signals(int(value))
     except (KeyError, ValueError) as error:
-        raise refused(name, value, "a signal's number or name such as 'SIGTERM' or 'SIGUSR1'") from error
-    raise refused(name, value, "a signal's number or name such as 'SIGTERM' or 'SIGUSR1'")
+        raise invalid_argument(name, value, "a signal's number or name such as 'SIGTERM' or 'SIGUSR1'") from error
+    raise invalid_argument(name, value, "a signal's number or name such as 'SIGTERM' or 'SIGUSR1'")
 
 
-def keep(frozen: object, **checked: Any) -> None:
+def set_frozen_fields(frozen: object, **checked: Any) -> None:
     """Puts checked values into a frozen dataclass, from its `__post_init__`."""
     for name, value in checked.items():
         object.__setattr__(frozen, name, value)

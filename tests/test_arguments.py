@@ -147,12 +147,12 @@ def test_what_names_a_path_may_be_any_os_pathlike_of_str() -> None:
     ],
 )
 def test_a_message_shows_what_was_given_in_short(value: Any, expected: str) -> None:
-    assert re.match(expected, validation.shown(value))
-    assert SECRET not in validation.shown(value)
+    assert re.match(expected, validation.format_value(value))
+    assert SECRET not in validation.format_value(value)
 
 
 def test_a_value_that_cannot_be_shown_is_named_by_its_type() -> None:
-    assert validation.shown(10**10000) == "a value of the type int"
+    assert validation.format_value(10**10000) == "a value of the type int"
 
     class Silent:
         def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from keras_dist_callbacks.cluster import peer_monitor
 from keras_dist_callbacks.engine import background
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.process import PARTS, Shared, shared
-from keras_dist_callbacks.shutdown.signals import SignalWatch
+from keras_dist_callbacks.shutdown.signals import SignalListener
 from keras_dist_callbacks.storage import direct_io, temporary
 
 pytestmark = [
@@ -103,8 +103,8 @@ def test_a_kind_that_fails_in_a_child_keeps_no_other_from_being_replaced(first: 
         (lambda: shared(validation._Known).lock, lambda: validation.convert({"a": [True]}, dict[str, list[bool]])),
         (lambda: shared(direct_io.Buffers).lock, lambda: direct_io._buffer().__enter__()),
         (lambda: shared(temporary.Directories).lock, lambda: temporary.make_directory("test").exists()),
-        (lambda: shared(peer_monitor.Watching).lock, peer_monitor._goes_on),
-        (lambda: shared(background._Pauses).lock, lambda: background.collector_paused().__enter__()),
+        (lambda: shared(peer_monitor.PeerMonitor).lock, peer_monitor._is_alive),
+        (lambda: shared(background._Pauses).lock, lambda: background.gc_paused().__enter__()),
         (lambda: shared_writer()._condition, lambda: shared_writer().wait(1.0)),
     ],
     ids=["schemas", "buffers", "directories", "peers", "collector", "writer"],
@@ -130,7 +130,7 @@ def test_a_child_does_not_wait_for_a_lock_that_a_thread_of_its_parent_held(
 
 
 def test_a_child_collects_garbage_although_a_thread_of_its_parent_had_paused_it() -> None:
-    with background.collector_paused():
+    with background.gc_paused():
         assert in_fork(gc.isenabled)
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -168,7 +168,7 @@ def test_a_child_frees_nothing_that_it_inherited() -> None:
 
 def test_sigterm_ends_a_child_that_still_replaces_what_it_inherited() -> None:
     shared(Waits)
-    watch = SignalWatch(lambda number: None, lambda number: None)
+    watch = SignalListener(lambda number: None, lambda number: None)
     watch.install([signal.SIGTERM])
     try:
         child = os.fork()

@@ -15,7 +15,7 @@ import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 
 sys.setswitchinterval(1e-6)
-from keras_dist_callbacks.backups import codec, owners, records
+from keras_dist_callbacks.backups import codec, owner_records, record_io
 from keras_dist_callbacks.checkpoints import record
 from keras_dist_callbacks.errors import DamagedBackupError
 
@@ -23,10 +23,10 @@ together = threading.Barrier(8)
 
 def check(_):
     together.wait()
-    values = {record.Record: {"template": 1}, codec._Entry: {"dtype": 1}, owners.Owner: {"claimed": []}}
+    values = {record.Record: {"template": 1}, codec._Entry: {"dtype": 1}, owner_records.OwnerRecord: {"claimed": []}}
     for kind, value in values.items():
         try:
-            records.checked(value, kind, "a record")
+            record_io.checked(value, kind, "a record")
         except DamagedBackupError as error:
             assert "a record is not what a backup holds" in str(error)
         else:

@@ -47,10 +47,10 @@ def test_a_long_upload_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, t
     before = sys.stdout
     with uploads("saving x", 1000) as bar:
         bar.advance(400)
-        assert not bar.shown
+        assert not bar.sized
         timers.pass_by()
         bar.advance(100)
-        assert bar.shown
+        assert bar.sized
         assert sys.stdout is before, "what a script prints, or redirects, is its own"
     assert "saving x" in sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert bar.done == 500

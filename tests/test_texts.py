@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from keras_dist_callbacks.errors import ClusterError, ConfigError, DamagedBackupError, KdcError, Preempted, StorageError
-from keras_dist_callbacks.terminal import printable
+from keras_dist_callbacks.terminal import escape_controls
 from tests.support.hostile import EVIL, MARKUP, READABLE, obeyed_in
 
 ESCAPES = {
@@ -19,20 +19,20 @@ ESCAPES = {
 
 @pytest.mark.parametrize("text", sorted(ESCAPES))
 def test_what_a_terminal_would_obey_or_hide_becomes_an_escape(text: str) -> None:
-    assert printable(text) == ESCAPES[text]
-    assert printable(printable(text)) == ESCAPES[text]
+    assert escape_controls(text) == ESCAPES[text]
+    assert escape_controls(escape_controls(text)) == ESCAPES[text]
 
 
 def test_every_control_and_format_character_is_escaped() -> None:
     kinds = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     wanted = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in kinds]
     assert len(wanted) > 2000
-    assert printable("".join(wanted)).isascii()
+    assert escape_controls("".join(wanted)).isascii()
 
 
 @pytest.mark.parametrize("text", [READABLE, MARKUP, "/a b/ç\u3000\xa0ñ", "e\u0301", "\\x1b", "🙂", ""])
 def test_names_in_any_language_stay_readable(text: str) -> None:
-    assert printable(text) == text
+    assert escape_controls(text) == text
 
 
 @pytest.mark.parametrize("kind", [KdcError, ConfigError, StorageError, DamagedBackupError, ClusterError, Preempted])

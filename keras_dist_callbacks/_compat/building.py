@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from keras_dist_callbacks._compat.model_parts import flat
+from keras_dist_callbacks._compat.model_parts import all_layers
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks._compat.variables import GLOBAL_SEED_GENERATOR, named_variables, optimizers_within
 
@@ -20,7 +20,7 @@ def unbuilt_layers(model: Any) -> list[str]:
     """
     if model.built:
         return []
-    layers = flat(model)
+    layers = all_layers(model)
     unbuilt = [layer.name for layer in layers if not layer.built and _has_own_build(layer)]
     return unbuilt or ([model.name] if not layers or _has_own_build(model) else [])
 
@@ -31,7 +31,7 @@ def _has_own_build(layer: Any) -> bool:
     return type(layer).build is not keras.Layer.build
 
 
-def trains_itself(model: Any) -> bool:
+def has_custom_train_step(model: Any) -> bool:
     """Whether the model has a step of its own: what that builds, nobody else can tell."""
     import keras
 
@@ -53,11 +53,11 @@ def build_metrics(fit: RunningFit) -> None:
     # A train_step of the user's may take what the model itself does not. Then metrics are made by the first step, and
     # a restore says that they start afresh.
     taken = contextlib.suppress(ValueError, TypeError, RuntimeError, AttributeError)
-    with model.distribute_strategy.scope(), _left_alone(model.optimizer), taken:
+    with model.distribute_strategy.scope(), _without_variables(model.optimizer), taken:
         model._symbolic_build(data_batch=local)
 
 
-def build_optimizer_as(optimizer: Any, model: Any, names: Iterable[str]) -> None:
+def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> None:
     """Builds an optimizer for those weights of which a backup has slots; not at all where their names do not tell.
 
     Args:
@@ -81,7 +81,7 @@ def build_optimizer_as(optimizer: Any, model: Any, names: Iterable[str]) -> None
             optimizer.build([variable for begin, found in alike.items() if begin in saved for variable in found])
 
 
-def build_other_optimizers_as(model: Any, names: Iterable[str]) -> None:
+def build_other_optimizers_like(model: Any, names: Iterable[str]) -> None:
     """The same for the optimizers that are the model's without being `model.optimizer`."""
     numbered: list[str] = []
     seen = collections.Counter[str]()
@@ -90,7 +90,7 @@ def build_other_optimizers_as(model: Any, names: Iterable[str]) -> None:
         seen[name] += 1
     for optimizer in optimizers_within(model):
         if optimizer is not model.optimizer:
-            build_optimizer_as(optimizer, model, numbered)
+            build_optimizer_like(optimizer, model, numbered)
 
 
 def build_optimizer_if_saved(model: Any, names: Iterable[str], metrics: Collection[str]) -> None:
@@ -121,7 +121,7 @@ def _longest_begin(slot: str, begins: Collection[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def _left_alone(optimizer: Any) -> Iterator[None]:
+def _without_variables(optimizer: Any) -> Iterator[None]:
     """Keras builds an optimizer for all weights, beside the metrics, unless it takes it to be built."""
     if optimizer is None or optimizer.built:
         yield
@@ -133,7 +133,7 @@ def _left_alone(optimizer: Any) -> Iterator[None]:
         optimizer.built = False
 
 
-def compile_metrics_pending(model: Any) -> bool:
+def has_unbuilt_variables(model: Any) -> bool:
     """Whether metric or optimizer variables do not exist yet."""
     metrics = model._compile_metrics
     losses = model._compile_loss

@@ -16,7 +16,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit, incompatible, l
 _ITERATOR_METHODS = ("_enumerate_iterator", "catch_stop_iteration")
 
 
-class StepControl(Protocol):
+class FitHooks(Protocol):
     """What wants to be told about fit's progress."""
 
     def before_epoch(self) -> None:
@@ -61,7 +61,7 @@ class StepControl(Protocol):
         ...
 
 
-def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
+def control(fit: RunningFit, controller: FitHooks) -> Callable[[], None]:
     """Puts `controller` between the steps of a running fit.
 
     Returns:
@@ -76,7 +76,7 @@ def control(fit: RunningFit, controller: StepControl) -> Callable[[], None]:
 class _Seam:
     """The wrapped methods of one fit."""
 
-    def __init__(self, fit: RunningFit, controller: StepControl) -> None:
+    def __init__(self, fit: RunningFit, controller: FitHooks) -> None:
         self._fit = fit
         self._controller = controller
         self._hooks = _list_of_callbacks(fit.model)
@@ -150,7 +150,8 @@ class _Seam:
         hook = getattr(self._hooks, name)
 
         def watched(*arguments: Any, **named: Any) -> None:
-            self._fit.forget_start()  # fit has read it, and a callback that raises must not leave it to a later fit
+            # fit has read it, and a callback that raises must not leave it to a later fit
+            self._fit.clear_initial_epoch()
             try:
                 if before is not None:
                     before()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks._compat.variables import HeldRead, hold_resource
+from keras_dist_callbacks._compat.variables import SharedRead, hold_resource
 
 _RANDOM = (
     *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistortedBoundingBox"),
@@ -44,7 +44,7 @@ class Resource:
     handle: Any
     dtype: Any
 
-    def hold(self) -> HeldRead:
+    def hold(self) -> SharedRead:
         """Its value now, as `VariableSet.hold` reads it."""
         return hold_resource(self.handle, self.dtype)
 

@@ -35,7 +35,7 @@ class _Times(ctypes.Structure):
     )
 
 
-def exit_after(seconds: float, code: int) -> Callable[[], None] | None:
+def exit_process_after(seconds: float, code: int) -> Callable[[], None] | None:
     """Ends the process with `code` after `seconds`, without any clean-up.
 
     Returns:
@@ -55,10 +55,10 @@ def exit_after(seconds: float, code: int) -> Callable[[], None] | None:
         library.timer_delete(timer)
         return None
 
-    def take_back() -> None:
+    def cancel_exit() -> None:
         library.timer_delete(timer)
 
-    return take_back
+    return cancel_exit
 
 
 def _library() -> ctypes.CDLL | None:

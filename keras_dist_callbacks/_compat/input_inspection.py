@@ -23,7 +23,7 @@ _ADAPTERS = {
 
 
 @dataclass(frozen=True)
-class HiddenInput:
+class InputInspection:
     """What resuming must know of an input beside its position.
 
     Attributes:
@@ -39,7 +39,7 @@ class HiddenInput:
     unordered: tuple[str, ...] = ()
 
 
-def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenInput:
+def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> InputInspection:
     """Looks for what the stages of a dataset hide.
 
     Args:
@@ -49,12 +49,12 @@ def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenIn
     """
     kind = type(adapter).__name__
     if kind == "ArrayDataAdapter":
-        return HiddenInput()
+        return InputInspection()
     if kind in _ADAPTERS:
         name = "" if kind == "GeneratorDataAdapter" or source is None else f" {type(source).__name__}"
-        return HiddenInput(python=(_ADAPTERS[kind] + name + _parallel_reads(source),))
+        return InputInspection(python=(_ADAPTERS[kind] + name + _parallel_reads(source),))
     if not hasattr(pipeline.original(dataset), "_inputs"):
-        return HiddenInput(python=("the function of the distributed dataset",))
+        return InputInspection(python=("the function of the distributed dataset",))
     stages = list({id(stage): stage for stage in pipeline.stages(pipeline.original(dataset))}.values())
     writers = [stage for stage in stages if pipeline.writes(stage)]
     variables = graphs.distinct(r for stage in writers for r in pipeline.captured(stage))
@@ -62,21 +62,21 @@ def look_into(dataset: Any, adapter: Any = None, source: Any = None) -> HiddenIn
     reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
     unordered = [*_loose_orders(dataset, stages), *_races(dataset, stages, variables)]
     unordered += [*_early_ends(dataset), *_tables(stages)]
-    return HiddenInput(tuple(variables), tuple(reads), tuple(_python(stages)), tuple(dict.fromkeys(unordered)))
+    return InputInspection(tuple(variables), tuple(reads), tuple(_python(stages)), tuple(dict.fromkeys(unordered)))
 
 
-def look_at_source(source: Any) -> HiddenInput:
+def inspect_source(source: Any) -> InputInspection:
     """The same for what the user passed, before Keras made an adapter of it; arrays hide nothing."""
     import keras
     import tensorflow as tf
 
     if isinstance(source, tf.data.Dataset):
-        return look_into(source)
+        return inspect_dataset(source)
     if isinstance(source, keras.utils.PyDataset):
-        return HiddenInput(python=(f"the PyDataset {type(source).__name__}{_parallel_reads(source)}",))
+        return InputInspection(python=(f"the PyDataset {type(source).__name__}{_parallel_reads(source)}",))
     if hasattr(source, "__next__"):
-        return HiddenInput(python=("the Python generator",))
-    return HiddenInput()
+        return InputInspection(python=("the Python generator",))
+    return InputInspection()
 
 
 def _parallel_reads(source: Any) -> str:
@@ -125,7 +125,7 @@ def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) ->
     """Variables that two threads of the pipeline use: some of their stages lie before an asynchronous one."""
     whole = pipeline.original(dataset)
     occurrences = list(pipeline.occurrences(whole))
-    ahead = [path for path, stage in occurrences if pipeline.runs_ahead(stage, whole)]
+    ahead = [path for path, stage in occurrences if pipeline.reads_ahead(stage, whole)]
     for variable in variables:
         keyed = {id(s) for s in stages if variable.key in {r.key for r in pipeline.captured(s)}}
         users = [path for path, stage in occurrences if id(stage) in keyed]
@@ -139,9 +139,9 @@ def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) ->
 def _early_ends(dataset: Any) -> Iterator[str]:
     """A part that draws in the course of a pass is read ahead and left early: how far it came was a matter of time."""
     whole = pipeline.original(dataset)
-    ahead = [path for path, stage in pipeline.occurrences(whole) if pipeline.runs_ahead(stage, whole)]
-    late = pipeline.late_places(dataset)
-    for end, stage in pipeline.early_ends(dataset):
+    ahead = [path for path, stage in pipeline.occurrences(whole) if pipeline.reads_ahead(stage, whole)]
+    late = pipeline.mid_pass_draw_paths(dataset)
+    for end, stage in pipeline.early_termination_paths(dataset):
         if any(place[: len(path)] == path and path[: len(end)] == end for place in late for path in ahead):
             yield (
                 f"the input's {_public_name(stage)} ends a pass while orders in front of it are being drawn ahead, so "

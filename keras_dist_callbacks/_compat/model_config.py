@@ -28,7 +28,7 @@ def model_facts(model: Any) -> dict[str, str]:
         facts = _flat(
             {f"layer {n}": {"name": x.name, "class": type(x).__name__, **_config(x)} for n, x in enumerate(parts)}, ""
         )
-    for number, (layer, weights) in enumerate(model_parts.adapted(model)):
+    for number, (layer, weights) in enumerate(model_parts.vocabulary_layers(model)):
         facts[f"vocabulary {number}"] = _vocabulary(layer, weights)
     facts["dtype policy"] = str(getattr(model.dtype_policy, "name", model.dtype_policy))
     return facts

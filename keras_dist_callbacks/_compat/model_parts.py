@@ -20,11 +20,11 @@ def has_constants(model: Any) -> bool:
     return bool(_with_constants(model))
 
 
-def adapted(model: Any) -> list[tuple[Any, list[Any]]]:
+def vocabulary_layers(model: Any) -> list[tuple[Any, list[Any]]]:
     """Layers with a vocabulary, which `adapt()` makes and training never changes, and the variables in them."""
     import tensorflow as tf
 
-    found = [getattr(layer, "_lookup_layer", layer) for layer in flat(model)]  # that of a TextVectorization
+    found = [getattr(layer, "_lookup_layer", layer) for layer in all_layers(model)]  # that of a TextVectorization
     return [
         (lookup, [part for part in tf.train.TrackableView(lookup).descendants() if isinstance(part, tf.Variable)])
         for lookup in {id(lookup): lookup for lookup in found}.values()
@@ -35,10 +35,10 @@ def adapted(model: Any) -> list[tuple[Any, list[Any]]]:
 def _with_constants(model: Any) -> list[Any]:
     import keras
 
-    return [layer for layer in flat(model) if isinstance(layer, keras.layers.Normalization) and layer.built]
+    return [layer for layer in all_layers(model) if isinstance(layer, keras.layers.Normalization) and layer.built]
 
 
-def flat(model: Any) -> list[Any]:
+def all_layers(model: Any) -> list[Any]:
     """Every layer within a model; none of what is no Keras model."""
     return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
 

@@ -72,7 +72,7 @@ def enable_multi_worker_fit() -> Callable[[], None]:
     return _disable
 
 
-def explain_with(explain: Callable[[BaseException], BaseException]) -> None:
+def set_error_translator(explain: Callable[[BaseException], BaseException]) -> None:
     """What makes a plain error of TensorFlow's at the start of `fit`, which means a lost worker, of it."""
     shared(_Explained).by = explain
 

@@ -24,7 +24,7 @@ def local_copies(dataset: Any) -> list[Any]:
     return list(getattr(dataset, "_cloned_datasets", None) or [dataset])
 
 
-def parts_of_a_batch(dataset: Any) -> int:
+def replicas_per_batch(dataset: Any) -> int:
     """How many elements of a local copy are one of the dataset's: one for each replica of this worker."""
     workers = getattr(dataset, "_input_workers", None)
     return 1 if workers is None else len(workers.compute_devices_for_worker(0))
@@ -48,7 +48,7 @@ def caches_randomness(dataset: Any) -> bool:
     )
 
 
-def draws_late(dataset: Any) -> bool:
+def draws_during_pass(dataset: Any) -> bool:
     """Whether a pass makes iterators, each with a draw of its own, only when it gets to them.
 
     Those of the later parts of `concatenate`, of each pass of a `repeat`, of the parts that `sample_from_datasets` and
@@ -66,13 +66,13 @@ def _is_late(stage: Any) -> bool:
     return any(_draws(part) for source in late for part in stages(source)) or _captures_datasets(stage)
 
 
-def late_places(dataset: Any) -> list[tuple[int, ...]]:
+def mid_pass_draw_paths(dataset: Any) -> list[tuple[int, ...]]:
     """Where in `occurrences` the stages are that draw late and not the same again."""
     found = [(path, stage) for path, stage in occurrences(original(dataset)) if _is_late(stage)]
     return [path for path, stage in found if reshuffling_stages(stage)]
 
 
-def early_ends(dataset: Any) -> list[tuple[tuple[int, ...], Any]]:
+def early_termination_paths(dataset: Any) -> list[tuple[tuple[int, ...], Any]]:
     """Stages whose pass may be over before their input's, with where in `occurrences` that input is."""
     found = []
     for path, stage in occurrences(original(dataset)):
@@ -183,7 +183,7 @@ class _Functions(Shared):
 _ASYNCHRONOUS = ("Prefetch", "Parallel", "MapAndBatch")
 
 
-def runs_ahead(stage: Any, whole: Any) -> bool:
+def reads_ahead(stage: Any, whole: Any) -> bool:
     """Whether another thread than its consumer's asks for what lies before a stage.
 
     TensorFlow makes a serial map without a state parallel where it tunes, and joins a map with the batch behind it,
@@ -203,7 +203,7 @@ def runs_ahead(stage: Any, whole: Any) -> bool:
     return kind == "BatchDataset" and behind_map and _option(whole, "map_and_batch_fusion") is not False
 
 
-def reads_its_end(dataset: Any) -> bool:
+def reads_past_last_element(dataset: Any) -> bool:
     """Whether the end of what a dataset caches is read, though its consumer asks for no element behind the last.
 
     Only then a cache is whole in front of a stage that leaves elements over, such as a batch that drops the remainder;
@@ -213,24 +213,24 @@ def reads_its_end(dataset: Any) -> bool:
     return _is_read_whole(dataset, [path for path, stage in every if "Cache" in type(stage).__name__])
 
 
-def draws_at_its_end(dataset: Any) -> bool:
+def draws_at_end_of_pass(dataset: Any) -> bool:
     """The same for stages that draw in the course of a pass: a `repeat` draws once more at the end of its last one."""
-    return _is_read_whole(dataset, late_places(dataset))
+    return _is_read_whole(dataset, mid_pass_draw_paths(dataset))
 
 
 def _is_read_whole(dataset: Any, places: list[tuple[int, ...]]) -> bool:
     whole = original(dataset)
     if whole is not dataset:
         return True  # distributed datasets are read ahead for their devices
-    behind = [s for path, s in occurrences(whole) if any(_lies_behind(path, place) for place in places)]
+    behind = [s for path, s in occurrences(whole) if any(_comes_after(path, place) for place in places)]
     if rng.is_deterministic() and any(function_stages(stage) for stage in behind):
         return False  # TensorFlow takes the asynchronous parts out then
     allowed = all(_option(whole, name) is not False for name in ("apply_default_optimizations", "inject_prefetch"))
     alone = [stage for stage in behind if "Ragged" not in type(stage).__name__]
-    return (allowed and _tunes(whole)) or any(runs_ahead(stage, whole) for stage in alone)
+    return (allowed and _tunes(whole)) or any(reads_ahead(stage, whole) for stage in alone)
 
 
-def _lies_behind(path: tuple[int, ...], place: tuple[int, ...]) -> bool:
+def _comes_after(path: tuple[int, ...], place: tuple[int, ...]) -> bool:
     return len(path) < len(place) and place[: len(path)] == path
 
 

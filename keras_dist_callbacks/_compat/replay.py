@@ -176,7 +176,7 @@ def replay_iterators(dataset: Any, past: int) -> None:
     wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
     for number in range(past):
         whole = number == 0 and pipeline.caches_randomness(dataset)
-        whole |= pipeline.draws_late(dataset) and not pipeline.is_endless(dataset)
+        whole |= pipeline.draws_during_pass(dataset) and not pipeline.is_endless(dataset)
         for local in pipeline.local_copies(dataset):
             _pull(iter(local), _ALL if whole else wanted)
 
@@ -237,11 +237,11 @@ def _recreate(stand_in: _StandIn, cached: set[int], before_reading: Callable[[],
     wanted = 1 if pipeline.shuffles(dataset) > 1 else 0
     if pipeline.caches_randomness(dataset) and stand_in.pulled and id(iterator) not in cached:
         cached.add(id(iterator))
-        wanted = _ALL if pipeline.reads_its_end(dataset) else stand_in.pulled
-    elif pipeline.draws_late(dataset):
-        at_end = pipeline.draws_at_its_end(dataset) and not pipeline.is_endless(dataset)
+        wanted = _ALL if pipeline.reads_past_last_element(dataset) else stand_in.pulled
+    elif pipeline.draws_during_pass(dataset):
+        at_end = pipeline.draws_at_end_of_pass(dataset) and not pipeline.is_endless(dataset)
         wanted = _ALL if at_end and stand_in.pulled and not iterator.steps_per_epoch else stand_in.pulled
-    count = min(wanted, stand_in.pulled) * pipeline.parts_of_a_batch(dataset) if wanted < _ALL else _ALL
+    count = min(wanted, stand_in.pulled) * pipeline.replicas_per_batch(dataset) if wanted < _ALL else _ALL
     for local in pipeline.local_copies(dataset):
         _pull(iter(local), count)
 

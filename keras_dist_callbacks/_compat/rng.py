@@ -46,7 +46,7 @@ def restore(state: dict[str, Any], *, leave: Collection[str] = ()) -> None:
     _restore_tensorflow(state["tensorflow"])
 
 
-def moved(since: dict[str, Any]) -> set[str]:
+def changed_since(since: dict[str, Any]) -> set[str]:
     """Which of Python's, numpy's and torch's states are others than they were."""
     now = capture()
     return {name for name in ("python", "numpy", "torch") if name in since and now.get(name) != since[name]}

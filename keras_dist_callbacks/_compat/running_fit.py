@@ -53,7 +53,7 @@ class RunningFit:
         return None if value is None else int(value)
 
     @property
-    def ends_unexpectedly(self) -> bool:
+    def has_unknown_length(self) -> bool:
         """Whether the input is a dataset whose end Keras finds only by reaching it."""
         import tensorflow as tf
 
@@ -62,7 +62,7 @@ class RunningFit:
         return bool(int(self.input.cardinality()) == tf.data.UNKNOWN_CARDINALITY)
 
     @property
-    def made_one_more(self) -> bool:
+    def created_unused_iterator(self) -> bool:
         """Whether the epoch that has just ended made an iterator that nothing will be read of.
 
         Of an input of unknown length Keras takes as many batches as the first epoch had, and one: an epoch that has
@@ -133,7 +133,7 @@ class RunningFit:
         return _fit_variables(self.model).get(name)
 
     @property
-    def begins_iterator(self) -> bool:
+    def starts_fresh_iterator(self) -> bool:
         """Whether the epoch that is about to be read takes an iterator of which nothing was read."""
         iterator = self.epoch_iterator
         return not iterator.steps_per_epoch or iterator._current_iterator is None or iterator._steps_seen == 0
@@ -173,11 +173,11 @@ class RunningFit:
         adapter = self.epoch_iterator.data_adapter
         return type(adapter).__name__ == "PyDatasetAdapter" and bool(adapter.shuffle)
 
-    def start_at(self, epoch: int) -> None:
+    def set_initial_epoch(self, epoch: int) -> None:
         """Makes fit begin at `epoch`; only before its epoch loop starts."""
         self.model._initial_epoch = epoch
 
-    def forget_start(self) -> None:
+    def clear_initial_epoch(self) -> None:
         """A later fit() must not start at the epoch that this one was resumed at."""
         self.model._initial_epoch = None
 

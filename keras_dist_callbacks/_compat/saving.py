@@ -25,7 +25,7 @@ _DECISION = ("self", "epoch", "batch", "logs", "filepath")  # of `_should_save_m
 _COUNTERS = ("_batches_seen_since_last_saving", "_last_batch_seen")
 
 
-class DecidingModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
     """Calls `write` where Keras' ModelCheckpoint would write a file.
 
     Attributes:

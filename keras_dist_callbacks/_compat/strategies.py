@@ -9,7 +9,7 @@ from keras_dist_callbacks._compat import model_parts
 _INSTEAD = "use kdc.make_strategy(), or MirroredStrategy or MultiWorkerMirroredStrategy"
 
 
-def why_not(strategy: Any) -> str | None:
+def unsupported_reason(strategy: Any) -> str | None:
     """Why nothing can be trained or saved under a strategy; None if it can.
 
     Keras 3's `fit()` hands its dataset to the strategy, which ParameterServerStrategy refuses (measured with TensorFlow
@@ -24,7 +24,7 @@ def why_not(strategy: Any) -> str | None:
     return None
 
 
-def why_not_this(strategy: Any, model: Any) -> str | None:
+def unsupported_model_reason(strategy: Any, model: Any) -> str | None:
     """Why a model cannot be trained under a strategy; None if it can.
 
     Under CentralStorageStrategy none of several replicas may assign to a variable (measured with Keras 3.15): layers
@@ -37,7 +37,7 @@ def why_not_this(strategy: Any, model: Any) -> str | None:
         return None
     reasons = [
         f"layer {layer.name!r} ({type(layer).__name__})"
-        for layer in model_parts.flat(model)
+        for layer in model_parts.all_layers(model)
         if getattr(layer, "_seed_generators", ())
         or (isinstance(layer, keras.layers.BatchNormalization) and layer.trainable)
     ]

@@ -61,7 +61,7 @@ def pushes_each_step() -> bool:
     return "_push_writer" in keras.callbacks.TensorBoard.on_train_batch_begin.__code__.co_names
 
 
-class OpenTensorBoard(keras.callbacks.TensorBoard):
+class TensorBoardWithState(keras.callbacks.TensorBoard):
     """Keras' TensorBoard, which can be flushed and whose counters can be saved.
 
     Raises:

@@ -17,7 +17,7 @@ def is_loader(source: Any) -> bool:
     return torch is not None and isinstance(source, torch.utils.data.DataLoader)
 
 
-def order_is_drawn(source: Any) -> bool:
+def order_depends_on_rng_only(source: Any) -> bool:
     """Whether each pass depends on nothing but random states: torch's own samplers over a dataset with an index.
 
     A dataset with a `state_dict` of its own says that there is more.
@@ -49,7 +49,7 @@ def states(found: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return [generator.get_state().cpu().numpy().copy() for generator in found]
 
 
-def put_back(found: Sequence[Any], saved: Sequence[np.ndarray[Any, Any]]) -> None:
+def set_states(found: Sequence[Any], saved: Sequence[np.ndarray[Any, Any]]) -> None:
     """Lets the generators go on from what `states` returned.
 
     Raises:

@@ -26,7 +26,7 @@ GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 @dataclass(frozen=True)
-class HeldRead:
+class SharedRead:
     """A tensor that was read from a variable's component."""
 
     tensor: Any
@@ -80,7 +80,7 @@ class VariableSet:
         """The `key` of every component."""
         return frozenset(id(handle) for handle, _, _ in self._reads)
 
-    def hold(self) -> list[HeldRead]:
+    def hold(self) -> list[SharedRead]:
         """Reads every component, in the order of `labels`; the results do not change when variables are assigned."""
         return [_hold(handle, dtype, on_host) for handle, dtype, on_host in self._reads]
 
@@ -90,19 +90,19 @@ def key(component: Any) -> int:
     return id(component.handle)
 
 
-def hold_resource(handle: Any, dtype: Any) -> HeldRead:
+def hold_resource(handle: Any, dtype: Any) -> SharedRead:
     """Reads one component; the result does not change when it is assigned."""
     return _hold(handle, dtype, _on_host(handle.device))
 
 
-def _hold(handle: Any, dtype: Any, on_host: bool) -> HeldRead:
+def _hold(handle: Any, dtype: Any, on_host: bool) -> SharedRead:
     import tensorflow as tf
 
     tensor = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)  # runs where the resource is
     if not on_host:
         with tf.device("CPU:0"):  # training on that device must not overwrite what is not copied yet
             tensor = tf.identity(tensor)
-    return HeldRead(tensor)
+    return SharedRead(tensor)
 
 
 def assign(component: Any, value: np.ndarray[Any, Any]) -> None:
@@ -230,7 +230,9 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[st
     import keras
     import tensorflow as tf
 
-    known = variable_set(model).keys | set(held) | {key(v) for _, own in model_parts.adapted(model) for v in own}
+    known = (
+        variable_set(model).keys | set(held) | {key(v) for _, own in model_parts.vocabulary_layers(model) for v in own}
+    )
     found = []
     for item in _descendants(model):
         own: list[Any] = list(item.variables) if isinstance(item, keras.optimizers.Optimizer) else [item]

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Count, Digest, checked, parse
-from keras_dist_callbacks.backups.snapshot import BlobInfo, HeldTensor, TensorInfo, WorkerRecord
+from keras_dist_callbacks.backups.snapshot import BlobInfo, SharedTensor, TensorInfo, WorkerRecord
 from keras_dist_callbacks.errors import DamagedBackupError
 
 BLOB_BYTES = 64 * 2**20
@@ -49,15 +49,15 @@ class Packer:
         """
         self._known = {Fingerprint(t.hash, t.dtype, t.shape): t for t in known.values()}
         self._places: dict[Fingerprint, TensorInfo] = {}
-        self._drafts: list[Draft] = []
+        self._drafts: list[StreamedBlob] = []
         self._found: dict[str, Fingerprint] = {}  # of tensors that had none, by their names in blobs
         self._directory = directory
         self._sizes = sizes or {}
         self._copy = copy
 
     def pack(
-        self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
-    ) -> Iterator[Blob | Draft]:
+        self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
+    ) -> Iterator[Blob | StreamedBlob]:
         """Yields the blobs that must be written, a few tensors at a time.
 
         Args:
@@ -69,20 +69,20 @@ class Packer:
         for names in (moved, fresh):  # apart: what did not change now is likely to stay
             yield from self._pack(names, tensors, prints, prefix)
 
-    def bytes_to_write(self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint]) -> int:
+    def bytes_to_write(self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint]) -> int:
         """About how many bytes `pack` will yield, before it is called."""
         fresh = {prints.get(name, name): name for name in tensors if prints.get(name) not in self._known}
         return sum(tensors[name].array().nbytes for name in fresh.values())
 
     def locate(
-        self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
+        self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
     ) -> dict[str, TensorInfo]:
         """Where each tensor is found, once all blobs of `pack` were written."""
         self._settle()
         return {name: self._places[prints.get(name) or self._found[prefix + name]] for name in tensors}
 
     def _to_write(
-        self, tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint]
+        self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint]
     ) -> tuple[list[str], list[str]]:
         self._settle()
         fresh: dict[Fingerprint | str, str] = {}
@@ -107,8 +107,8 @@ class Packer:
         return list(fresh.values()), moved
 
     def _pack(
-        self, names: Sequence[str], tensors: Mapping[str, HeldTensor], prints: Mapping[str, Fingerprint], prefix: str
-    ) -> Iterator[Blob | Draft]:
+        self, names: Sequence[str], tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint], prefix: str
+    ) -> Iterator[Blob | StreamedBlob]:
         group: dict[str, np.ndarray[Any, Any]] = {}
         size = 0
         for name in names:
@@ -123,11 +123,11 @@ class Packer:
 
     def _packed(
         self, group: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], prefix: str
-    ) -> Blob | Draft:
+    ) -> Blob | StreamedBlob:
         arrays = {prefix + name: array for name, array in group.items()}
         known = {prefix + name: prints[name] for name in group if name in prints}
         if len(known) < len(arrays):
-            draft = Draft(arrays, known, self._directory, self._copy)
+            draft = StreamedBlob(arrays, known, self._directory, self._copy)
             self._drafts.append(draft)
             return draft
         blob = encode_blob(arrays, known, self._directory, self._copy)
@@ -206,7 +206,7 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(raw_bytes(array))
 
 
-def fingerprints(tensors: Mapping[str, HeldTensor]) -> dict[str, Fingerprint]:
+def fingerprints(tensors: Mapping[str, SharedTensor]) -> dict[str, Fingerprint]:
     """The fingerprint of each tensor."""
     found = {}
     for name, held in tensors.items():
@@ -264,7 +264,7 @@ def encode_blob(
     return _sealed(tensors, head, {name: prints[name].hash for name in tensors}, directory, copy)
 
 
-class Draft:
+class StreamedBlob:
     """A blob with tensors that are hashed while it is written; until then nobody knows its name.
 
     Args:

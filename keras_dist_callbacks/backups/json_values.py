@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks.backups.codec import dtype_of
-from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor
+from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError
 
 _ARRAY, _TUPLE, _SCALAR, _TORCH = "$array", "$tuple", "$scalar", "$torch"
@@ -21,7 +21,7 @@ _SCALARS = frozenset(
 )
 
 
-def to_json(value: Any, where: str, tensors: dict[str, HeldTensor], *, copy: bool = True, depth: int = 0) -> JSON:
+def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: bool = True, depth: int = 0) -> JSON:
     """`value` as JSON; its arrays are put into `tensors` under names that begin with `where`.
 
     Args:
@@ -55,7 +55,7 @@ def to_json(value: Any, where: str, tensors: dict[str, HeldTensor], *, copy: boo
     name = where
     while name in tensors:  # {"a/b": x} and {"a": {"b": x}}
         name += "'"
-    tensors[name] = HeldArray(np.array(array, order="C") if copy else array)
+    tensors[name] = SharedArray(np.array(array, order="C") if copy else array)
     return {kind: name}
 
 

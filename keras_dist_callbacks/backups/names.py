@@ -61,7 +61,7 @@ def commit_parts(name: str) -> tuple[int, int, str] | None:
     return None if generation is None or sequence is None else (generation, sequence, found.group(3))
 
 
-def set_aside_name(name: str) -> str | None:
+def quarantined_name(name: str) -> str | None:
     """The manifest's own file name in that of one which was set aside, or None if it is no such name."""
     found = _damaged.fullmatch(name)
     return None if found is None else found.group(1)
@@ -80,10 +80,10 @@ def blob_generation(path: str) -> int | None:
 
 def is_blob(name: str) -> bool:
     """Whether a file below a generation's directory is a blob, or an unfinished one."""
-    return bool(_blob.fullmatch(name)) or is_unfinished(name, BLOBS)
+    return bool(_blob.fullmatch(name)) or is_partial(name, BLOBS)
 
 
-def is_unfinished(name: str, place: str) -> bool:
+def is_partial(name: str, place: str) -> bool:
     """Whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
     final = final_name(name)
     return final is not None and bool(_finals[place].fullmatch(final))

@@ -25,7 +25,7 @@ Label = Annotated[str, msgspec.Meta(max_length=255)]
 Token = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
-class Owner(msgspec.Struct, frozen=True):
+class OwnerRecord(msgspec.Struct, frozen=True):
     """Who claimed a backup directory.
 
     Attributes:
@@ -57,7 +57,7 @@ class Owner(msgspec.Struct, frozen=True):
         return ", ".join(filter(None, [self.by, self.script, f"process {self.pid}", f"on {self.host}", since]))
 
 
-OWNER = Format("keras_dist_callbacks owner", 1, Owner)
+OWNER = Format("keras_dist_callbacks owner", 1, OwnerRecord)
 
 
 def generations(storage: Storage) -> list[int]:
@@ -72,10 +72,10 @@ def describe_owner(info: Mapping[str, JSON], by: str, *, made_directory: bool) -
     Args:
         info: The run, as in its manifests.
         by: What claims the directory.
-        made_directory: As in `Owner`.
+        made_directory: As in `OwnerRecord`.
     """
     script, host = os.path.basename(sys.argv[0])[:255], platform.node()[:255]  # noqa: PTH119 - not a path
-    owner = Owner(time.time(), uuid.uuid4().hex, made_directory, by, script, host, os.getpid(), dict(info))
+    owner = OwnerRecord(time.time(), uuid.uuid4().hex, made_directory, by, script, host, os.getpid(), dict(info))
     return OWNER.encode(owner)
 
 
@@ -158,7 +158,7 @@ def _gone(storage: Storage) -> FencedError:
     return failure
 
 
-def read_owner(storage: Storage, generation: int) -> Owner | None:
+def read_owner(storage: Storage, generation: int) -> OwnerRecord | None:
     """An owner record; None if it is gone or damaged, which does not matter: the generation is in its name."""
     name = owner_name(generation)
     try:

@@ -21,7 +21,7 @@ LOCAL_STATE_DROPPED = "local_state_dropped"
 """The topic that says that a worker's local tensors were too large to be saved."""
 
 
-class HeldTensor(Protocol):
+class SharedTensor(Protocol):
     """A value that was read and will not change, wherever its bytes are."""
 
     def array(self) -> np.ndarray[Any, Any]:
@@ -30,7 +30,7 @@ class HeldTensor(Protocol):
 
 
 @dataclass(frozen=True)
-class HeldArray:
+class SharedArray:
     """A numpy array that nobody else writes to."""
 
     value: np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ class Snapshot:
     """
 
     position: Position
-    tensors: Mapping[str, HeldTensor]
+    tensors: Mapping[str, SharedTensor]
     state: Mapping[str, JSON]
 
 
@@ -144,7 +144,7 @@ class CommitId:
         """A short name that people can type."""
         return f"{self.generation}-{self.sequence}"
 
-    def is_called(self, name: str) -> bool:
+    def matches_name(self, name: str) -> bool:
         """Whether somebody who says `name` means this commit: its label, or its manifest's name in full or in part."""
         wanted = name.removeprefix("commits/").removesuffix(".json")
         return wanted in (self.label, self.name.removeprefix("commits/").removesuffix(".json"))

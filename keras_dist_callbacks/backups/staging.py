@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from keras_dist_callbacks.backups.codec import Blob, Draft
+from keras_dist_callbacks.backups.codec import Blob, StreamedBlob
 from keras_dist_callbacks.backups.snapshot import BlobInfo
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -36,7 +36,7 @@ class Staging:
         """The store may have lost what was written: everything is looked at again."""
         self._written.clear()
 
-    def stage_all(self, blobs: Iterable[Blob | Draft]) -> None:
+    def stage_all(self, blobs: Iterable[Blob | StreamedBlob]) -> None:
         """Writes blobs, several at a time where the store is far away; none that was written before."""
         if self.storage.is_local:
             for blob in blobs:
@@ -62,15 +62,15 @@ class Staging:
             self.storage.delete(path)
         self._written.pop(path, None)
 
-    def drop_spares(self) -> None:
+    def delete_recycled(self) -> None:
         """Deletes the files that were kept to be written over."""
         for path in list(self._spares):
             self.storage.delete(path)
             del self._spares[path]
 
-    def stage(self, blob: Blob | Draft) -> BlobInfo:
+    def stage(self, blob: Blob | StreamedBlob) -> BlobInfo:
         """Writes a blob, unless the same content was written before; a draft only into a local directory."""
-        if isinstance(blob, Draft):
+        if isinstance(blob, StreamedBlob):
             whole = self._written_from(blob)
         else:
             whole = blob
@@ -80,10 +80,10 @@ class Staging:
         self._spares.pop(whole.info.path, None)
         return whole.info
 
-    def _written_from(self, draft: Draft) -> Blob:
+    def _written_from(self, draft: StreamedBlob) -> Blob:
         spare = self._spare_for(draft.size, draft.like)
         try:
-            self.storage.create_and_name(draft.like, draft, lambda: draft.blob().info.path, spare)
+            self.storage.create_named_after_write(draft.like, draft, lambda: draft.blob().info.path, spare)
         except FileExistsError:
             self._restore(draft.blob())
         return draft.blob()

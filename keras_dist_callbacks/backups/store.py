@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_dist_callbacks.backups import names, owner_records, record_io
-from keras_dist_callbacks.backups.codec import Blob, Draft
+from keras_dist_callbacks.backups.codec import Blob, StreamedBlob
 from keras_dist_callbacks.backups.manifest import check_workers, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
@@ -47,7 +47,7 @@ class BackupStore:
         Args:
             storage: The directory.
             recycle: Write over local files that are not needed any more instead of into new ones. They are this
-                owner's own, no manifest names them, and until then they are kept; see `drop_spares`.
+                owner's own, no manifest names them, and until then they are kept; see `delete_recycled`.
             max_manifest_bytes: A manifest that is longer counts as damaged.
         """
         self.storage = storage
@@ -101,7 +101,7 @@ class BackupStore:
 
     # --- writing
 
-    def stage_all(self, blobs: Iterable[Blob | Draft]) -> None:
+    def stage_all(self, blobs: Iterable[Blob | StreamedBlob]) -> None:
         """Writes blobs of this owner's generation, unless it wrote the same content before."""
         self._staging.stage_all(blobs)
 
@@ -178,18 +178,18 @@ class BackupStore:
         for manifest in obsolete:
             self.storage.delete(manifest.id.name)
             self._manifests.pop(manifest.id, None)
-        self.drop_spares()  # of those the last prune kept, what was not written over since
+        self.delete_recycled()  # of those the last prune kept, what was not written over since
         for path in sorted(unneeded - needed):
             self._staging.discard(path, spare=keep > 0)
 
-    def drop_spares(self) -> None:
+    def delete_recycled(self) -> None:
         """Deletes the files that were kept to be written over."""
-        self._staging.drop_spares()
+        self._staging.delete_recycled()
 
-    def make_room(self, keep: int) -> None:
+    def delete_to_free_space(self, keep: int) -> None:
         """Deletes every blob that no restart needs, also what is kept for the next save to be faster."""
         self.prune(keep)
-        self.drop_spares()
+        self.delete_recycled()
         self.delete_orphans()
 
     def collect_orphans(self) -> None:
@@ -212,11 +212,11 @@ class BackupStore:
         """
         manifests = {**self._manifests, **{manifest.id: manifest for manifest in self._own_manifests()}}
         needed = {blob.path for manifest in manifests.values() for blob in manifest.blobs}
-        inspected = {commit.generation for commit in self._set_aside()}  # a damaged backup's blobs are kept
+        inspected = {commit.generation for commit in self._quarantined()}  # a damaged backup's blobs are kept
         for generation in self._generations():
             directory = names.blob_directory(generation)
             for file in self.storage.files(directory):
-                unfinished, path = names.is_unfinished(file.name, BLOBS), f"{directory}/{file.name}"
+                unfinished, path = names.is_partial(file.name, BLOBS), f"{directory}/{file.name}"
                 if unfinished or (names.is_blob(file.name) and generation not in inspected and path not in needed):
                     self.storage.delete(path)
         for file in self.storage.files(COMMITS):  # not in owners/: one there may be that of a run that begins now
@@ -252,12 +252,12 @@ class BackupStore:
         found = (CommitId.parse(f.name) for f in self.storage.files(COMMITS))
         return sorted(commit for commit in found if commit is not None)
 
-    def _set_aside(self) -> list[CommitId]:
-        found = (names.set_aside_name(f.name) for f in self.storage.files(DAMAGED))
+    def _quarantined(self) -> list[CommitId]:
+        found = (names.quarantined_name(f.name) for f in self.storage.files(DAMAGED))
         parsed = (CommitId.parse(name) for name in found if name is not None)
         return [commit for commit in parsed if commit is not None]
 
-    def has_leftovers(self) -> bool:
+    def has_owner_records(self) -> bool:
         """Whether earlier runs started here."""
         return bool(self._owners())
 

@@ -53,6 +53,6 @@ def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-def unnumbered(path: str) -> str:
+def strip_counters(path: str) -> str:
     """A variable's path without the numbers that depend on what was made before in the process."""
     return re.sub(r"_\d+(?=[/_#]|$)", "", path)

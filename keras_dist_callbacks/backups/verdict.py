@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
-from keras_dist_callbacks.terminal import printable
+from keras_dist_callbacks.terminal import escape_controls
 
 INPUT = "untracked_input"
 """The topic with what was found in the input: `python` code, and why it is `unordered`."""
@@ -70,23 +70,23 @@ def inexact_reasons(
     if saved.state.get(NOT_SAVED):
         reasons.append(not_saved_reason(saved.state[NOT_SAVED]))
     if saved.state.get(UNTOLD):
-        reasons.append(_untold_reason(saved.state[UNTOLD]))
+        reasons.append(_missed_hooks_reason(saved.state[UNTOLD]))
     reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
     reasons += saved.state[INPUT]["unordered"]
     if goes_on_after_end and saved.state.get("is_finalized"):
         reasons.append(_FINALIZED)
     if now["replicas"] != 1 and generator:
         reasons.append(_UNORDERED_GENERATOR)
-    return list(dict.fromkeys(printable(str(reason)) for reason in reasons if reason is not None))
+    return list(dict.fromkeys(escape_controls(str(reason)) for reason in reasons if reason is not None))
 
 
 def conditions(saved: WorkerState) -> list[str]:
     """On what an exact continuation depends that could not be seen, each to be read behind "exact if"."""
-    found = [_hidden_in_input(name) for name in saved.state[INPUT]["python"]]
+    found = [_untracked_in_input(name) for name in saved.state[INPUT]["python"]]
     found += saved.state.get(UNSEEN, ())
     if OF_LOOP in saved.state:
         found.append(_LOOP)
-    return list(dict.fromkeys(printable(str(condition)) for condition in found))
+    return list(dict.fromkeys(escape_controls(str(condition)) for condition in found))
 
 
 def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> str:
@@ -108,7 +108,7 @@ def random_operation_reason(label: str) -> str:
     )
 
 
-def _hidden_in_input(name: str) -> str:
+def _untracked_in_input(name: str) -> str:
     # A plain generator's thread draws while states are being put back; of parallel calls no one orders the draws.
     is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel"))
     random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"
@@ -127,7 +127,7 @@ def not_saved_reason(names: list[str]) -> str:
     )
 
 
-def _untold_reason(names: list[str]) -> str:
+def _missed_hooks_reason(names: list[str]) -> str:
     return (
         f"an exception in a callback ended the interrupted run, and {', '.join(names)} did not hear of its last batch, "
         "or hear of the next one twice; to go on from the backup before, delete the newest file of commits/"

@@ -13,7 +13,7 @@ import keras
 
 from keras_dist_callbacks._compat import building, multi_worker, strategies
 from keras_dist_callbacks._compat import running_fit as seam
-from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
+from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.committer import EngineOptions
@@ -28,7 +28,7 @@ from keras_dist_callbacks.options import (
     shutdown_options_of,
     write_options_of,
 )
-from keras_dist_callbacks.shutdown.controller import Leaving
+from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import is_first, say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
@@ -39,9 +39,9 @@ from keras_dist_callbacks.validation import (
     OF_SHUTDOWN_OPTIONS,
     OF_STRATEGY,
     OF_WRITE_OPTIONS,
+    check_bool,
     choice,
     explains_arguments,
-    flag,
     flag_or,
     path,
     verbosity,
@@ -51,7 +51,7 @@ _NAMED = 3
 
 
 @explains_arguments(OF_WRITE_OPTIONS | OF_SHUTDOWN_OPTIONS | OF_STRATEGY)
-class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
+class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
     """Saves the complete state of training, and restores it exactly when an interrupted job starts again.
 
     Everything that training depends on is saved: weights, optimizer, seed generators, metrics, the random
@@ -119,7 +119,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         super().__init__()
         enable_for_cluster()
         self.backup_dir, self.verbose = _directory(backup_dir), verbosity("verbose", verbose)
-        self.save_freq, self.delete_checkpoint = save_freq, flag("delete_checkpoint", delete_checkpoint)
+        self.save_freq, self.delete_checkpoint = save_freq, check_bool("delete_checkpoint", delete_checkpoint)
         self._strict = flag_or("strict", strict, "certain")
         self._read_again = choice("replay", replay, ("create", "read")) == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
@@ -154,12 +154,14 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         self._cluster.agree(lambda: capture_callbacks(others), "asking callbacks for their state")
         saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
-        if session.is_over and saved is not None:
-            self._say(resume_mode.over_words(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished))
+        if session.is_complete and saved is not None:
+            self._say(
+                resume_mode.finished_message(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished)
+            )
         self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
         if session.restored is None and session.saved is None:
             origin = getattr(self.model, "_kdc_origin", None)
-            warn_of_foreign = functools.partial(resume_mode.warn_of_foreign, self._storage, origin)
+            warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, origin)
             self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
             self._continue_from_checkpoint(session)
 
@@ -203,7 +205,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
             self,
             self._storage.display(),
             self._announce,
-            Leaving(self._shutdown, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)),
+            ShutdownController(self._shutdown, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)),
             strict=self._strict,
             read_again=self._read_again,
         )
@@ -238,7 +240,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         if unbuilt:
             raise ConfigError(
                 "BackupAndRestore needs a built model, but your model must be built before you call `fit()`: "
-                f"{model.name!r} is unbuilt{_because_of(unbuilt, model.name)}. Give it an Input or call it on a batch "
+                f"{model.name!r} is unbuilt{_reason_for(unbuilt, model.name)}. Give it an Input or call it on a batch "
                 "of data first"
             )
         others = [c for c in callbacks if isinstance(c, BackupAndRestore) and c is not self]
@@ -253,7 +255,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
                 "set the epoch; remove it"
             )
         cluster.require_connection(model.distribute_strategy)
-        reason = strategies.why_not_this(model.distribute_strategy, model)
+        reason = strategies.unsupported_model_reason(model.distribute_strategy, model)
         if reason is not None:
             raise ConfigError(reason)
         policy = getattr(model.dtype_policy, "name", "")
@@ -266,7 +268,7 @@ class BackupAndRestore(CopiedAnew, keras.callbacks.Callback):
         origin = getattr(self.model, "_kdc_restored_from", None)
         if origin is None or not origin.epoch:
             return
-        session.start_at(origin.epoch)
+        session.set_initial_epoch(origin.epoch)
         self._say_problem(
             f"No backup in {self._storage.display()}; continuing at epoch {origin.epoch + 1} with the weights of "
             f"{origin.path}: not exact (callbacks, random states and the position in the data start afresh)"
@@ -298,7 +300,7 @@ def _is_ours(callback: Any) -> bool:
     return type(callback).__module__.startswith("keras_dist_callbacks.callbacks.")
 
 
-def _because_of(unbuilt: Sequence[str], model: str) -> str:
+def _reason_for(unbuilt: Sequence[str], model: str) -> str:
     named = [repr(name) for name in unbuilt if name != model]
     more = len(named) - _NAMED
     return f": so is {', '.join(named[:_NAMED])} in it{f', and {more} more' if more > 0 else ''}" if named else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
+from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
@@ -15,7 +15,7 @@ from keras_dist_callbacks.training.callback_state import register_wrapper
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 
 
-class ChiefOnly(CopiedAnew, keras.callbacks.Callback):
+class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
     """Runs a callback on the chief of a cluster and nowhere else.
 
     For what shall happen once: `CSVLogger`, `RemoteMonitor`, notifications, uploads. On the other workers

@@ -9,12 +9,12 @@ import keras
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import running_fit as seam
-from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
+from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
 
 
-class EpochDataset(CopiedAnew, keras.callbacks.Callback):
+class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):
     """Gives `fit()` the dataset `fn(epoch)` at the begin of each epoch.
 
     What an epoch reads then depends on its number alone, not on how many iterators were created before: a

@@ -15,9 +15,9 @@ import numpy as np
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat.model_parts import steps_taken
-from keras_dist_callbacks._compat.saving import DecidingModelCheckpoint
+from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
-from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
+from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import agree_on_writers, check_write_on
 from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
@@ -28,7 +28,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.options import WriteOptions, open_to_write, write_options_of
 from keras_dist_callbacks.storage import temporary
-from keras_dist_callbacks.storage.redaction import check_place, redact
+from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.terminal import is_shown, say, uploads
 from keras_dist_callbacks.validation import OF_WRITE_OPTIONS, explains_arguments
 
@@ -54,7 +54,7 @@ class _State(msgspec.Struct):
 
 
 @explains_arguments(OF_WRITE_OPTIONS)
-class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
+class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
 
     Every argument of Keras keeps its meaning. Different from Keras: only the chief of a cluster writes; a file is
@@ -114,8 +114,8 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         enable_for_cluster()
         check_write_on(write_on)
         path = validation.path("filepath", filepath, f"filepath='' names a directory; {_FILE_NAME}")
-        check_place(path)
-        save_weights_only = validation.flag("save_weights_only", save_weights_only)
+        reject_credentials(path)
+        save_weights_only = validation.check_bool("save_weights_only", save_weights_only)
         directory, template = files.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)
         threshold = initial_value_threshold
@@ -126,7 +126,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
             redact(path),
             monitor=validation.text("monitor", monitor, "the name of a quantity, such as 'val_loss'"),
             verbose=validation.verbosity("verbose", verbose),
-            save_best_only=validation.flag("save_best_only", save_best_only),
+            save_best_only=validation.check_bool("save_best_only", save_best_only),
             save_weights_only=save_weights_only,
             mode=validation.text("mode", mode, "'auto', 'min' or 'max'"),  # Keras warns of others and uses 'auto'
             save_freq=validation.count_or("Unrecognized save_freq: it", save_freq, ["epoch"], "batches"),
@@ -165,7 +165,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
             found = validation.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
         self._generation, self._run_token, self._published_best = found.generation, found.run_token, found.best
         restored = getattr(self.model, "_kdc_restored_from", None)
-        if isinstance(restored, RestoredFrom) and self._lies_here(restored.path):
+        if isinstance(restored, RestoredFrom) and self._is_in_directory(restored.path):
             self._take_published_best((0, 0))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -267,9 +267,9 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
         notes, _ = end_note.read_all(self._storage, {self._template, *listing.templates})
         generation = 1 + max([listing.generation, *(note.generation for note in notes if note.is_ended)])
         end_note.write(self._storage, self._template, generation, is_ended=False)
-        return _Found(generation, token, self._newest_best() if self.save_best_only else None)
+        return _Found(generation, token, self._latest_best() if self.save_best_only else None)
 
-    def _newest_best(self) -> Record | None:
+    def _latest_best(self) -> Record | None:
         for checkpoint in reversed(self._kept):
             record = checkpoint.record
             if record.best_only and record.monitor == self.monitor and record.value is not None:
@@ -279,7 +279,7 @@ class ModelCheckpoint(CopiedAnew, DecidingModelCheckpoint):
                     continue  # it cannot be the best; latest_checkpoint reports it
         return None
 
-    def _lies_here(self, path: str) -> bool:
+    def _is_in_directory(self, path: str) -> bool:
         directory = files.split_filepath(path)[0]
         if self._storage.is_local:
             return str(Path(directory).absolute()) == self._storage.root

@@ -9,7 +9,7 @@ import msgspec
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat.model_parts import current_rates, last_rates
-from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
+from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.tensorboard import active_tensorboard
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -24,7 +24,7 @@ class _State(msgspec.Struct):
     rates: dict[str, float] | None
 
 
-class PrintLR(CopiedAnew, keras.callbacks.Callback):
+class PrintLR(RebuiltOnCopy, keras.callbacks.Callback):
     """Prints the learning rate in force, on the chief.
 
     The rate is read right before a step is trained with it: after every `on_epoch_begin`
@@ -47,7 +47,7 @@ class PrintLR(CopiedAnew, keras.callbacks.Callback):
         enable_for_cluster()
         super().__init__()
         self.freq = validation.count_or("freq", freq, ["epoch"], "steps")
-        self.log_to_tensorboard = validation.flag("log_to_tensorboard", log_to_tensorboard)
+        self.log_to_tensorboard = validation.check_bool("log_to_tensorboard", log_to_tensorboard)
         self._active = True
         self._finished_steps = 0
         self._last_batch = -1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 
-class CopiedAnew:
+class RebuiltOnCopy:
     """A callback whose copies are made by its constructor, from the arguments that it was given itself.
 
     That holds for `copy.copy`, `copy.deepcopy` and pickle, before, in and after a fit. What a fit made of the original
@@ -27,7 +27,7 @@ class CopiedAnew:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """How the copy is made."""
         args, kwargs = self._given
-        return _anew, (type(self), args, kwargs)
+        return _rebuilt, (type(self), args, kwargs)
 
 
 def _kept(value: Any) -> Any:
@@ -35,5 +35,5 @@ def _kept(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, dict | list | set) else value
 
 
-def _anew(cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _rebuilt(cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return cls(*args, **kwargs)

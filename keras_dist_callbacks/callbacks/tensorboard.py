@@ -13,8 +13,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks import validation
-from keras_dist_callbacks._compat.tensorboard_state import OpenTensorBoard
-from keras_dist_callbacks.callbacks.rebuild_on_copy import CopiedAnew
+from keras_dist_callbacks._compat.tensorboard_state import TensorBoardWithState
+from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import agree_on_writers, check_write_on
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -23,7 +23,7 @@ from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.options import WriteOptions, open_to_write, write_options_of
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage import temporary
-from keras_dist_callbacks.storage.redaction import check_place, redact
+from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.validation import OF_WRITE_OPTIONS, explains_arguments
@@ -102,7 +102,7 @@ class _Models(Shared):
 
 
 @explains_arguments(OF_WRITE_OPTIONS)
-class TensorBoard(CopiedAnew, OpenTensorBoard):
+class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
     """Writes logs for TensorBoard, like `keras.callbacks.TensorBoard`.
 
     Every argument of Keras keeps its meaning. Different from Keras: in a cluster the chief writes to
@@ -166,9 +166,9 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         super().__init__(
             redact(self._chief_dir),
             histogram_freq=_epochs("histogram_freq", histogram_freq),
-            write_graph=validation.flag("write_graph", write_graph),
-            write_images=validation.flag("write_images", write_images),
-            write_steps_per_second=validation.flag("write_steps_per_second", write_steps_per_second),
+            write_graph=validation.check_bool("write_graph", write_graph),
+            write_images=validation.check_bool("write_images", write_images),
+            write_steps_per_second=validation.check_bool("write_steps_per_second", write_steps_per_second),
             update_freq=_update_freq(update_freq),
             profile_batch=_profile_batch(profile_batch),
             embeddings_freq=_epochs("embeddings_freq", embeddings_freq),
@@ -196,7 +196,7 @@ class TensorBoard(CopiedAnew, OpenTensorBoard):
         for directory in (self._chief_dir, self._worker_dir):
             if directory is None:
                 continue
-            check_place(directory)
+            reject_credentials(directory)
             if not self._is_native(directory):
                 Storage.open(directory, self._storage_options)
 
@@ -337,7 +337,7 @@ def _profile_batch(given: Any) -> int | tuple[int, int]:
         found = []
     if len(found) not in (1, 2) or found[0] > found[-1]:
         allowed = "a batch from 0 on, or a pair of a first and a last batch such as (10, 20) or '10,20'; 0 for none"
-        raise validation.refused("profile_batch", given, allowed)
+        raise validation.invalid_argument("profile_batch", given, allowed)
     return found[0] if len(found) == 1 else (found[0], found[1])
 
 
@@ -348,7 +348,9 @@ def _metadata(given: Any) -> str | dict[str, Any] | None:
     if isinstance(given, Mapping):
         found = validation.mapping("embeddings_metadata", given)
         return {layer: validation.path(f"embeddings_metadata[{layer!r}]", file) for layer, file in found.items()}
-    raise validation.refused("embeddings_metadata", given, "a path, or a dict of paths by names of layers, or None")
+    raise validation.invalid_argument(
+        "embeddings_metadata", given, "a path, or a dict of paths by names of layers, or None"
+    )
 
 
 def active_tensorboard(model: Any) -> TensorBoard | None:

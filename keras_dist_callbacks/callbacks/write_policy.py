@@ -37,7 +37,7 @@ def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, 
     if write_on == "all":
         shared = [worker for worker, other in enumerate(paths) if paths.count(other) > 1]
         if shared:
-            cluster.part(f"{callback}, where")
+            cluster.sync_before_raise(f"{callback}, where")
             raise ConfigError(
                 f"{callback}(write_on='all'): workers {', '.join(map(str, shared))} would all write to "
                 f"{paths[shared[0]]}; give each worker a path of its own"

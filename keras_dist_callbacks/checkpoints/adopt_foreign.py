@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from keras_dist_callbacks.checkpoints import foreign
-from keras_dist_callbacks.checkpoints.foreign import Foreign
+from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage.storage import Storage
@@ -22,9 +22,9 @@ _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 Load = Callable[[Path], Any]
 
 
-def newest_that_loads(
+def restore_latest_loadable(
     cluster: Cluster, storage: Storage, template: str | None, into: Path, loaders: Mapping[str, Load]
-) -> tuple[Any, Foreign] | None:
+) -> tuple[Any, ForeignCheckpoint] | None:
     """Loads the newest foreign checkpoint on every worker; one that does not load anywhere is passed over.
 
     Args:
@@ -44,11 +44,11 @@ def newest_that_loads(
     told = cluster.on_chief(lambda: foreign.find(storage, template), _TAG, _TIMEOUT) or []
     reasons: list[str] = []
     for fields in cluster.broadcast([vars(checkpoint) for checkpoint in told], _TAG, kind=list[dict[str, Any]]):
-        checkpoint = Foreign(**{**fields, "files": tuple(fields["files"])})
+        checkpoint = ForeignCheckpoint(**{**fields, "files": tuple(fields["files"])})
         _copy(cluster, storage, checkpoint.files, into)
         model, reason = _try_to_load(cluster, loaders[checkpoint.kind], into / checkpoint.name)
         if reason is None:
-            _report_passed_over(cluster, storage, reasons)
+            _report_skipped(cluster, storage, reasons)
             return model, checkpoint
         reasons.append(f"{storage.display(checkpoint.name)}: {reason}")
     if reasons:
@@ -83,7 +83,7 @@ def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | N
     return model, next((told for told in reasons if told is not None), None)
 
 
-def _report_passed_over(cluster: Cluster, storage: Storage, reasons: Sequence[str]) -> None:
+def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) -> None:
     if reasons and cluster.is_chief:
         warn(
             f"newer checkpoints in {storage.display()} do not load and are passed over: {'; '.join(reasons)}",

@@ -125,7 +125,7 @@ def find(storage: Storage, template: str | None = None) -> Listing:
     )
 
 
-def newest_verified(storage: Storage, template: str | None = None, *, into: Path | None = None) -> Checkpoint | None:
+def latest_verified(storage: Storage, template: str | None = None, *, into: Path | None = None) -> Checkpoint | None:
     """The newest checkpoint whose content matches its record; a warning names damaged and incomplete files.
 
     Args:

@@ -28,7 +28,7 @@ class _KerasMetadata(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignCheckpoint:
     """A checkpoint that another tool wrote.
 
     Attributes:
@@ -44,7 +44,7 @@ class Foreign:
     epoch: int = 0
 
 
-def find(storage: Storage, template: str | None = None) -> list[Foreign]:
+def find(storage: Storage, template: str | None = None) -> list[ForeignCheckpoint]:
     """What other tools left directly in a directory, the one that was written last first.
 
     Args:
@@ -59,7 +59,7 @@ def find(storage: Storage, template: str | None = None) -> list[Foreign]:
     return sorted(mine, key=lambda foreign: max(map(storage.modified, foreign.files)), reverse=True)
 
 
-def find_backup(storage: Storage) -> tuple[Foreign, str] | None:
+def find_backup(storage: Storage) -> tuple[ForeignCheckpoint, str] | None:
     """The newest state of a training that another tool would resume from here, and its writer; None if there is none.
 
     Files of Keras' `ModelCheckpoint` do not count: nothing resumes from them unless it is asked to.
@@ -86,21 +86,21 @@ def _names_with_record(storage: Storage) -> set[str]:
     return present - set(listing.without_record)
 
 
-def _foreign(name: str, names: Sequence[str], with_record: Collection[str]) -> Foreign | None:
+def _foreign(name: str, names: Sequence[str], with_record: Collection[str]) -> ForeignCheckpoint | None:
     if name in with_record:
         return None
     if name.endswith(_WEIGHTS):
-        return Foreign(name, "weights", (name,))
+        return ForeignCheckpoint(name, "weights", (name,))
     if name.endswith(_WHOLE_MODELS):
-        return Foreign(name, "model", (name,))
+        return ForeignCheckpoint(name, "model", (name,))
     if name.endswith(_INDEX):
         prefix = name.removesuffix(_INDEX)
         shards = [n for n in names if n.startswith(prefix) and _SHARD.fullmatch(n.removeprefix(prefix))]
-        return Foreign(prefix, "tf", (name, *shards)) if shards else None
+        return ForeignCheckpoint(prefix, "tf", (name, *shards)) if shards else None
     return None
 
 
-def _with_epoch(storage: Storage, found: Foreign, names: Sequence[str]) -> Foreign:
+def _with_epoch(storage: Storage, found: ForeignCheckpoint, names: Sequence[str]) -> ForeignCheckpoint:
     """What Keras' own backup tells: the epoch that was running, which at an epoch's end is the next one already."""
     if found.name != _KERAS_BACKUP[0] or _KERAS_BACKUP[1] not in names:
         return found

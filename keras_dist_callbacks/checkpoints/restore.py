@@ -10,15 +10,15 @@ from typing import Any
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.checkpoints import files, foreign
-from keras_dist_callbacks.checkpoints.adopt_foreign import Load, newest_that_loads
-from keras_dist_callbacks.checkpoints.foreign import Foreign
+from keras_dist_callbacks.checkpoints.adopt_foreign import Load, restore_latest_loadable
+from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import printable, say, warn
+from keras_dist_callbacks.terminal import escape_controls, say, warn
 from keras_dist_callbacks.validation import OF_READERS, explains_arguments
 
 _TAG = "make_or_restore_model"
@@ -73,7 +73,7 @@ def latest_checkpoint(
     """
     directory, template = _split(checkpoint_dir)
     storage = Storage.open(directory, storage_options, retry=retry)
-    checkpoint = files.newest_verified(storage, template)
+    checkpoint = files.latest_verified(storage, template)
     if checkpoint is None:
         _report_foreign(storage)
         return None
@@ -129,8 +129,8 @@ def make_or_restore_model(
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
     _require_function(build_fn)
-    compile, objects = validation.flag("compile", compile), validation.mapping("custom_objects", custom_objects)
-    adopt, verbose = validation.flag("adopt", adopt), validation.verbosity("verbose", verbose)
+    compile, objects = validation.check_bool("compile", compile), validation.mapping("custom_objects", custom_objects)
+    adopt, verbose = validation.check_bool("adopt", adopt), validation.verbosity("verbose", verbose)
     cluster = _training_cluster()
     directory, template = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
@@ -138,7 +138,7 @@ def make_or_restore_model(
         checkpoint = _same_on_all(cluster, storage, template, copies, warns=not adopt)
         if checkpoint is None:
             loaders = _loaders(build_fn, objects, compile, warns=cluster.is_chief)
-            adopted = newest_that_loads(cluster, storage, template, copies, loaders) if adopt else None
+            adopted = restore_latest_loadable(cluster, storage, template, copies, loaders) if adopt else None
             if adopted is not None:
                 return _say_adopted(verbose, storage, *adopted)
             model = build_fn()
@@ -191,7 +191,7 @@ def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: b
     }
 
 
-def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: Foreign) -> Any:
+def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: ForeignCheckpoint) -> Any:
     from keras_dist_callbacks._compat.model_parts import steps_taken
 
     shown, optimizer = storage.display(adopted.name), getattr(model, "optimizer", None)
@@ -206,7 +206,7 @@ def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: Foreign) -
 def _same_on_all(
     cluster: Cluster, storage: Storage, template: str | None, into: Path, *, warns: bool
 ) -> Checkpoint | None:
-    chosen = cluster.on_chief(lambda: files.newest_verified(storage, template, into=into), _TAG, _TIMEOUT)
+    chosen = cluster.on_chief(lambda: files.latest_verified(storage, template, into=into), _TAG, _TIMEOUT)
     if chosen is None and cluster.is_chief and warns:
         _report_foreign(storage)
     fields = cluster.broadcast(None if chosen is None else dataclasses.asdict(chosen), _TAG, kind=Checkpoint | None)
@@ -332,7 +332,8 @@ def _report_foreign(storage: Storage) -> None:
     names = foreign.names(storage)
     if names:
         warn(
-            f"{storage.display()} holds {len(names)} checkpoint(s) without a record ({printable(names[0])}, ...): "
+            f"{storage.display()} holds {len(names)} checkpoint(s) without a record "
+            f"({escape_controls(names[0])}, ...): "
             "another program wrote or rewrote them, or they are incomplete. They cannot be verified and are not used; "
             "make_or_restore_model(..., adopt=True) starts from the newest that loads",
             UserWarning,

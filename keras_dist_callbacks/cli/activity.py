@@ -12,7 +12,7 @@ from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.doctor import Check
-from keras_dist_callbacks.cli.inventory import Inventory, dangling_blobs, idle_owners
+from keras_dist_callbacks.cli.inventory import Inventory, orphaned_blobs, stale_owners
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -78,8 +78,8 @@ def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
     """Looks for what nothing needs; what a run that is writing may still need does not count."""
     busy = life.generation if life.running else 0
     temporaries = {} if busy else inventory.temporaries
-    blobs = {p: size for p, size in dangling_blobs(inventory).items() if blob_generation(p) != busy}
-    owners = idle_owners(inventory)
+    blobs = {p: size for p, size in orphaned_blobs(inventory).items() if blob_generation(p) != busy}
+    owners = stale_owners(inventory)
     found = [
         Check("run", "ok", f"generation {life.generation} seems to be writing: {life.why}")
         if life.running

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from keras_dist_callbacks import __version__
-from keras_dist_callbacks.backups.names import DAMAGED, set_aside_name
+from keras_dist_callbacks.backups.names import DAMAGED, quarantined_name
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
@@ -22,16 +22,16 @@ from keras_dist_callbacks.cli.listing import list_directory
 from keras_dist_callbacks.cli.output import (
     CANNOT,
     PROBLEM,
-    CleanUsage,
+    RedactingGroup,
     Target,
     console,
+    escape_result,
     fail,
     nothing_in,
     opened,
     parse_options,
     print_json,
     progress,
-    readable,
 )
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.launch.restart import ProgramNotFoundError, run_program
@@ -41,7 +41,7 @@ _EXIT_CODES = (
     "directory cannot be opened or holds nothing."
 )
 app = typer.Typer(
-    cls=CleanUsage,
+    cls=RedactingGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # it would print local variables, and credentials with them
@@ -97,7 +97,7 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
             blob_sizes(target.storage, entries),
             published,
             foreign.names(target.storage),
-            earlier_runs=target.store.has_leftovers(),
+            earlier_runs=target.store.has_owner_records(),
             now=time.time(),
         )
         listing = target.shown(found)
@@ -106,7 +106,7 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
         if listing.is_empty:
             raise nothing_in(target)
         if not as_json:
-            render.show_listing(console(), readable(listing))
+            render.show_listing(console(), escape_result(listing))
         if listing.has_problem:
             raise typer.Exit(PROBLEM)
 
@@ -139,7 +139,7 @@ def show(
         if as_json:
             print_json(details)
         else:
-            render.show_details(console(), readable(details), every_tensor=every_tensor)
+            render.show_details(console(), escape_result(details), every_tensor=every_tensor)
         if details.commit.problem:
             raise typer.Exit(PROBLEM)
 
@@ -165,13 +165,13 @@ def export(
     """
     with opened(url, storage_options) as target:
         entry = _chosen(target, read_entries(target.store), commit)
-        wish = exporting.Wish(out, parse_options(storage_options), model, modules or ())
+        wish = exporting.ExportRequest(out, parse_options(storage_options), model, modules or ())
         written = target.shown(exporting.export(target, url, entry.readable(), wish))
         if as_json:
             print_json(written)
         else:
             what = f"{written.tensors} variables of {written.commit} ({written.position})"
-            console().print(readable(f"{what}: {written.path}, {formatting.size(written.bytes)}"), style="green")
+            console().print(escape_result(f"{what}: {written.path}, {formatting.size(written.bytes)}"), style="green")
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -191,10 +191,10 @@ def verify(
             raise nothing_in(target)
         found = target.shown(_verify(target, entries, listing))
         if as_json:
-            print_json(found, all_whole=found.all_whole)
+            print_json(found, all_whole=found.all_intact)
         else:
-            render.show_verification(console(), readable(found))
-        if not found.all_whole:
+            render.show_verification(console(), escape_result(found))
+        if not found.all_intact:
             raise typer.Exit(PROBLEM)
 
 
@@ -220,12 +220,12 @@ def prune(
             raise ConfigError("--json asks no questions: add --yes or --dry-run")
         plan = _plan(target, keep, spare_live_run=force or dry_run)
         if not as_json:
-            render.show_plan(console(), readable(target.shown(plan)))
+            render.show_plan(console(), escape_result(target.shown(plan)))
         wanted = not (dry_run or plan.is_empty)
         if wanted and not yes and not _confirmed():
             raise fail("nothing is deleted; --yes answers the question in scripts", PROBLEM)
         if wanted:
-            pruning.carry_out(target.store, plan)
+            pruning.execute(target.store, plan)
         if as_json:
             print_json(target.shown(plan), deleted=wanted)
         elif wanted:
@@ -256,14 +256,14 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
     """
     with opened(url, storage_options) as target:
         with diagnosing.bench(target.storage) as tools:
-            checks = diagnosing.examine(tools)
+            checks = diagnosing.run_checks(tools)
         if checks[0].status != "fail":
             checks += _look_for_leftovers(target)
         diagnosis = target.shown(diagnosing.Diagnosis(target.url, tuple(checks)))
         if as_json:
             print_json(diagnosis, usable=diagnosis.is_usable)
         else:
-            render.show_diagnosis(console(), readable(diagnosis))
+            render.show_diagnosis(console(), escape_result(diagnosis))
         if not diagnosis.is_usable:
             raise typer.Exit(PROBLEM)
 
@@ -280,7 +280,7 @@ def _show_checkpoint(target: Target, name: str, *, every_tensor: bool, as_json: 
     if as_json:
         print_json(details)
     else:
-        render.show_checkpoint(console(), readable(details), every_tensor=every_tensor)
+        render.show_checkpoint(console(), escape_result(details), every_tensor=every_tensor)
     if details.problem or details.remarks:
         raise typer.Exit(PROBLEM)
     return True
@@ -291,7 +291,7 @@ def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
         raise nothing_in(target, "backup")
     if name == "latest":
         return entries[-1]
-    found = [entry for entry in entries if entry.id.is_called(name)]
+    found = [entry for entry in entries if entry.id.matches_name(name)]
     if len(found) != 1:
         known = ", ".join(entry.label for entry in reversed(entries[-5:]))
         raise ConfigError(f"{target.url}: {len(found) or 'no'} backups are named {name!r}; the newest: {known}")
@@ -305,7 +305,7 @@ def _verify(target: Target, entries: list[Entry], listing: files.Listing) -> ver
         verdicts = [verifier.verdict(entry) for entry in reversed(entries)]
         verdicts += [verifying.verify_checkpoint(target.storage, checkpoint, advance) for checkpoint in published]
     verdicts += verifying.problem_verdicts(target.storage, listing)
-    set_aside = sum(set_aside_name(file.name) is not None for file in target.storage.files(DAMAGED))
+    set_aside = sum(quarantined_name(file.name) is not None for file in target.storage.files(DAMAGED))
     return verifying.Verification(target.url, tuple(v for v in verdicts if v is not None), set_aside)
 
 
@@ -323,7 +323,7 @@ def _plan(target: Target, keep: int, *, spare_live_run: bool) -> pruning.PrunePl
         )
     with progress("verifying", _size_of_newest(inventory)) as advance:
         is_whole = pruning.verified_by(verifying.BackupVerifier(target.store, advance))
-        kept = pruning.choose_kept(inventory.entries, keep, is_whole)
+        kept = pruning.select_kept(inventory.entries, keep, is_whole)
     return pruning.plan_prune(target.url, inventory, kept, life.generation if life.running else 0)
 
 

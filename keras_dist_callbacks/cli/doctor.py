@@ -56,7 +56,7 @@ class Diagnosis:
         return all(check.status != "fail" for check in self.checks)
 
 
-class Bench:
+class ScratchObjects:
     """Hands out names for test objects in a directory, and deletes them all in the end."""
 
     def __init__(self, storage: Storage) -> None:
@@ -76,10 +76,10 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench(storage: Storage) -> Iterator[Bench]:
+def bench(storage: Storage) -> Iterator[ScratchObjects]:
     """Test objects that are gone afterwards, with the local directories that had to be made for them."""
     made = _missing_directories(storage)
-    tools = Bench(storage)
+    tools = ScratchObjects(storage)
     try:
         yield tools
     finally:
@@ -89,7 +89,7 @@ def bench(storage: Storage) -> Iterator[Bench]:
                 directory.rmdir()
 
 
-def examine(tools: Bench) -> list[Check]:
+def run_checks(tools: ScratchObjects) -> list[Check]:
     """Runs every check of the store itself; if it cannot be used at all, only the first."""
     access = check_access(tools)
     if access.status == "fail":
@@ -103,7 +103,7 @@ def examine(tools: Bench) -> list[Check]:
     return checks
 
 
-def check_access(tools: Bench) -> Check:
+def check_access(tools: ScratchObjects) -> Check:
     """Writes, reads and deletes an object, as every run does before its first step."""
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -116,7 +116,7 @@ def check_access(tools: Bench) -> Check:
     return Check("access", "ok", "an object was written, read and deleted")
 
 
-def check_latency(tools: Bench) -> Check:
+def check_latency(tools: ScratchObjects) -> Check:
     """Times small requests; a backup makes about a dozen."""
     puts, gets = [], []
     for _ in range(_ROUNDS):
@@ -130,7 +130,7 @@ def check_latency(tools: Bench) -> Check:
     return Check("latency", "ok", detail)
 
 
-def check_create(tools: Bench) -> Check:
+def check_create(tools: ScratchObjects) -> Check:
     """A name that is taken must be refused: this is what keeps two runs apart."""
     name = tools.name()
     tools.storage.create(name, [b"first"])
@@ -142,7 +142,7 @@ def check_create(tools: Bench) -> Check:
     return Check("exclusive create", "fail", "an object was overwritten by a create", _UNSAFE)
 
 
-def check_direct(tools: Bench) -> Check:
+def check_direct(tools: ScratchObjects) -> Check:
     """Whether blobs of backups go around the page cache, where they do not disturb training."""
     if not tools.storage.is_local:
         return Check("direct writes", "ok", "nothing to try: this is no local directory")
@@ -152,7 +152,7 @@ def check_direct(tools: Bench) -> Check:
     return Check("direct writes", "ok", "refused, or turned off: large files go through the page cache")
 
 
-def check_race(tools: Bench) -> Check:
+def check_race(tools: ScratchObjects) -> Check:
     """Of several writers that create one name at the same time, one must win."""
     name, start = tools.name(), threading.Barrier(_RACERS)
 
@@ -171,7 +171,7 @@ def check_race(tools: Bench) -> Check:
     return Check("racing creates", "fail", f"{_RACERS} at once, {len(winners)} believe that they have won", _UNSAFE)
 
 
-def check_replace(tools: Bench) -> Check:
+def check_replace(tools: ScratchObjects) -> Check:
     """`ModelCheckpoint` may publish a name again; the new content must be what is read."""
     name = tools.name()
     with temporary.directory("doctor") as directory:
@@ -184,7 +184,7 @@ def check_replace(tools: Bench) -> Check:
     return Check("replace", "ok", "new content is read at once")
 
 
-def check_listing(tools: Bench) -> Check:
+def check_listing(tools: ScratchObjects) -> Check:
     """What was written must be listed, and what was deleted must not."""
     name = tools.name()
     tools.storage.create(name, [_OBJECT])
@@ -202,7 +202,7 @@ def check_listing(tools: Bench) -> Check:
 
 _UNSAFE = "two runs could mix here: make sure that only one job at a time uses the directory, or use another store"
 _CACHED = "something caches: look for a proxy or a mount with a cache, and turn that off"
-_CHECKS: dict[str, Callable[[Bench], Check]] = {
+_CHECKS: dict[str, Callable[[ScratchObjects], Check]] = {
     "latency": check_latency,
     "exclusive create": check_create,
     "racing creates": check_race,

@@ -29,7 +29,7 @@ _EXPORTER = "keras_dist_callbacks.training.model_export"
 
 
 @dataclass(frozen=True)
-class Wish:
+class ExportRequest:
     """What is to be written, and what a model is made of.
 
     Attributes:
@@ -66,7 +66,7 @@ class Export:
     bytes: int
 
 
-def export(target: Target, url: str, manifest: Manifest, wish: Wish) -> Export:
+def export(target: Target, url: str, manifest: Manifest, wish: ExportRequest) -> Export:
     """Writes the variables of a backup, each compared with its hash, by their paths, or as a model of Keras'.
 
     Raises:
@@ -94,7 +94,9 @@ def _taken(storage: Storage, name: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _content(target: Target, url: str, manifest: Manifest, wish: Wish, name: str) -> Iterator[tuple[memoryview, int]]:
+def _content(
+    target: Target, url: str, manifest: Manifest, wish: ExportRequest, name: str
+) -> Iterator[tuple[memoryview, int]]:
     """The file's bytes, and how many variables are in it."""
     if name.endswith(KERAS):
         with _made(url, manifest, wish, name) as made:
@@ -106,7 +108,7 @@ def _content(target: Target, url: str, manifest: Manifest, wish: Wish, name: str
 
 
 @contextlib.contextmanager
-def _made(url: str, manifest: Manifest, wish: Wish, name: str) -> Iterator[memoryview]:
+def _made(url: str, manifest: Manifest, wish: ExportRequest, name: str) -> Iterator[memoryview]:
     """A file that a process with Keras makes; what it needs goes there by a pipe, for there may be secrets in it."""
     with temporary.directory("export") as directory:
         out, report = directory / name, directory / "report.json"

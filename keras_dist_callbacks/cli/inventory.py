@@ -18,9 +18,9 @@ from keras_dist_callbacks.backups.names import (
     blob_directory,
     blob_generation,
     commit_parts,
-    is_unfinished,
+    is_partial,
     owner_name,
-    set_aside_name,
+    quarantined_name,
 )
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
@@ -69,7 +69,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class SetAside:
+class QuarantinedManifest:
     """A damaged manifest that a run has moved aside; `manifest` is None if it cannot be read."""
 
     path: str
@@ -96,7 +96,7 @@ class Inventory:
     committed: frozenset[int] = frozenset()
     blobs: Mapping[str, int] = field(default_factory=dict)
     temporaries: Mapping[str, int] = field(default_factory=dict)
-    set_aside: tuple[SetAside, ...] = ()
+    set_aside: tuple[QuarantinedManifest, ...] = ()
 
     @property
     def newest_generation(self) -> int:
@@ -138,7 +138,7 @@ def take_inventory(store: BackupStore) -> Inventory:
     storage = store.storage
     claims = _owners(storage)
     _check_size(storage)
-    set_aside = _set_aside(storage, MOST_BYTES)
+    set_aside = _quarantined(storage, MOST_BYTES)
     # Blobs before manifests: a blob that a running fit adds in between is not listed, so it cannot look dangling.
     # The store cannot list directories; blobs are only ever below the number of a generation that is still told of.
     generations = {*claims, *(c.generation for c in store.commits()), *(item.generation for item in set_aside)}
@@ -150,7 +150,7 @@ def take_inventory(store: BackupStore) -> Inventory:
         _join(place, f.name): f.size
         for place in places
         for f in files[place]
-        if is_unfinished(f.name, BLOBS if place.startswith(BLOBS) else place)
+        if is_partial(f.name, BLOBS if place.startswith(BLOBS) else place)
     }
     return Inventory(
         entries=tuple(read_entries(store)),
@@ -170,7 +170,7 @@ def blob_sizes(storage: Storage, entries: Sequence[Entry]) -> dict[str, int]:
     return {f"{directory}/{f.name}": f.size for directory, files in listings for f in files}
 
 
-def dangling_blobs(inventory: Inventory) -> dict[str, int]:
+def orphaned_blobs(inventory: Inventory) -> dict[str, int]:
     """Blobs that no manifest names, without those that a manifest that cannot be read may name.
 
     A commit refers only to blobs of its own generation, so all blobs of such a manifest's generation are left out.
@@ -186,7 +186,7 @@ def dangling_blobs(inventory: Inventory) -> dict[str, int]:
     }
 
 
-def idle_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> list[int]:
+def stale_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> list[int]:
     """Generations before the newest whose owner record nothing needs any more.
 
     Args:
@@ -213,16 +213,16 @@ def _owners(storage: Storage) -> dict[int, float | None]:
     }
 
 
-def _set_aside(storage: Storage, limit: int) -> tuple[SetAside, ...]:
-    def read(file: FileInfo, commit: CommitId) -> SetAside:
+def _quarantined(storage: Storage, limit: int) -> tuple[QuarantinedManifest, ...]:
+    def read(file: FileInfo, commit: CommitId) -> QuarantinedManifest:
         path = f"{DAMAGED}/{file.name}"
         try:
             manifest: Manifest | None = decode_manifest(record_io.read(storage, path, limit), path, limit)
         except (FileNotFoundError, DamagedBackupError, BackupMismatchError):
             manifest = None
-        return SetAside(path, file.size, commit.generation, manifest)
+        return QuarantinedManifest(path, file.size, commit.generation, manifest)
 
-    names = ((file, set_aside_name(file.name)) for file in storage.files(DAMAGED))
+    names = ((file, quarantined_name(file.name)) for file in storage.files(DAMAGED))
     parsed = ((file, CommitId.parse(name)) for file, name in names if name is not None)
     return tuple(parallel(lambda item: read(*item), [(file, commit) for file, commit in parsed if commit is not None]))
 
@@ -230,7 +230,7 @@ def _set_aside(storage: Storage, limit: int) -> tuple[SetAside, ...]:
 def _check_size(storage: Storage) -> None:
     """Refuses what would take more memory and time than anybody expects of a look into a directory."""
     sizes = [f.size for f in storage.files(COMMITS) if commit_parts(f.name)]
-    sizes += [f.size for f in storage.files(DAMAGED) if set_aside_name(f.name)]
+    sizes += [f.size for f in storage.files(DAMAGED) if quarantined_name(f.name)]
     sizes = [size for size in sizes if size <= MOST_BYTES]  # no more is read of a longer one: it is damaged
     if len(sizes) > MOST_RECORDS or sum(sizes) > MOST_BYTES:
         raise BackupError(

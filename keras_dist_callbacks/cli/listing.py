@@ -157,7 +157,7 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
         return CommitRow(entry.label, entry.id.name, entry.id.generation, entry.state, entry.problem)
     problem = _missing(manifest, stored)
     created = created_at(manifest)
-    reasons, conditions = answer_of(manifest)
+    reasons, conditions = verdict_of_manifest(manifest)
     verdict = verdict_of(reasons, conditions)
     return CommitRow(
         commit=entry.label,
@@ -205,7 +205,7 @@ def created_at(manifest: Manifest) -> float | None:
     return float(created) if isinstance(created, int | float) else None
 
 
-def answer_of(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Why no continuation of a commit can be exact, and on what it depends; another run may change more."""
     unchanged = {"seed": "unknown", "replicas": 1, **manifest.info}
     found: dict[str, None] = {}

@@ -29,7 +29,7 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedE
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import printable, stderr_is_terminal, write_line
+from keras_dist_callbacks.terminal import escape_controls, stderr_is_terminal, write_line
 
 _USUAL = ("backup", "backups", "checkpoints")
 """Directories that are looked for in stores, which list files only."""
@@ -48,7 +48,7 @@ def require_no_file(storage: Storage) -> None:
         raise ConfigError(f"{storage.display()} is a file: give its directory, {path.parent}; {advice}")
 
 
-def why_nothing(storage: Storage, what: str = "backup and no checkpoint") -> str:
+def empty_directory_hint(storage: Storage, what: str = "backup and no checkpoint") -> str:
     """One sentence about a directory that holds nothing to show.
 
     Args:
@@ -141,7 +141,7 @@ def fail(message: str, code: int) -> typer.Exit:
 
 def nothing_in(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
     """Prints why a command found nothing to show; to be raised."""
-    return fail(target.redactor.clean(why_nothing(target.storage, what)), CANNOT)
+    return fail(target.redactor.clean(empty_directory_hint(target.storage, what)), CANNOT)
 
 
 def print_json(result: Any, **conclusions: bool) -> None:
@@ -150,9 +150,9 @@ def print_json(result: Any, **conclusions: bool) -> None:
     print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
 
 
-def readable(result: _R) -> _R:
+def escape_result(result: _R) -> _R:
     """A result for people: what a terminal would obey in the texts of a store is shown as escapes."""
-    return cast(_R, _changed(result, printable))
+    return cast(_R, _changed(result, escape_controls))
 
 
 def console() -> Console:
@@ -169,11 +169,11 @@ def progress(description: str, total: int) -> Iterator[Any]:
     what = TextColumn("{task.description}", markup=False)
     columns = (what, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not stderr_is_terminal()) as bar:
-        task = bar.add_task(printable(description), total=total)
+        task = bar.add_task(escape_controls(description), total=total)
         yield lambda count: bar.advance(task, count)
 
 
-class CleanUsage(TyperGroup):
+class RedactingGroup(TyperGroup):
     """Commands whose usage errors, which repeat what was typed, show no credentials."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -183,7 +183,7 @@ class CleanUsage(TyperGroup):
         except Exception as error:
             message = getattr(error, "message", None)
             if isinstance(message, str):  # an error of click's, of which some versions of typer have their own copy
-                vars(error)["message"] = printable(Redactor.of(message, {}).clean(message))
+                vars(error)["message"] = escape_controls(Redactor.of(message, {}).clean(message))
             raise
 
 
@@ -193,7 +193,7 @@ class _CleanFormatter(logging.Formatter):
         self._redactor = redactor
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(self._redactor.clean(super().format(record)), keep="\n")
+        return escape_controls(self._redactor.clean(super().format(record)), keep="\n")
 
 
 @contextlib.contextmanager

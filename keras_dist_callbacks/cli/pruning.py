@@ -17,10 +17,10 @@ from keras_dist_callbacks.cli.activity import has_ended
 from keras_dist_callbacks.cli.inventory import (
     Entry,
     Inventory,
-    dangling_blobs,
-    idle_owners,
+    orphaned_blobs,
     owner_paths,
     parallel,
+    stale_owners,
 )
 from keras_dist_callbacks.cli.verifying import BackupVerifier
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
@@ -58,7 +58,7 @@ class PrunePlan:
         return not (self.commits or self.blobs or self.temporaries or self.owners)
 
 
-def choose_kept(entries: Iterable[Entry], keep: int, is_whole: Callable[[Entry], bool]) -> list[Entry]:
+def select_kept(entries: Iterable[Entry], keep: int, is_intact: Callable[[Entry], bool]) -> list[Entry]:
     """The newest `keep` commits, and the newest whole one if there is none among these; the newest first.
 
     Commits are verified from the newest on until one is whole, and no further.
@@ -66,7 +66,7 @@ def choose_kept(entries: Iterable[Entry], keep: int, is_whole: Callable[[Entry],
     Args:
         entries: The commits, the newest last.
         keep: How many.
-        is_whole: Verifies a commit.
+        is_intact: Verifies a commit.
 
     Raises:
         BackupMismatchError: A newer version of this package wrote one of them.
@@ -77,7 +77,7 @@ def choose_kept(entries: Iterable[Entry], keep: int, is_whole: Callable[[Entry],
         if entry.state == "too new":
             raise BackupMismatchError(entry.problem)
     kept, older = newest_first[:keep], newest_first[keep:]
-    whole = next((entry for entry in newest_first if is_whole(entry)), None)
+    whole = next((entry for entry in newest_first if is_intact(entry)), None)
     if whole is None:
         raise DamagedBackupError(
             f"none of the {len(newest_first)} backups is whole; nothing is deleted. `kdc verify` tells what is wrong"
@@ -98,10 +98,10 @@ def plan_prune(url: str, inventory: Inventory, kept: Iterable[Entry], spared_gen
     staying = tuple(e for e in inventory.entries if e.id in wanted or e.id.generation == spared_generation)
     names = {entry.id.name for entry in staying}
     rest = dataclasses.replace(inventory, entries=staying)
-    dangling = dangling_blobs(rest)
+    dangling = orphaned_blobs(rest)
     # What no manifest names yet may be part of a backup that is being written, by a run that saves seldom.
     ended = has_ended(inventory, time.time())
-    unnamed = set() if ended else dangling_blobs(inventory).keys()
+    unnamed = set() if ended else orphaned_blobs(inventory).keys()
     writing = {path for path in unnamed if blob_generation(path) == inventory.newest_generation}
     blobs = {p: size for p, size in dangling.items() if blob_generation(p) != spared_generation and p not in writing}
     temporaries = dict(inventory.temporaries) if ended and not spared_generation else {}
@@ -112,13 +112,13 @@ def plan_prune(url: str, inventory: Inventory, kept: Iterable[Entry], spared_gen
         commits=tuple(entry.id.name for entry in inventory.entries if entry.id.name not in names),
         blobs=blobs,
         temporaries=temporaries,
-        owners=tuple(idle_owners(rest, rest.blobs.keys() - blobs)),
+        owners=tuple(stale_owners(rest, rest.blobs.keys() - blobs)),
         newest_generation=inventory.newest_generation,
         bytes=sum(blobs.values()) + sum(temporaries.values()),
     )
 
 
-def carry_out(store: BackupStore, plan: PrunePlan) -> None:
+def execute(store: BackupStore, plan: PrunePlan) -> None:
     """Deletes manifests, then, if no run has written meanwhile, what they alone referred to.
 
     Raises:
@@ -148,10 +148,10 @@ def _check_nothing_happened(store: BackupStore, plan: PrunePlan, expected: set[s
 def verified_by(verifier: BackupVerifier) -> Callable[[Entry], bool]:
     """Whether a commit is whole, as the verifier finds."""
 
-    def is_whole(entry: Entry) -> bool:
+    def is_intact(entry: Entry) -> bool:
         verdict = verifier.verdict(entry)
         if verdict is None:
             raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
         return verdict.state == "whole"
 
-    return is_whole
+    return is_intact

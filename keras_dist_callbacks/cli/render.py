@@ -131,7 +131,7 @@ def show_verification(console: Console, found: Verification) -> None:
         )
     counts = collections.Counter(verdict.state for verdict in found.verdicts)
     summary = ", ".join(f"{number} {state}" for state, number in counts.items())
-    _line(console, summary, "green" if found.all_whole else "bold red")
+    _line(console, summary, "green" if found.all_intact else "bold red")
 
 
 def show_plan(console: Console, plan: PrunePlan) -> None:

@@ -50,7 +50,7 @@ class Verification:
     set_aside: int = 0
 
     @property
-    def all_whole(self) -> bool:
+    def all_intact(self) -> bool:
         """Whether nothing is wrong; what was never finished is no loss."""
         return all(verdict.state in {"whole", "unfinished"} for verdict in self.verdicts)
 

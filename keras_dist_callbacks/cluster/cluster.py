@@ -56,7 +56,7 @@ class Cluster(Role):
     patience: float = field(default_factory=functools.partial(timeouts.seconds_of, "timeout"))
 
     def __post_init__(self) -> None:
-        validation.keep(
+        validation.set_frozen_fields(
             self,
             task_type=validation.choice("task_type", self.task_type, ("chief", "worker", "evaluator")),
             task_id=validation.count("task_id", self.task_id),
@@ -138,7 +138,7 @@ class Cluster(Role):
         reports = {worker: said for worker, said in enumerate(told) if said is not None}
         failed = [f"worker {worker}: {text}" for worker, (text, _) in reports.items()]
         if failed:
-            self.part(tag)
+            self.sync_before_raise(tag)
         if failure is not None:
             raise failure
         if failed:
@@ -176,7 +176,7 @@ class Cluster(Role):
                 values = (f"{value} on worker {', '.join(map(str, those))}" for value, those in workers.items())
                 differences.append(f"{name}: {'; '.join(values)}")
         if differences:
-            self.part(tag)
+            self.sync_before_raise(tag)
             raise ConfigError(f"the workers disagree about {'. '.join(differences)}. Give all of them the same")
 
     def leave(self, tag: str, timeout: float | None = None) -> None:
@@ -197,7 +197,7 @@ class Cluster(Role):
         Raises:
             ConfigError: It is not; or several workers are named, but the model was made under another strategy.
         """
-        reason = strategies.why_not(strategy)
+        reason = strategies.unsupported_reason(strategy)
         if reason is not None:
             raise ConfigError(reason)
         if self.num_workers > 1 and not self.is_evaluator and not multi_worker.is_multi_worker(strategy):
@@ -207,7 +207,7 @@ class Cluster(Role):
                 "`with keras_dist_callbacks.make_strategy().scope():`"
             )
 
-    def part(self, tag: str) -> None:
+    def sync_before_raise(self, tag: str) -> None:
         """All are going to raise: nobody may take the service away before the others have read why."""
         with contextlib.suppress(ClusterError):
             self.leave(f"{tag}, failed", _PARTING_SECONDS)
@@ -215,13 +215,13 @@ class Cluster(Role):
     def _say(self, value: Any, tag: str) -> int:
         call = next(shared(_Calls).numbers)
         message = json.dumps({"tag": tag, "value": value}).encode()
-        with peer_monitor.watching(self):
+        with peer_monitor.monitoring(self):
             messaging.publish(f"kdc/call/{call}/{self.worker_index}", message, self.patience)
         return call
 
     def _hear(self, call: int, worker: int, tag: str, timeout: float | None, kind: Any = Any) -> Any:
         seconds = self.patience if timeout is None else timeout
-        with peer_monitor.watching(self):
+        with peer_monitor.monitoring(self):
             message = messaging.fetch(f"kdc/call/{call}/{worker}", seconds)
         if message is None:
             raise ClusterTimeoutError(

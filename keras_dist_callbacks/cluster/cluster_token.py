@@ -59,7 +59,7 @@ class ClusterToken:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class AuthSession:
     """What a proof is bound to, so that it is good for one connection, in one direction.
 
     Attributes:

@@ -45,7 +45,7 @@ class StopRequest:
     worker: int
 
 
-class AgreedStop:
+class CoordinatedStop:
     """The boundaries of one run, and where to stop.
 
     Args:

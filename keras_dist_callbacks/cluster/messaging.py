@@ -46,12 +46,12 @@ def expect_heartbeats(seconds: float) -> None:
     shared(Peers).silence = seconds
 
 
-def silence() -> float:
+def heartbeat_timeout() -> float:
     """Seconds after which a silent worker counts as lost."""
     return shared(Peers).silence
 
 
-def declare_lost(text: str) -> None:
+def mark_peer_lost(text: str) -> None:
     """Another worker is lost: whoever waits in this module raises, from now on."""
     peers = shared(Peers)
     peers.lost = peers.lost or text
@@ -88,7 +88,7 @@ def publish(key: str, value: bytes, timeout: float) -> int:
     deadline = time.monotonic() + timeout
     for number, chunk in enumerate(chunks):
         prefix = f"{len(chunks)}:" if number == 0 else ""
-        bounded(
+        call_with_timeout(
             functools.partial(coordination.set_value, f"{key}/{number}", prefix + chunk),
             deadline - time.monotonic(),
             f"setting {key}",
@@ -104,7 +104,7 @@ def publish_once(key: str, value: bytes, timeout: float) -> bool:
         PeerLostError: The service is gone.
     """
     text = f"1:{base64.b64encode(value).decode('ascii')}"
-    return bounded(functools.partial(coordination.set_once, f"{key}/0", text), timeout, f"setting {key}")
+    return call_with_timeout(functools.partial(coordination.set_once, f"{key}/0", text), timeout, f"setting {key}")
 
 
 def chunk_count(value: bytes) -> int:
@@ -125,7 +125,7 @@ def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False)
         return None
     count, colon, text = first.partition(":")
     if not colon or not _COUNT.fullmatch(count):
-        raise not_understood(key)
+        raise invalid_message(key)
     parts = [text]
     for number in range(1, int(count)):
         chunk = _fetch_chunk(f"{key}/{number}", deadline, give_up)
@@ -135,7 +135,7 @@ def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False)
     try:
         return base64.b64decode("".join(parts), validate=True)
     except ValueError:
-        raise not_understood(key) from None
+        raise invalid_message(key) from None
 
 
 def decode(message: bytes, kind: Any, source: str) -> Any:
@@ -152,7 +152,7 @@ def decode(message: bytes, kind: Any, source: str) -> Any:
     try:
         value = json.loads(message)  # not msgspec's own parser: figures such as NaN are no JSON to it
     except (ValueError, RecursionError):
-        raise not_understood(source) from None
+        raise invalid_message(source) from None
     return check(value, kind, source)
 
 
@@ -161,10 +161,10 @@ def check(value: Any, kind: Any, source: str) -> Any:
     try:
         return validation.convert(value, kind)
     except (ValueError, RecursionError):
-        raise not_understood(source) from None
+        raise invalid_message(source) from None
 
 
-def not_understood(source: str) -> ClusterError:
+def invalid_message(source: str) -> ClusterError:
     """The error for what no worker of this version would say."""
     return ClusterError(
         f"{source}: what was published there is not what a worker of this version publishes. Install the same version "
@@ -172,10 +172,10 @@ def not_understood(source: str) -> ClusterError:
     )
 
 
-def forget(key: str, chunks: int = 1) -> None:
+def delete_key(key: str, chunks: int = 1) -> None:
     """Removes what `publish` set, so that the service's memory does not grow."""
     for number in range(chunks):
-        bounded(functools.partial(coordination.delete_value, f"{key}/{number}"), 10.0, f"deleting {key}")
+        call_with_timeout(functools.partial(coordination.delete_value, f"{key}/{number}"), 10.0, f"deleting {key}")
 
 
 def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str | None:
@@ -185,12 +185,12 @@ def _fetch_chunk(key: str, deadline: float, give_up: Callable[[], bool]) -> str 
             return None
         wait = min(_SLICE_MS, left)
         get = functools.partial(coordination.get_value, key, wait)
-        value = bounded(get, wait / 1000 + 2 * silence(), f"getting {key}")
+        value = call_with_timeout(get, wait / 1000 + 2 * heartbeat_timeout(), f"getting {key}")
         if value is not None:
             return value
 
 
-def bounded(operation: Callable[[], _T], timeout: float, what: str) -> _T:
+def call_with_timeout(operation: Callable[[], _T], timeout: float, what: str) -> _T:
     """Runs a request that may never return (a partitioned network) in a thread that can be left behind.
 
     Raises:

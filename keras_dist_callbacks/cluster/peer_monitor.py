@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from keras_dist_callbacks._compat import coordination
-from keras_dist_callbacks._compat.hard_exit import exit_after
+from keras_dist_callbacks._compat.hard_exit import exit_process_after
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.addresses import split_address
 from keras_dist_callbacks.cluster.roles import Role
@@ -28,7 +28,7 @@ _FAILURES = 2  # in a row, before a service that does not answer is taken for lo
 
 
 @dataclass
-class Watching(Shared):
+class PeerMonitor(Shared):
     """Who watches, and the thread that does it for all of them.
 
     Attributes:
@@ -43,13 +43,13 @@ class Watching(Shared):
     threads: list[threading.Thread] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def in_child(self) -> Watching:
+    def in_child(self) -> PeerMonitor:
         """Another thread may have held the lock."""
-        return Watching(self.count, self.listeners, self.threads)
+        return PeerMonitor(self.count, self.listeners, self.threads)
 
 
 @contextlib.contextmanager
-def watching(role: Role) -> Iterator[None]:
+def monitoring(role: Role) -> Iterator[None]:
     """Within the block, `messaging` raises when a worker is lost."""
     begin(role)
     try:
@@ -65,7 +65,7 @@ def begin(role: Role, on_loss: Callable[[], None] | None = None) -> None:
         role: Of this worker.
         on_loss: Called, in any thread, as soon as a worker is lost; who that is may be known a little later.
     """
-    ours = shared(Watching)
+    ours = shared(PeerMonitor)
     with ours.lock:
         ours.count += 1
         if on_loss is not None:
@@ -79,7 +79,7 @@ def begin(role: Role, on_loss: Callable[[], None] | None = None) -> None:
 
 def end(on_loss: Callable[[], None] | None = None) -> None:
     """Takes one `begin` back."""
-    ours = shared(Watching)
+    ours = shared(PeerMonitor)
     with ours.lock:
         ours.count -= 1
         if on_loss is not None:
@@ -90,24 +90,24 @@ def _watch(role: Role) -> None:
     """Until a worker is lost, or nothing is `watching`."""
     try:
         failures, fails_since = 0, 0.0
-        while _goes_on():
+        while _is_alive():
             began = time.monotonic()
             try:
-                told = _told()
-                lost = coordination.lost_tasks(_jobs(role)) if role.is_chief else _ask_for_a_sign(role)
+                told = _was_reported()
+                lost = coordination.lost_tasks(_jobs(role)) if role.is_chief else _request_heartbeat(role)
             except Exception:  # noqa: BLE001 - whatever a service says that is slow, or ends
                 failures, fails_since = failures + 1, fails_since if failures else began
                 if _is_gone(role, failures, fails_since):
-                    return _declare(functools.partial(silent, role, 0))
+                    return _declare(functools.partial(describe_unresponsive, role, 0))
                 time.sleep(_POLL_SECONDS)  # its answer may have come at once
                 continue
             failures = 0
             if told is not None:
-                return None if is_mine(role, told) else _declare(functools.partial(meaning, role, told))
+                return None if is_own_report(role, told) else _declare(functools.partial(parse_report, role, told))
             if lost:
-                return _declare(functools.partial(pass_on, role, lost))
+                return _declare(functools.partial(report_lost_tasks, role, lost))
     finally:
-        with shared(Watching).lock:
+        with shared(PeerMonitor).lock:
             _forget_this_thread()
 
 
@@ -115,11 +115,11 @@ def _is_gone(role: Role, failures: int, since: float) -> bool:
     """Whether the chief is lost; its own service is never lost to itself, but slow."""
     if role.is_chief or failures < _FAILURES:
         return False
-    return time.monotonic() - since >= messaging.silence() or has_ended(role, 0)
+    return time.monotonic() - since >= messaging.heartbeat_timeout() or has_ended(role, 0)
 
 
-def _goes_on() -> bool:
-    ours = shared(Watching)
+def _is_alive() -> bool:
+    ours = shared(PeerMonitor)
     with ours.lock:
         if not ours.count:
             _forget_this_thread()  # with the lock: who begins now starts another
@@ -127,14 +127,14 @@ def _goes_on() -> bool:
 
 
 def _forget_this_thread() -> None:
-    threads = shared(Watching).threads
+    threads = shared(PeerMonitor).threads
     if threading.current_thread() in threads:
         threads.remove(threading.current_thread())
 
 
 def _declare(who: Callable[[], str | None]) -> None:
     """A worker is lost; who that is may take seconds to find out."""
-    ours = shared(Watching)
+    ours = shared(PeerMonitor)
     with ours.lock:
         if not ours.count:
             return  # it has ended as it should
@@ -143,19 +143,21 @@ def _declare(who: Callable[[], str | None]) -> None:
         listener()
     text = who()
     if text is not None:
-        messaging.declare_lost(text)
+        messaging.mark_peer_lost(text)
 
 
-def _told() -> str | None:
+def _was_reported() -> str | None:
     """What a worker has said of itself or another, waiting a little for it."""
     get = functools.partial(coordination.get_value, KEY, int(_POLL_SECONDS * 1000))
-    return messaging.bounded(get, _POLL_SECONDS + messaging.silence() / _FAILURES, "asking who is lost")
+    return messaging.call_with_timeout(
+        get, _POLL_SECONDS + messaging.heartbeat_timeout() / _FAILURES, "asking who is lost"
+    )
 
 
-def _ask_for_a_sign(role: Role) -> list[tuple[str, int]]:
+def _request_heartbeat(role: Role) -> list[tuple[str, int]]:
     """Returns if the service answers; one that is frozen leaves a request to set a key without an answer."""
     sign = functools.partial(coordination.set_once, f"kdc/sign/{role.worker_index}", "")
-    messaging.bounded(sign, messaging.silence() / _FAILURES, "asking for a sign of life")
+    messaging.call_with_timeout(sign, messaging.heartbeat_timeout() / _FAILURES, "asking for a sign of life")
     return []
 
 
@@ -182,14 +184,14 @@ def is_loss(role: Role, error: BaseException) -> bool:
     return several and (coordination.is_peer_error(error) or isinstance(error, PeerLostError))
 
 
-def say_farewell(role: Role, error: BaseException) -> None:
+def announce_exit(role: Role, error: BaseException) -> None:
     """Tells the other workers that this one ends, so that they need not wait for its heartbeats to stay away."""
     if role.num_workers > 1:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
-        _tell(f"worker {role.worker_index} ended with {reason}")
+        _say(f"worker {role.worker_index} ended with {reason}")
 
 
-def explained(role: Role, error: BaseException) -> PeerLostError:
+def describe_peer_failure(role: Role, error: BaseException) -> PeerLostError:
     """The error that names the lost worker; the others are told too, who may know less.
 
     Args:
@@ -199,10 +201,10 @@ def explained(role: Role, error: BaseException) -> PeerLostError:
     who = messaging.lost()
     if who is None:
         passed_on = _PASSED_ON.search(str(error))
-        who = meaning(role, str(error))
+        who = parse_report(role, str(error))
         if passed_on is None:
-            _tell(f"lost: {who}")
-        messaging.declare_lost(who)
+            _say(f"lost: {who}")
+        messaging.mark_peer_lost(who)
     _bound_exit()
     return PeerLostError(f"{role.name}: {who}. Training cannot go on without it: start all workers again")
 
@@ -215,26 +217,26 @@ def _bound_exit() -> None:
 
 def _exit_soon(process: int) -> None:
     if os.getpid() == process:  # a forked child has nothing to do with the lost peer
-        exit_after(_EXIT_SECONDS, RESTART_EXIT_CODE)
+        exit_process_after(_EXIT_SECONDS, RESTART_EXIT_CODE)
 
 
-def explained_here(error: Exception) -> Exception:
+def describe_if_peer_failure(error: Exception) -> Exception:
     """An error of TensorFlow's as `explained`; another one, or one of a single worker, as it is."""
     role = Role.detect()
     if not is_loss(role, error):
         return error
-    told = explained(role, error)
+    told = describe_peer_failure(role, error)
     told.__cause__ = error
     return told
 
 
-def is_mine(role: Role, told: str) -> bool:
+def is_own_report(role: Role, told: str) -> bool:
     """Whether it was this worker that has said that it ends."""
     farewell = _FAREWELL.search(told)
     return farewell is not None and int(farewell[1]) == role.worker_index
 
 
-def meaning(role: Role, told: str) -> str:
+def parse_report(role: Role, told: str) -> str:
     """Who is lost and why, of what another worker has said."""
     passed_on = _PASSED_ON.search(told)
     if passed_on is None:
@@ -243,7 +245,7 @@ def meaning(role: Role, told: str) -> str:
     return f"the other workers have lost this one, which {passed_on[1].partition(') ')[2]}" if is_this else passed_on[1]
 
 
-def pass_on(role: Role, tasks: list[tuple[str, int]]) -> str | None:
+def report_lost_tasks(role: Role, tasks: list[tuple[str, int]]) -> str | None:
     """Who is lost and why, of tasks that the coordination service has given up; tells the other workers."""
     known = (_worker(role, job, index) for job, index in tasks)
     workers = [worker for worker in known if worker not in (None, role.worker_index)]
@@ -251,11 +253,11 @@ def pass_on(role: Role, tasks: list[tuple[str, int]]) -> str | None:
         return None
     states = _states(role, workers)
     who = "; ".join(f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in workers)
-    _tell(f"lost: {who}")
+    _say(f"lost: {who}")
     return who
 
 
-def silent(role: Role, worker: int) -> str:
+def describe_unresponsive(role: Role, worker: int) -> str:
     """A worker is lost that does not answer."""
     return f"{_named(role, worker)} {_state(role.addresses[worker]) or 'does not answer: it is frozen or cut off'}"
 
@@ -277,7 +279,7 @@ def _who(role: Role, text: str) -> str:
     lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in told]
     lost = lost or [f"{_named(role, worker)} {state}" for worker, state in states.items() if state]
     if not lost and not _service_answers(role):
-        return silent(role, 0)
+        return describe_unresponsive(role, 0)
     first = text.partition("\n")[0][:_LONGEST_REASON]
     return "; ".join(lost) or f"another worker seems to be lost, or something else is not available ({first})"
 
@@ -296,15 +298,15 @@ def _service_answers(role: Role) -> bool:
     return True
 
 
-def _tell(text: str) -> None:
+def _say(text: str) -> None:
     """In a step others hear of it as an error, elsewhere by watching the key."""
     publish = functools.partial(coordination.set_once, KEY, text)
     report = functools.partial(coordination.report_error, text)
     with contextlib.suppress(Exception):  # the error itself is what matters, and others may be gone already
-        messaging.bounded(publish, _ANSWER_SECONDS, "telling the other workers")
-        take_back = exit_after(_HANG_SECONDS, RESTART_EXIT_CODE)  # the next call holds the GIL
+        messaging.call_with_timeout(publish, _ANSWER_SECONDS, "telling the other workers")
+        take_back = exit_process_after(_HANG_SECONDS, RESTART_EXIT_CODE)  # the next call holds the GIL
         try:
-            messaging.bounded(report, _ANSWER_SECONDS, "telling the other workers")
+            messaging.call_with_timeout(report, _ANSWER_SECONDS, "telling the other workers")
         finally:
             if take_back is not None:
                 take_back()

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.cluster.addresses import split_address
-from keras_dist_callbacks.cluster.cluster_token import ClusterToken, Conversation
+from keras_dist_callbacks.cluster.cluster_token import AuthSession, ClusterToken
 from keras_dist_callbacks.cluster.rendezvous_protocol import (
+    Aborted,
     Answer,
     Challenge,
     Deadline,
-    Ended,
     Fault,
     Go,
     Hello,
@@ -30,7 +30,7 @@ from keras_dist_callbacks.cluster.rendezvous_protocol import (
     receive,
     send,
 )
-from keras_dist_callbacks.cluster.rendezvous_server import STRANGER_SECONDS, Reception, fault_of
+from keras_dist_callbacks.cluster.rendezvous_server import STRANGER_SECONDS, RendezvousServer, is_lasting_fault
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 
 _CONNECT_SECONDS = 2.0
@@ -40,7 +40,7 @@ _OUT_OF_TURN = "it said something that a chief would not have said"
 
 
 @dataclass(frozen=True)
-class Report:
+class RendezvousClient:
     """One worker's attempts to reach the chief.
 
     Attributes:
@@ -91,15 +91,15 @@ class Report:
             self._refused(connection, said)
         if not isinstance(said, Challenge):
             raise NotUnderstoodError(_OUT_OF_TURN)
-        conversation = Conversation(self.token, self.cluster, self.index, hello.nonce, said.nonce)
+        conversation = AuthSession(self.token, self.cluster, self.index, hello.nonce, said.nonce)
         if not conversation.is_proven("chief", said.proof):
             self._refuse(connection, patience)
         send(connection, Answer(conversation.proof("worker")), patience)
         self._wait_for_go(conversation, receive(connection, self.deadline))
 
-    def _wait_for_go(self, conversation: Conversation, said: Message) -> None:
-        if isinstance(said, Ended) and said.worker < len(self.addresses):
-            raise fault_of(said.worker, self.addresses[said.worker], said.why)
+    def _wait_for_go(self, conversation: AuthSession, said: Message) -> None:
+        if isinstance(said, Aborted) and said.worker < len(self.addresses):
+            raise is_lasting_fault(said.worker, self.addresses[said.worker], said.why)
         if not isinstance(said, Go) or not conversation.is_proven("chief: go", said.proof):
             raise NotUnderstoodError(_OUT_OF_TURN)
 
@@ -134,7 +134,7 @@ class Report:
                     _state(self.own, statement)
                 if connection in ready:
                     break
-        raise fault_of(self.index, self.addresses[self.index], fault)
+        raise is_lasting_fault(self.index, self.addresses[self.index], fault)
 
 
 def _state(own: socket.socket, statement: bytes) -> None:
@@ -162,9 +162,9 @@ def wait_for_everyone(addresses: Sequence[str], index: int, timeout: float, toke
     cluster = hashlib.sha256(",".join(addresses).encode()).hexdigest()
     with _listen(split_address(addresses[index])[1], addresses[index]) as own:
         if index == 0:
-            Reception(own, addresses, cluster, token, deadline).wait()
+            RendezvousServer(own, addresses, cluster, token, deadline).wait()
         else:
-            Report(own, addresses, cluster, index, token, deadline).deliver()
+            RendezvousClient(own, addresses, cluster, index, token, deadline).deliver()
 
 
 def _listen(port: int, address: str) -> socket.socket:

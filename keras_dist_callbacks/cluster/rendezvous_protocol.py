@@ -75,7 +75,7 @@ class Refusal(_Message, frozen=True):
     why: Literal[Fault, "cluster"]
 
 
-class Ended(_Message, frozen=True):
+class Aborted(_Message, frozen=True):
     """The chief ends because of another worker."""
 
     worker: _Index
@@ -90,7 +90,7 @@ class Statement(_Message, frozen=True):
     why: Fault
 
 
-Message = Hello | Challenge | Answer | Go | Refusal | Ended | Statement
+Message = Hello | Challenge | Answer | Go | Refusal | Aborted | Statement
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Message, strict=True)
 
 

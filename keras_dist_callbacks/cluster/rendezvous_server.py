@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from keras_dist_callbacks.cluster.cluster_token import VARIABLE, ClusterToken, Conversation
+from keras_dist_callbacks.cluster.cluster_token import VARIABLE, AuthSession, ClusterToken
 from keras_dist_callbacks.cluster.rendezvous_protocol import (
     FAULTS,
     LONGEST,
+    Aborted,
     Answer,
     Challenge,
     Deadline,
-    Ended,
     Fault,
     Go,
     Hello,
@@ -106,11 +106,11 @@ class _Caller:
     since: float = field(default_factory=time.monotonic)
     received: bytearray = field(default_factory=bytearray)
     index: int = 0  # who it says it is
-    conversation: Conversation | None = None
+    conversation: AuthSession | None = None
     is_doubted: bool = False  # it stays connected until the second look is over
 
 
-class Reception:
+class RendezvousServer:
     """Waits for all workers of a cluster.
 
     Args:
@@ -227,10 +227,10 @@ class Reception:
         else:
             if self._token is not None:
                 self._note(caller)
-            caller.conversation = Conversation(self._token, self._cluster, hello.index, hello.nonce, new_nonce())
+            caller.conversation = AuthSession(self._token, self._cluster, hello.index, hello.nonce, new_nonce())
             self._say(caller, Challenge(caller.conversation.chief_nonce, caller.conversation.proof("chief")))
 
-    def _admit(self, caller: _Caller, conversation: Conversation, answer: Answer) -> None:
+    def _admit(self, caller: _Caller, conversation: AuthSession, answer: Answer) -> None:
         if not conversation.is_proven("worker", answer.proof):
             self._hang_up([caller])
             return
@@ -260,8 +260,8 @@ class Reception:
         for index, fault in self._second_look.answers():
             if fault is not None and index not in self._workers and self._is_possible(fault):
                 for worker in self._workers.values():
-                    self._say(worker, Ended(index, fault))
-                raise fault_of(index, self._addresses[index], fault)
+                    self._say(worker, Aborted(index, fault))
+                raise is_lasting_fault(index, self._addresses[index], fault)
             self._hang_up([caller for caller in self._strangers if caller.is_doubted and caller.index == index])
 
     def _is_possible(self, fault: Fault) -> bool:
@@ -305,7 +305,7 @@ class Reception:
         )
 
 
-def fault_of(worker: int, address: str, fault: Fault) -> ConfigError:
+def is_lasting_fault(worker: int, address: str, fault: Fault) -> ConfigError:
     """The error that all workers raise when one has another token."""
     return ConfigError(
         f"worker {worker} ({address}) {FAULTS[fault]}; set the same {VARIABLE} (or {VARIABLE}_FILE) for all workers, "

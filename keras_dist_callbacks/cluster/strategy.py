@@ -13,7 +13,7 @@ from typing import Any
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import coordination, multi_worker
-from keras_dist_callbacks._compat.hard_exit import exit_after
+from keras_dist_callbacks._compat.hard_exit import exit_process_after
 from keras_dist_callbacks.cluster import messaging, peer_monitor, rendezvous, timeouts
 from keras_dist_callbacks.cluster.cluster_token import ClusterToken
 from keras_dist_callbacks.cluster.roles import Role
@@ -100,12 +100,12 @@ def _check_parts(devices: Any, communication_options: Any) -> None:
         except ValueError:
             named = []
         if not named:
-            raise validation.refused("devices", devices, _DEVICES)
+            raise validation.invalid_argument("devices", devices, _DEVICES)
     if communication_options is not None:
         public = tf.distribute.experimental.CommunicationOptions
         if not isinstance(communication_options, type(public())):  # its constructor makes objects of another class
             what = "a tf.distribute.experimental.CommunicationOptions, or None"
-            raise validation.refused("communication_options", communication_options, what)
+            raise validation.invalid_argument("communication_options", communication_options, what)
 
 
 def enable_for_cluster() -> None:
@@ -120,7 +120,7 @@ def enable_for_cluster() -> None:
 
 def _enable(role: Role) -> None:
     multi_worker.enable_multi_worker_fit()
-    multi_worker.explain_with(functools.partial(peer_monitor.explained, role))
+    multi_worker.set_error_translator(functools.partial(peer_monitor.describe_peer_failure, role))
 
 
 def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, options: Any) -> Any:
@@ -165,7 +165,7 @@ def _sigterm_kept() -> Iterator[None]:
 def _exit_if_stuck(seconds: float) -> Iterator[None]:
     # TensorFlow holds the GIL here: only what is outside of Python can end a build that never returns.
     seconds += _STUCK_SECONDS
-    take_back = exit_after(seconds + 1.0, RESTART_EXIT_CODE)
+    take_back = exit_process_after(seconds + 1.0, RESTART_EXIT_CODE)
     try:
         with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # no stderr with a descriptor
             faulthandler.dump_traceback_later(seconds, exit=take_back is None, file=sys.__stderr__ or sys.stderr)

@@ -80,7 +80,7 @@ class Priority:
             self._most = _GENTLE
 
 
-class Pace:
+class CpuShareEstimator:
     """How fast something must be done that comes due again and again."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class _Pauses(Shared):
 
 
 @contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No collection starts within the block.
 
     A save of thousands of variables makes tens of thousands of objects and frees them again without any cycle. A full

@@ -25,16 +25,16 @@ from keras_dist_callbacks.backups.codec import (
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
     CommitId,
-    HeldTensor,
     Manifest,
     Position,
+    SharedTensor,
     Snapshot,
     TensorInfo,
     WorkerRecord,
 )
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine.background import collector_paused
-from keras_dist_callbacks.engine.worker_state import Exchange, LocalState
+from keras_dist_callbacks.engine.background import gc_paused
+from keras_dist_callbacks.engine.worker_state import LocalState, WorkerStateExchange
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.storage.direct_io import least
@@ -53,7 +53,7 @@ class Glance(NamedTuple):
     shape: tuple[int, ...]
 
 
-def glances(tensors: Mapping[str, HeldTensor]) -> dict[str, Glance]:
+def glances(tensors: Mapping[str, SharedTensor]) -> dict[str, Glance]:
     """Those of the large tensors."""
     found, smallest = {}, least(_LEAST)
     for name, held in tensors.items():
@@ -69,7 +69,7 @@ def _places(raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return raw if step < _WIDTH else raw[: step * _PLACES].reshape(_PLACES, step)[:, :_WIDTH]
 
 
-def surely_new(seen: Mapping[str, Glance], known: Collection[Glance]) -> set[str]:
+def definitely_changed(seen: Mapping[str, Glance], known: Collection[Glance]) -> set[str]:
     """The names of tensors that differ from each other, from all others of `seen` and from all that were known.
 
     Args:
@@ -98,7 +98,9 @@ class EngineOptions:
     write: WriteOptions = field(default_factory=WriteOptions)
 
     def __post_init__(self) -> None:
-        validation.keep(self, double_checkpoint=validation.flag("double_checkpoint", self.double_checkpoint))
+        validation.set_frozen_fields(
+            self, double_checkpoint=validation.check_bool("double_checkpoint", self.double_checkpoint)
+        )
 
 
 KEPT_COMMITS = 2
@@ -121,14 +123,14 @@ class Committer:
     """
 
     def __init__(
-        self, store: BackupStore, exchange: Exchange, options: EngineOptions, note: Callable[[str], None]
+        self, store: BackupStore, exchange: WorkerStateExchange, options: EngineOptions, note: Callable[[str], None]
     ) -> None:
         self._store, self._exchange, self._options, self._note = store, exchange, options, note
         self._sequence = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
         self._looks: collections.deque[frozenset[Glance]] = collections.deque(maxlen=_LOOKS)  # at what may be staged
         self._orphans_deleted = self._orphans_collected = False
-        self._untidy = False
+        self._needs_cleanup = False
         self.info: Mapping[str, JSON] = {}
         self.newest: Position | None = None
         self.state_bytes = 0
@@ -165,7 +167,7 @@ class Committer:
         except StorageError as error:
             if not error.full:
                 raise
-            self._tidy(lambda: self._store.make_room(KEPT_COMMITS))
+            self._tidy(lambda: self._store.delete_to_free_space(KEPT_COMMITS))
             try:
                 self._publish(snapshot, prints, others)
             except StorageError as again:
@@ -186,10 +188,10 @@ class Committer:
         copy = self._sequence + 1 if self._options.double_checkpoint else 0
         packer = Packer(self._shared_tensors(), self._store.blob_directory, sizes, copy)
         self._stage(packer, snapshot, prints)
-        with collector_paused():
+        with gc_paused():
             records = [WorkerRecord(packer.locate(snapshot.tensors, prints), snapshot.state)]
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
-        with collector_paused():
+        with gc_paused():
             manifest = self._manifest(snapshot.position, records)
         known, self._known = self._known, []  # whether this one is there is not known until it was read back
         try:
@@ -225,9 +227,9 @@ class Committer:
         try:
             delete()
         except StorageError as error:
-            if not self._untidy:
+            if not self._needs_cleanup:
                 self._note(f"old backups and leftovers cannot be deleted: {error}")
-            self._untidy = True
+            self._needs_cleanup = True
         while self._store.notes:
             self._note(self._store.notes.pop())
 
@@ -247,10 +249,10 @@ class Committer:
 
     def _prints(self, snapshot: Snapshot) -> dict[str, Fingerprint]:
         """The fingerprints of all tensors but those that are hashed while they are written."""
-        with collector_paused():
+        with gc_paused():
             self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
             seen = glances(snapshot.tensors) if self._may_hash_later else {}
-            later = surely_new(seen, frozenset().union(*self._looks))
+            later = definitely_changed(seen, frozenset().union(*self._looks))
             self._looks.append(frozenset(seen.values()))
             return fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
 

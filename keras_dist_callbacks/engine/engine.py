@@ -22,9 +22,9 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.committer import Committer, EngineOptions
-from keras_dist_callbacks.engine.save_queue import Line, SkippedSaves, half_of_what_is_free
-from keras_dist_callbacks.engine.select_backup import load, newest_good
-from keras_dist_callbacks.engine.worker_state import Deliveries, Exchange
+from keras_dist_callbacks.engine.save_queue import SaveQueue, SkippedSaves, half_of_free_memory
+from keras_dist_callbacks.engine.select_backup import latest_intact, load
+from keras_dist_callbacks.engine.worker_state import WorkerOutbox, WorkerStateExchange
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
@@ -41,19 +41,24 @@ class BackupEngine:
     """
 
     def __init__(
-        self, store: BackupStore, cluster: Cluster, exchange: Exchange, writer: Writer, options: EngineOptions
+        self,
+        store: BackupStore,
+        cluster: Cluster,
+        exchange: WorkerStateExchange,
+        writer: Writer,
+        options: EngineOptions,
     ) -> None:
         self._store = store
         self._cluster = cluster
-        self._exchange = exchange
+        self._worker_states = exchange
         self._writer = writer
         self._options = options = dataclasses.replace(options, progress=is_shown(options.progress))
         self._saves = 0
         self._skipped = SkippedSaves()
-        self._line = Line(writer)
+        self._save_queue = SaveQueue(writer)
         self._room = 0  # known once all workers have told theirs
         self._committer = Committer(store, exchange, options, self._note)
-        self._deliveries = Deliveries(exchange, writer, self._note)
+        self._outbox = WorkerOutbox(exchange, writer, self._note)
         self._failed = 0
         self.fenced: FencedError | None = None
         self._lock = threading.Lock()
@@ -77,7 +82,7 @@ class BackupEngine:
     @property
     def writing(self) -> bool:
         """Whether a backup is being written."""
-        return self._line.is_busy
+        return self._save_queue.is_busy
 
     @classmethod
     def open(cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions) -> Self:
@@ -89,7 +94,7 @@ class BackupEngine:
             name: What tells this run's messages from another's; the same on every worker.
             options: How backups are written.
         """
-        exchange = Exchange(cluster, name, options.write.max_local_state, cluster.patience)
+        exchange = WorkerStateExchange(cluster, name, options.write.max_local_state, cluster.patience)
         return cls(BackupStore(storage, recycle=True), cluster, exchange, shared_writer(), options)
 
     # --- at the start
@@ -110,7 +115,7 @@ class BackupEngine:
         """
         workers, worker, timeout = self._cluster.num_workers, self._cluster.worker_index, self._cluster.patience
         chosen = self._cluster.on_chief(
-            lambda: newest_good(self._store, workers, allocate, verbose=self._options.progress),
+            lambda: latest_intact(self._store, workers, allocate, verbose=self._options.progress),
             "choosing a backup",
             timeout,
         )
@@ -142,7 +147,7 @@ class BackupEngine:
         self._committer.info = told
         taken = self._cluster.on_chief(lambda: self._store.claim(told, by), "claiming the backup directory")
         self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
-        self._room = min(self._cluster.gather(self._own_room(), "memory for backups", kind=int))
+        self._room = min(self._cluster.gather(self._free_memory(), "memory for backups", kind=int))
         return self._store.generation
 
     # --- while training
@@ -157,48 +162,48 @@ class BackupEngine:
         self._saves += 1
         self._skipped.record_due(snapshot.position)
         if not self._cluster.is_chief:
-            self._deliveries.enter(self._saves, snapshot)
+            self._outbox.enter(self._saves, snapshot)
             return
         waits = must or self._options.write.when_busy == "wait"
-        if not self._line.is_busy:  # asked before a backup that waits behind something else makes room
+        if not self._save_queue.is_busy:  # asked before a backup that waits behind something else makes room
             self._skipped.record_start(snapshot.position)
-        elif not waits and not self._may_stand_in_line(snapshot):
+        elif not waits and not self._may_be_queued(snapshot):
             self._skip(self._saves, snapshot.position)
             return
         try:
             self._write(snapshot, waits=waits)
         except BaseException:
-            self._exchange.skip(self._saves)
+            self._worker_states.skip(self._saves)
             raise
 
     def _write(self, snapshot: Snapshot, *, waits: bool) -> None:
         """Leaves a snapshot of the chief to the background, which answers the other workers."""
         if self._writer.busy:
-            self._exchange.stands_in_line(self._saves)
-        if self._line.is_busy and waits:
-            if (overtaken := self._line.take_back()) is not None:
+            self._worker_states.mark_queued(self._saves)
+        if self._save_queue.is_busy and waits:
+            if (overtaken := self._save_queue.cancel()) is not None:
                 self._skip(overtaken, snapshot.position)
             self._writer.wait()
         write = functools.partial(self._write_or_note, self._saves, snapshot)
         what, urgent = f"backup at {snapshot.position}", not self._committer.has_committed
-        self._line.enter(self._saves, write, what, lasting=waits, urgent=urgent)
+        self._save_queue.enter(self._saves, write, what, lasting=waits, urgent=urgent)
 
-    def _may_stand_in_line(self, snapshot: Snapshot) -> bool:
+    def _may_be_queued(self, snapshot: Snapshot) -> bool:
         """Whether there is a place behind the one that is being written; whoever has it makes room if it can."""
         size = self._committer.state_bytes or sum(held.array().nbytes for held in snapshot.tensors.values())
         if 2 * size > self._room:
             return False
-        if (overtaken := self._line.take_back()) is not None:
+        if (overtaken := self._save_queue.cancel()) is not None:
             self._skip(overtaken, snapshot.position)
-        return not self._line.is_full
+        return not self._save_queue.has_unreplaceable_save
 
-    def _own_room(self) -> int:
+    def _free_memory(self) -> int:
         """Bytes of states that this worker may hold; it shares what is free with those of the same host."""
         held = self._options.write.max_held_bytes
-        return half_of_what_is_free() // self._cluster.workers_on_host if held is None else held
+        return half_of_free_memory() // self._cluster.workers_on_host if held is None else held
 
     def _skip(self, save: int, position: Position) -> None:
-        self._exchange.skip(save)
+        self._worker_states.skip(save)
         if (note := self._skipped.record_skip(position)) is not None:
             self._note(note)
 
@@ -221,13 +226,13 @@ class BackupEngine:
 
     def abort(self) -> None:
         """The run ends, or the cluster is lost: nothing that needs other workers is waited for any more."""
-        self._exchange.abort.set()
+        self._worker_states.abort.set()
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until what was handed over is committed; whether it was, within `timeout` seconds."""
         arrived = self._writer.wait(timeout)
         if arrived:
-            self._drop_spares()
+            self._delete_recycled()
         return arrived
 
     def leave(self, snapshot: Snapshot, timeout: float) -> Position | None:
@@ -260,8 +265,8 @@ class BackupEngine:
             delete: Remove the backup afterwards.
         """
         self._cluster.barrier("end of training", self._cluster.patience)
-        if (overtaken := self._line.take_back()) is not None:
-            self._exchange.skip(overtaken)  # the end comes at once
+        if (overtaken := self._save_queue.cancel()) is not None:
+            self._worker_states.skip(overtaken)  # the end comes at once
         self.save(snapshot, must=True)
         self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._cluster.patience)
         self._writer.wait()
@@ -286,7 +291,7 @@ class BackupEngine:
 
     def _complete(self, delete: bool) -> None:
         self._writer.wait()
-        self._drop_spares()
+        self._delete_recycled()
         self._writer.raise_failure()
         if not delete:
             return
@@ -306,9 +311,9 @@ class BackupEngine:
         except StorageError as error:
             self._note(f"the backup could not be deleted: {error}")
 
-    def _drop_spares(self) -> None:
+    def _delete_recycled(self) -> None:
         try:
-            self._store.drop_spares()
+            self._store.delete_recycled()
         except StorageError as error:
             self._note(f"files that are not needed any more could not be deleted: {error}")
 
@@ -328,7 +333,7 @@ class BackupEngine:
             limit = self._options.write.max_failed_saves
             if limit is not None and self._failed >= limit:
                 raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
-            goes_on = "" if messaging.lost() or self._exchange.abort.is_set() else " and training goes on"
+            goes_on = "" if messaging.lost() or self._worker_states.abort.is_set() else " and training goes on"
             self._note(f"the backup at {snapshot.position} failed{goes_on}: {error}")
         else:
             self._failed = 0

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.engine.background import Pace
+from keras_dist_callbacks.engine.background import CpuShareEstimator
 from keras_dist_callbacks.engine.writer import Writer
 
 
-class Line:
+class SaveQueue:
     """What is handed to the writer and not written yet.
 
     Args:
@@ -28,7 +28,7 @@ class Line:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._lock = threading.Lock()
-        self._pace = Pace()
+        self._pace = CpuShareEstimator()
         self._unfinished = 0
         self.is_busy = False
         self._last: tuple[int, int] | None = None  # ticket and number of the newest save, if it may be overtaken
@@ -63,11 +63,11 @@ class Line:
         self._last = None if lasting else (ticket, save)
 
     @property
-    def is_full(self) -> bool:
+    def has_unreplaceable_save(self) -> bool:
         """Whether one waits that may not be overtaken any more, because something else stands behind it."""
         return self._last is not None and self._writer.is_waiting(self._last[0])
 
-    def take_back(self) -> int | None:
+    def cancel(self) -> int | None:
         """The number of the save that was to be written next and is not any more; None if none can be overtaken."""
         if self._last is None or not self._writer.withdraw(self._last[0]):
             return None
@@ -156,7 +156,7 @@ _FILES = {  # of a control group: its limit, what it uses, and what of that is p
 _SHARE = 0.5
 
 
-def half_of_what_is_free() -> int:
+def half_of_free_memory() -> int:
     """Bytes; 0 where the system does not tell."""
     return int(min([_free_on_the_host(), *_free_in_groups()]) * _SHARE)
 

@@ -61,14 +61,14 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
     share = validation.number("max_overhead", max_overhead, allowed, above=0, most=math.nextafter(1, 0))
     if isinstance(save_freq, str) and save_freq in {"epoch", "auto"}:
         return SavePolicy() if save_freq == "epoch" else SavePolicy(max_overhead=share)
-    if validation.is_flag(save_freq) and not save_freq:
+    if validation.is_bool(save_freq) and not save_freq:
         return SavePolicy(at_end_only=True)
     if isinstance(save_freq, datetime.timedelta) and save_freq.total_seconds() > 0:
         return SavePolicy(every_seconds=save_freq.total_seconds())
     try:
         return SavePolicy(validation.count("save_freq", save_freq, least=1))
     except ConfigError:
-        raise validation.refused(
+        raise validation.invalid_argument(
             "Invalid value: save_freq",
             save_freq,
             "'epoch' or a number of batches of 1 or more (below 2**63), 'auto', a datetime.timedelta above 0, or False "
@@ -100,7 +100,7 @@ class Schedule:
     ) -> None:
         self.at_epoch_end = policy.at_epoch_end
         self._every = policy.every_steps
-        self._meter = _Meter(policy, clock) if policy.is_measured else None
+        self._meter = _CostMeter(policy, clock) if policy.is_measured else None
         self._cluster = cluster
         self._last = self._begun = 0
         self._looks = collections.deque(_FIRST_LOOKS)
@@ -140,7 +140,7 @@ class Schedule:
         self._last = step
         if step < self._next:
             return False
-        wait = self._agreed(self._meter.steps_to_wait(writing, self._steps_to_next_look(step)))
+        wait = self._agreed(self._meter.steps_to_wait(writing, self._steps_to_next_check(step)))
         self._next = step + wait
         return wait == 0
 
@@ -154,7 +154,7 @@ class Schedule:
             self._looks.clear()
             self._next = self._last + self._agreed(self._meter.interval(blocked))
 
-    def _steps_to_next_look(self, step: int) -> int:
+    def _steps_to_next_check(self, step: int) -> int:
         while self._looks and self._begun + self._looks[0] <= step:
             self._looks.popleft()
         return self._begun + self._looks[0] - step if self._looks else 0
@@ -163,7 +163,7 @@ class Schedule:
         return int(self._cluster.broadcast(steps, "save interval", kind=int))
 
 
-class _Meter:
+class _CostMeter:
     """What steps and saves take."""
 
     def __init__(self, policy: SavePolicy, clock: Callable[[], float]) -> None:

@@ -32,7 +32,7 @@ def load(
     return dataclasses.replace(every[0], other_workers=tuple(state.tensors for state in every[1:]))
 
 
-def newest_good(
+def latest_intact(
     store: BackupStore, workers: int, allocate: Allocate | None = None, *, verbose: bool = True
 ) -> tuple[CommitId, WorkerState] | None:
     """The newest intact commit and the chief's state in it; None if nothing was ever committed.
@@ -57,12 +57,14 @@ def newest_good(
     return found
 
 
-def look_up(store: BackupStore, name: str | None, workers: int, worker: int = _CHIEF) -> tuple[CommitId, WorkerState]:
+def find_backup(
+    store: BackupStore, name: str | None, workers: int, worker: int = _CHIEF
+) -> tuple[CommitId, WorkerState]:
     """A whole commit and a worker's state in it, for a reader: whatever there is, nothing is changed.
 
     Args:
         store: Of a run that may go on meanwhile, and delete what it does not need any more.
-        name: Which commit, as `CommitId.is_called` takes it; None is the newest that is whole.
+        name: Which commit, as `CommitId.matches_name` takes it; None is the newest that is whole.
         workers: How many workers there are now; 0: as many as the backup was made with.
         worker: Which of them this is.
 
@@ -71,7 +73,7 @@ def look_up(store: BackupStore, name: str | None, workers: int, worker: int = _C
         DamagedBackupError: It is damaged, or there are backups and none is whole.
     """
     for last in reversed(range(_LISTINGS)):
-        commits = [commit for commit in store.commits() if name is None or commit.is_called(name)]
+        commits = [commit for commit in store.commits() if name is None or commit.matches_name(name)]
         damaged: list[DamagedBackupError] = []
         for commit in reversed(commits):
             try:
@@ -88,11 +90,11 @@ def look_up(store: BackupStore, name: str | None, workers: int, worker: int = _C
     if damaged and name is not None:
         raise damaged[0]  # of the others nothing is known
     if damaged:
-        raise DamagedBackupError(_nothing_whole(store.storage.display(), damaged))
-    raise ConfigError(_no_such(store, name))
+        raise DamagedBackupError(_nothing_intact(store.storage.display(), damaged))
+    raise ConfigError(_not_found(store, name))
 
 
-def _no_such(store: BackupStore, name: str | None) -> str:
+def _not_found(store: BackupStore, name: str | None) -> str:
     known = ", ".join(commit.label for commit in reversed(store.commits()[-5:]))
     where = store.storage.display()
     if name is None or not known:
@@ -109,7 +111,7 @@ def _walk_back(
     unfinished, vanished = 0, False
     for commit in reversed(store.commits()):
         try:
-            state = _read_whole(store, commit, workers, allocate)
+            state = _read_intact(store, commit, workers, allocate)
         except DamagedBackupError as error:
             if not store.storage.exists(commit.name):
                 vanished = True
@@ -117,14 +119,14 @@ def _walk_back(
             damaged[commit] = error
             unfinished += not store.has_committed(commit.generation) and not store.is_readable(commit)
             continue
-        _set_aside(store, damaged)
+        _quarantine(store, damaged)
         return (commit, state), vanished
     if vanished:
         return None, True
     if unfinished < len(damaged):
-        raise DamagedBackupError(_nothing_whole(store.storage.display(), list(damaged.values())))
-    _set_aside(store, damaged)
-    if damaged or store.has_leftovers():
+        raise DamagedBackupError(_nothing_intact(store.storage.display(), list(damaged.values())))
+    _quarantine(store, damaged)
+    if damaged or store.has_owner_records():
         say(
             f"{store.storage.display()}: an earlier run committed no backup; starting from the beginning",
             verbose=verbose,
@@ -132,7 +134,7 @@ def _walk_back(
     return None, False
 
 
-def _read_whole(store: BackupStore, commit: CommitId, workers: int, allocate: Allocate | None) -> WorkerState:
+def _read_intact(store: BackupStore, commit: CommitId, workers: int, allocate: Allocate | None) -> WorkerState:
     """The chief's state; what it does not need itself is verified too."""
     manifest = store.manifest(commit)
     state = load(store, manifest, workers, _CHIEF, allocate)
@@ -141,13 +143,13 @@ def _read_whole(store: BackupStore, commit: CommitId, workers: int, allocate: Al
     return state
 
 
-def _set_aside(store: BackupStore, damaged: Mapping[CommitId, DamagedBackupError]) -> None:
+def _quarantine(store: BackupStore, damaged: Mapping[CommitId, DamagedBackupError]) -> None:
     for commit, reason in damaged.items():
         warn(f"a damaged backup was set aside: {reason}")
         store.quarantine(commit)
 
 
-def _nothing_whole(directory: str, errors: list[DamagedBackupError]) -> str:
+def _nothing_intact(directory: str, errors: list[DamagedBackupError]) -> str:
     shared = ""
     if len(errors) > 1 and len({str(error) for error in errors}) == 1:
         shared = (

@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, hash_array, raw_bytes
-from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, HeldArray, Position, Snapshot
+from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Position, SharedArray, Snapshot
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.writer import Writer
@@ -55,13 +55,13 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LocalState:
     """What one worker has that differs from the chief's."""
 
-    tensors: Mapping[str, HeldArray]
+    tensors: Mapping[str, SharedArray]
     prints: Mapping[str, Fingerprint]
     state: Mapping[str, JSON]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class WorkerStateExchange:
     """The worker-local part of saving, for one fit.
 
     Attributes:
@@ -99,11 +99,11 @@ class Exchange:
 
     def skip(self, save: int, first: int = 1) -> None:
         """On the chief: tells workers that this save does not happen, without waiting for anything."""
-        self._tell("wanted", _SKIP, save, first)
+        self._publish("wanted", _SKIP, save, first)
 
-    def stands_in_line(self, save: int) -> None:
+    def mark_queued(self, save: int) -> None:
         """On the chief: tells workers that this save's turn comes, however long the one before takes."""
-        self._tell("line", b"", save)
+        self._publish("line", b"", save)
 
     def deliver(self, save: int, snapshot: Snapshot, meanwhile: Callable[[], None] = lambda: None) -> None:
         """On a worker: publishes what this worker has that the chief has not.
@@ -125,17 +125,17 @@ class Exchange:
         try:
             answer = self._answer(save, me, meanwhile)
         finally:
-            messaging.forget(self._key(save, me, "hello"), sent)
-        self._forget_asked(save, me, answer)
+            messaging.delete_key(self._key(save, me, "hello"), sent)
+        self._delete_requests(save, me, answer)
         if answer != _SKIP:
-            self._hand_over(save, me, snapshot, _understood(answer, _Wanted, f"the chief in save {save}"))
+            self._send_state(save, me, snapshot, _understood(answer, _Wanted, f"the chief in save {save}"))
 
     def was_skipped(self, save: int) -> bool:
         """On a worker: whether the chief has said that a save does not happen."""
         me = self.cluster.worker_index
         skipped = messaging.fetch(self._key(save, me, "wanted"), _GLANCE) == _SKIP
         if skipped:
-            self._forget_asked(save, me, _SKIP)
+            self._delete_requests(save, me, _SKIP)
         return skipped
 
     def _answer(self, save: int, me: int, meanwhile: Callable[[], None]) -> bytes:
@@ -154,11 +154,11 @@ class Exchange:
                     raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
                 deadline = math.inf
 
-    def _forget_asked(self, save: int, me: int, answer: bytes) -> None:
-        messaging.forget(self._key(save, me, "wanted"), messaging.chunk_count(answer))
-        messaging.forget(self._key(save, me, "line"))
+    def _delete_requests(self, save: int, me: int, answer: bytes) -> None:
+        messaging.delete_key(self._key(save, me, "wanted"), messaging.chunk_count(answer))
+        messaging.delete_key(self._key(save, me, "line"))
 
-    def _hand_over(self, save: int, me: int, snapshot: Snapshot, wanted: _Wanted) -> None:
+    def _send_state(self, save: int, me: int, snapshot: Snapshot, wanted: _Wanted) -> None:
         if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
             raise BackupError(f"the chief asked in save {save} for what this worker does not have")
         arrays = {name: snapshot.tensors[name].array() for name in wanted.tensors}
@@ -168,8 +168,8 @@ class Exchange:
         message = _pack_message(body, arrays)
         sent = messaging.publish(self._key(save, me, "values"), message, self.timeout)
         messaging.fetch(self._key(save, me, "taken"), self.timeout, self.abort.is_set)
-        messaging.forget(self._key(save, me, "values"), sent)
-        messaging.forget(self._key(save, me, "taken"))
+        messaging.delete_key(self._key(save, me, "values"), sent)
+        messaging.delete_key(self._key(save, me, "taken"))
 
     def _ask(
         self, worker: int, save: int, prints: Mapping[str, Fingerprint], topics: Mapping[str, str]
@@ -189,7 +189,7 @@ class Exchange:
         state = dict(head.state)
         if len(tensors) < len(differing):
             state[LOCAL_STATE_DROPPED] = True
-        held = {name: HeldArray(array) for name, array in tensors.items()}
+        held = {name: SharedArray(array) for name, array in tensors.items()}
         return LocalState(held, {name: theirs[name] for name in held}, state)
 
     def _receive(self, save: int, worker: int, topic: str) -> bytes:
@@ -204,7 +204,7 @@ class Exchange:
             raise BackupError(f"worker {worker} did not deliver its state within {self.timeout:g} s")
         return value
 
-    def _tell(self, topic: str, message: bytes, save: int, first: int = 1) -> None:
+    def _publish(self, topic: str, message: bytes, save: int, first: int = 1) -> None:
         """Publishes the same for each worker from `first` on, in a thread that nobody waits for."""
 
         def publish() -> None:
@@ -269,7 +269,7 @@ def _understood(message: bytes, kind: Any, source: str) -> Any:
         raise BackupError(str(error)) from error
 
 
-class Deliveries:
+class WorkerOutbox:
     """Parts of backups, delivered one after the other; what the chief skips meanwhile is let go at once.
 
     A worker does not know what stands in the chief's queue. While one save waits for its turn there, it would else
@@ -281,7 +281,7 @@ class Deliveries:
         note: Is told what the user should know.
     """
 
-    def __init__(self, exchange: Exchange, writer: Writer, note: Callable[[str], None]) -> None:
+    def __init__(self, exchange: WorkerStateExchange, writer: Writer, note: Callable[[str], None]) -> None:
         self._exchange, self._writer, self._note = exchange, writer, note
         self._lock = threading.Lock()
         self._held: dict[int, Snapshot] = {}

@@ -63,7 +63,7 @@ class EvaluatedModel:
             BackupMismatchError: It is of another model.
         """
         if not self._given:
-            self._make(model_export.text_in(saved.tensors, shown, _GIVE), shown)
+            self._make(model_export.architecture_json(saved.tensors, shown, _GIVE), shown)
         with self._model.distribute_strategy.scope():
             loading.apply(self._model, saved, Cluster())
 

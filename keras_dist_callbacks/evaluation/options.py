@@ -12,7 +12,7 @@ from keras_dist_callbacks import validation
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.storage.redaction import check_place, redact
+from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -21,7 +21,7 @@ _BELOW_LOG_DIR = "evaluator"
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "f_beta", "fbeta", "iou", "r2")
 
 
-class Places:
+class EvaluatorDirectories:
     """Opens the directories.
 
     Args:
@@ -37,7 +37,7 @@ class Places:
         self, checkpoint_dir: Any, storage_options: Mapping[str, Any] | None, retry: RetryPolicy | None
     ) -> None:
         path, self.series = validation.path("checkpoint_dir", checkpoint_dir), None
-        check_place(path)
+        reject_credentials(path)
         self._options = validation.mapping("storage_options", storage_options)
         self._retry = None if retry is None else validation.instance("retry", retry, RetryPolicy, also="None")
         if path.endswith(EXTENSIONS):
@@ -51,7 +51,7 @@ class Places:
         events = None if log_dir is None else self.open("log_dir", log_dir, _BELOW_LOG_DIR)
         if state_dir is not None:
             return self.open("state_dir", state_dir), events
-        return events or self.open("checkpoint_dir", self._beside()), events
+        return events or self.open("checkpoint_dir", self._sibling()), events
 
     def open(self, name: str, given: Any, below: str = "") -> Storage:
         """A directory of the evaluator's own.
@@ -65,18 +65,18 @@ class Places:
             ConfigError: It is none, or lies where the training writes.
         """
         path = validation.path(name, given)
-        check_place(path)
+        reject_credentials(path)
         same = _scheme(path) == _scheme(self._path)
         storage = Storage.open(path, self._options if same else None, retry=self._retry)
         storage = storage.child(below) if below else storage
-        if _lies_in(storage, self.checkpoints):
+        if _is_inside(storage, self.checkpoints):
             raise ConfigError(
                 f"{name}={redact(path)!r} is in the checkpoints' directory {self.checkpoints.display()}, where the "
                 "training alone writes: give the evaluator a directory of its own beside it"
             )
         return storage
 
-    def _beside(self) -> str:
+    def _sibling(self) -> str:
         """A directory for the evaluator beside that of the checkpoints.
 
         Raises:
@@ -100,7 +100,7 @@ def checked_data(data: Any, steps: int | None) -> Any:
     is_refused = isinstance(data, str | bytes | Mapping | list | tuple)
     if not (is_tuple or is_array or isinstance(data, keras.utils.PyDataset)):
         if is_refused or not (isinstance(data, Iterable) or hasattr(data, "__getitem__")):
-            raise validation.refused("data", data, _DATA)
+            raise validation.invalid_argument("data", data, _DATA)
         if steps is None and iter(data) is data:
             raise ConfigError(
                 "data can be run through once only, but is needed for every checkpoint: give a dataset that begins "
@@ -119,7 +119,7 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple) or not all(isinstance(c, keras.callbacks.Callback) for c in callbacks):
-        raise validation.refused("callbacks", callbacks, "a list of Keras callbacks, or None")
+        raise validation.invalid_argument("callbacks", callbacks, "a list of Keras callbacks, or None")
     return list(callbacks)
 
 
@@ -131,7 +131,7 @@ def direction(mode: Any, monitor: str) -> str:
     return "max" if any(word in monitor.lower() for word in _HIGHER_IS_BETTER) else "min"
 
 
-def _lies_in(storage: Storage, other: Storage) -> bool:
+def _is_inside(storage: Storage, other: Storage) -> bool:
     if storage.is_local != other.is_local or _scheme(storage.url) != _scheme(other.url):
         return False
     inner, outer = storage.root, other.root

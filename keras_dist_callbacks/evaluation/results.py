@@ -77,7 +77,7 @@ class Record(msgspec.Struct, frozen=True):
         return Evaluation(self.name, self.step, self.epoch, {n: float(value) for n, value in self.metrics.items()})
 
 
-class End(msgspec.Struct, frozen=True):
+class EvaluationEnd(msgspec.Struct, frozen=True):
     """The end of a training that was evaluated completely.
 
     Attributes:
@@ -88,7 +88,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 RESULT = Format("keras_dist_callbacks evaluation", 1, Record)
-END = Format("keras_dist_callbacks evaluation end", 1, End)
+END = Format("keras_dist_callbacks evaluation end", 1, EvaluationEnd)
 
 
 class EvaluationLog:
@@ -136,7 +136,7 @@ class EvaluationLog:
         """Every checkpoint that needs no evaluation any more."""
         return {key for record in self._records.values() for key in record.checkpoints}
 
-    def knows(self, candidate: Candidate, weights: str) -> bool:
+    def has_result(self, candidate: Candidate, weights: str) -> bool:
         """Whether this model was evaluated at this step already, under another name or by another run; noted if so."""
         earlier = self._records.get(candidate.place)
         if earlier is None or earlier.weights_digest != weights:
@@ -165,7 +165,7 @@ class EvaluationLog:
 
     def end(self, by: str) -> None:
         """Notes that the training whose end is called so was evaluated to its end."""
-        record_io.write(self._state, _ENDED, END.encode(End(by)))
+        record_io.write(self._state, _ENDED, END.encode(EvaluationEnd(by)))
 
     def _read_end(self) -> None:
         where = self._state.display(_ENDED)
@@ -227,7 +227,7 @@ class BestExport:
         """
         self.storage.probe()
 
-    def offer(self, candidate: Candidate, metrics: Mapping[str, float], model: EvaluatedModel) -> None:
+    def export_if_best(self, candidate: Candidate, metrics: Mapping[str, float], model: EvaluatedModel) -> None:
         """Exports the model if it is better than what is there.
 
         Raises:

@@ -18,7 +18,7 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, Storage
 from keras_dist_callbacks.evaluation import options as options
 from keras_dist_callbacks.evaluation.model import EvaluatedModel, check_model
 from keras_dist_callbacks.evaluation.results import BestExport, Evaluation, EvaluationLog
-from keras_dist_callbacks.evaluation.sources import Backups, Candidate, Look, ModelFiles, Source
+from keras_dist_callbacks.evaluation.sources import Backups, Candidate, ModelFiles, PollResult, Source
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
@@ -112,14 +112,14 @@ class SidecarEvaluator:
         self._poll_seconds = validation.seconds("poll_seconds", poll_seconds, default=10.0)
         self._rerun_seconds = validation.seconds("rerun_seconds", rerun_seconds, least=0, default=300.0)
         self._verbose = options.checked_verbose(verbose)
-        places = options.Places(checkpoint_dir, storage_options, retry)
+        places = options.EvaluatorDirectories(checkpoint_dir, storage_options, retry)
         self._state, events = places.of_results(log_dir, state_dir)
         self._log = EvaluationLog(self._state, events)
         self._best = _best(places, export_best, validation.text("monitor", monitor, "the name of a metric"), mode)
         self._checkpoints, self._series = places.checkpoints, places.series
         self._sources: list[Source] = []
         self._settled: set[str] = set()  # evaluated, or known to be damaged
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._suspected: dict[Source, set[str]] = {}
 
     def start(self) -> list[Evaluation]:
@@ -159,7 +159,7 @@ class SidecarEvaluator:
     def _run(self) -> None:
         began = news = time.monotonic()
         while not self._is_enough():
-            looks = {source: self._look(source) for source in self._sources}
+            looks = {source: self._poll(source) for source in self._sources}
             found = [(source, one) for source in looks for one in looks[source].candidates]
             new = [(source, one) for source, one in found if one.key not in self._settled]
             if sum([self._evaluate(source, one) for source, one in new]):
@@ -176,25 +176,25 @@ class SidecarEvaluator:
     def _is_enough(self) -> bool:
         return self._most is not None and len(self._log) >= self._most
 
-    def _look(self, source: Source) -> Look:
+    def _poll(self, source: Source) -> PollResult:
         try:
-            look = source.look()
+            look = source.poll()
         except StorageError as error:
             if not error.unavailable:
                 raise
             warn(f"the checkpoints cannot be looked at, which is tried again: {error}")
-            return Look(failed=True)
-        new = set(look.problems) - self._told
+            return PollResult(failed=True)
+        new = set(look.problems) - self._reported
         sure = new & self._suspected.get(source, set())  # there at the look before too: nobody is just replacing it
         self._suspected[source] = new - sure
         for problem in sorted(sure):
-            self._told.add(problem)
+            self._reported.add(problem)
             warn(f"a damaged file is passed over: {problem}", UserWarning)
         return dataclasses.replace(look, end=None) if new - sure else look
 
-    def _has_ended(self, looks: Sequence[Look], began: float) -> bool:
+    def _has_ended(self, looks: Sequence[PollResult], began: float) -> bool:
         """Whether nothing more will come, as far as the first source that has anything says."""
-        deciding = next((look for look in looks if look.candidates or look.end), Look())
+        deciding = next((look for look in looks if look.candidates or look.end), PollResult())
         if deciding.end is None or any(look.failed for look in looks):
             return False
         if deciding.end == self._log.ended_by and time.monotonic() - began < self._rerun_seconds:
@@ -214,12 +214,12 @@ class SidecarEvaluator:
             if taken is None or taken.key in self._settled:
                 return False
             weights = self._model.fingerprint()
-            if self._log.knows(taken, weights):
+            if self._log.has_result(taken, weights):
                 self._settled.add(taken.key)
                 return False
             metrics = self._model.evaluate(self._data, self._steps, self._callbacks, self._verbose)
             if self._best is not None:
-                self._best.offer(
+                self._best.export_if_best(
                     taken, metrics, self._model
                 )  # first: once there is a record, it is not looked at again
             result = self._log.add(taken, weights, metrics)
@@ -244,8 +244,8 @@ class SidecarEvaluator:
         say(f"keras_dist_callbacks: {what}", verbose=self._verbose)
 
     def _say_once(self, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             self._say(what)
 
 
@@ -253,7 +253,7 @@ def _most(given: Any) -> int:
     return validation.count("max_evaluations", given, least=1, of="results", also="None for all")
 
 
-def _best(places: options.Places, export_best: Any, monitor: str, mode: Any) -> BestExport | None:
+def _best(places: options.EvaluatorDirectories, export_best: Any, monitor: str, mode: Any) -> BestExport | None:
     monitor = monitor.removeprefix("val_")
     mode = options.direction(mode, monitor)
     if export_best is None:

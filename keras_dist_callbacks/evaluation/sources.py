@@ -52,7 +52,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Look:
+class PollResult:
     """What there was at one moment.
 
     Attributes:
@@ -71,7 +71,7 @@ class Look:
 class Source(Protocol):
     """One kind of checkpoints."""
 
-    def look(self) -> Look:
+    def poll(self) -> PollResult:
         """What there is now."""
         ...
 
@@ -105,7 +105,7 @@ class ModelFiles:
         self._known: dict[str, Checkpoint] = {}
         self._without_record: dict[str, float] = {}  # names, and since when they are known
 
-    def look(self) -> Look:
+    def poll(self) -> PollResult:
         """The files, and whether the end of training is noted."""
         listing = files.find(self._storage, self._template)
         templates = listing.templates or ({self._template} if self._template else set())
@@ -115,7 +115,7 @@ class ModelFiles:
         end = end_note.end_of(notes, listing)
         problems += [] if listing.checkpoints else self._lasting(listing.without_record)
         self._known = {_candidate(checkpoint).key: checkpoint for checkpoint in listing.checkpoints}
-        return Look(
+        return PollResult(
             [_candidate(checkpoint) for checkpoint in reversed(listing.checkpoints)],
             [*problems, *listing.problems],
             None if end is None else end.token,
@@ -156,7 +156,7 @@ class Backups:
         self._known: dict[CommitId, tuple[Candidate, bool]] = {}
         self._newest = ""
 
-    def look(self) -> Look:
+    def poll(self) -> PollResult:
         """The backups, and whether the newest is that of the end, or all are gone."""
         store = BackupStore(self._storage)
         ruling = store.newest_generation()  # before the backups: a run that begins meanwhile is not missed
@@ -174,7 +174,7 @@ class Backups:
             end = newest.name if known[newest][1] and ruling == newest.generation else None
         elif self._seen and not problems and ruling == 0:
             end = f"gone {self._newest}"  # deleted by the run at its end
-        return Look([known[commit][0] for commit in sorted(known)], problems, end)
+        return PollResult([known[commit][0] for commit in sorted(known)], problems, end)
 
     def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
         """Reads the backup, each tensor compared with its hash."""

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks._compat import rng
-from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
+from keras_dist_callbacks.backups.snapshot import SharedArray, SharedTensor
 
 _TENSOR = "input/epoch_end/"
 
 
-class EpochEnds:
+class EpochEndReplay:
     """Notes the random states before each `on_epoch_end` of an input, which may shuffle with them.
 
     Args:
@@ -28,13 +28,13 @@ class EpochEnds:
         base = keras.utils.PyDataset
         own = isinstance(source, base) and type(source).on_epoch_end is not base.on_epoch_end
         self._source = source if own else None
-        self._states: list[HeldArray] = []
+        self._states: list[SharedArray] = []
         self._past: list[Any] = []
         if self._source is not None:
             self._original = self._source.on_epoch_end
             self._source.on_epoch_end = self._called
 
-    def capture(self) -> dict[str, HeldTensor]:
+    def capture(self) -> dict[str, SharedTensor]:
         """The tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
         return {f"{_TENSOR}{number}": held for number, held in enumerate(self._states)}
 
@@ -56,5 +56,5 @@ class EpochEnds:
         if self._past:
             rng.restore(self._past.pop(0))
         text = json.dumps(rng.capture()).encode()
-        self._states.append(HeldArray(np.frombuffer(text, np.uint8)))
+        self._states.append(SharedArray(np.frombuffer(text, np.uint8)))
         self._original()

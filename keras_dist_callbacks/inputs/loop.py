@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from keras_dist_callbacks._compat import model_parts, pipeline, replay, rng, variables
-from keras_dist_callbacks._compat.input_inspection import look_at_source
+from keras_dist_callbacks._compat.input_inspection import inspect_source
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.inputs.sources import is_stateless
-from keras_dist_callbacks.inputs.variables import InputState
+from keras_dist_callbacks.inputs.variables import InputVariables
 
 _AROUND = (
     "your loop gives each step the batch that it gave it before: it took batches by itself, not from "
@@ -30,8 +30,8 @@ class LoopInput:
     """
 
     def __init__(self, trained: Any, tell: Callable[[list[str]], None]) -> None:
-        self._trained, self._tell = trained, tell
-        self._state: InputState | None = None
+        self._trained, self._report = trained, tell
+        self._state: InputVariables | None = None
         self._dataset: Any = None
         self._read: Any = None
         self._rng_at_epoch: JSON = None
@@ -74,7 +74,7 @@ class LoopInput:
         self._around = self._around or not self._given
         self._counted, self._iterations = True, None
 
-    def rest(self, dataset: Iterable[Any], batch: int, *, made_for_epoch: bool) -> Iterator[Any]:
+    def remaining_batches(self, dataset: Iterable[Any], batch: int, *, made_for_epoch: bool) -> Iterator[Any]:
         """An iterator at the batches that are left of one pass over `dataset`.
 
         Args:
@@ -85,29 +85,29 @@ class LoopInput:
         self._given = True
         resumed, self._resumed = self._resumed, None
         self._read = dataset
-        inputs = self._state = self._state or InputState(lambda: self._read, look_at_source)
-        self._tell(inputs.begin_restore(resumed) if resumed is not None else [])
+        inputs = self._state = self._state or InputVariables(lambda: self._read, inspect_source)
+        self._report(inputs.match_backup(resumed) if resumed is not None else [])
         if not made_for_epoch:
             self._advance(dataset)
         if resumed is not None and resumed.position.kind == "within":
             return self._interrupted(dataset, batch, inputs, resumed)
         if resumed is not None:
-            inputs.to_now()
+            inputs.restore_current()
         self._rng_at_epoch = rng.capture()
         inputs.note_start()
         return iter(dataset)
 
     def _interrupted(
-        self, dataset: Iterable[Any], batch: int, inputs: InputState, resumed: WorkerState
+        self, dataset: Iterable[Any], batch: int, inputs: InputVariables, resumed: WorkerState
     ) -> Iterator[Any]:
         """The rest of the epoch that was interrupted."""
         self._rng_at_epoch = resumed.state["rng_at_epoch"]
         rng.restore(self._rng_at_epoch)
-        inputs.to_start()
+        inputs.restore_epoch_start()
         iterator = iter(dataset)
         replay.drop(iterator, batch, batch)
-        moved = rng.moved(self._rng_at_epoch) if inputs.hidden.python else ()
-        inputs.reads_to_now()
+        moved = rng.changed_since(self._rng_at_epoch) if inputs.hidden.python else ()
+        inputs.restore_read_only()
         rng.restore(resumed.state["rng"], leave=moved)
         return iterator
 
@@ -122,7 +122,7 @@ class LoopInput:
         past, self._past = self._past, 0
         replay.replay_iterators(dataset, past)
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """The topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {
             "rng_at_epoch": self._rng_at_epoch,

@@ -17,10 +17,10 @@ import tensorflow as tf
 from keras_dist_callbacks._compat import input_inspection, pipeline, replay, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
-from keras_dist_callbacks.inputs.epoch_end_replay import EpochEnds
-from keras_dist_callbacks.inputs.sources import account_of, is_stateless
-from keras_dist_callbacks.inputs.variables import InputState
+from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.inputs.epoch_end_replay import EpochEndReplay
+from keras_dist_callbacks.inputs.sources import is_stateless, stateful_source_of
+from keras_dist_callbacks.inputs.variables import InputVariables
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import reading
 
@@ -72,20 +72,20 @@ class DataPosition:
         self._addressing = [c for c in callbacks if getattr(c, "addresses_epochs", False)]
         self._addressed = bool(self._addressing)
         self._source = fit.input
-        self._account = account_of(fit.input, lives_on=bool(fit.steps_per_epoch))
+        self._source_state = stateful_source_of(fit.input, iterator_persists=bool(fit.steps_per_epoch))
         self._validation = fit.validation_source
-        self.hides = InputState(
+        self.hides = InputVariables(
             lambda: fit.data,
-            lambda dataset: input_inspection.look_into(dataset, fit.epoch_iterator.data_adapter, fit.input),
-            input_inspection.look_at_source(self._validation),
-            lives_on=bool(fit.steps_per_epoch),
+            lambda dataset: input_inspection.inspect_dataset(dataset, fit.epoch_iterator.data_adapter, fit.input),
+            input_inspection.inspect_source(self._validation),
+            iterator_persists=bool(fit.steps_per_epoch),
         )
-        self._epoch_ends = EpochEnds(fit.input)
+        self._epoch_ends = EpochEndReplay(fit.input)
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None
         self._runs: list[list[int]] = []
         self.state: dict[str, JSON] = {}
-        self.tensors: dict[str, HeldTensor] = {}
+        self.tensors: dict[str, SharedTensor] = {}
         self._passes = self._passes_until_now()  # over the same dataset object, before this run
 
     def note(self) -> None:
@@ -94,17 +94,17 @@ class DataPosition:
         Not within an epoch: there the pipeline has read ahead of training, so the batches that were trained are
         pulled again instead.
         """
-        found = None if self._account is None else self._account.get()
+        found = None if self._source_state is None else self._source_state.get()
         self.tensors = {}
         self.state = {} if found is None else {_TOPIC: to_json(dict(found), _TOPIC, self.tensors)}
 
     def enter_epoch(self, *, resuming: bool) -> None:
         """The first batch of an epoch is about to be asked for, maybe of one that was interrupted."""
-        if not self._fit.begins_iterator:
+        if not self._fit.starts_fresh_iterator:
             return
         self._note_passes(1)
         if resuming:
-            self.hides.to_start()
+            self.hides.restore_epoch_start()
         else:
             self.hides.note_start()
 
@@ -118,9 +118,9 @@ class DataPosition:
         Returns:
             What could not be put back, one sentence each.
         """
-        account = self._account if _TOPIC in saved.state else None
+        account = self._source_state if _TOPIC in saved.state else None
         notes = self._compare_passes(saved, by_itself=self._addressed or account is not None)
-        notes += self.hides.begin_restore(saved)
+        notes += self.hides.match_backup(saved)
         self._epoch_ends.replay(saved.tensors)
         self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
         by_count = {epoch: batches for begin, end, batches in self._runs for epoch in range(begin, end)}
@@ -144,16 +144,16 @@ class DataPosition:
             account.set(from_json(saved.state[_TOPIC], saved.tensors))
         self._fit.set_num_batches(saved.state["num_batches"])
         if saved.position.kind != "within":
-            if self._fit.begins_iterator:
-                self.hides.to_now()
+            if self._fit.starts_fresh_iterator:
+                self.hides.restore_current()
             else:  # its iterator lives on, and has read ahead by itself
-                self.hides.reads_to_now()
+                self.hides.restore_read_only()
         return notes
 
-    def go_on(self, saved: WorkerState) -> None:
+    def continue_from(self, saved: WorkerState) -> None:
         """The run goes on in this process, and its input is where it was left."""
         self._passes = int(saved.tensors.get(_PASSES, 0))
-        self.hides.go_on(saved)
+        self.hides.continue_from(saved)
         self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
 
     def _read(self, first: int, epoch: int, validations: int, by_count: Mapping[int, int]) -> None:
@@ -167,20 +167,20 @@ class DataPosition:
     def epoch_trained(self, epoch: int, trained: int) -> None:
         """An epoch's last batch was trained, after so many."""
         batches = self._fit.num_batches
-        if batches is None or trained < batches or not self._fit.made_one_more:
+        if batches is None or trained < batches or not self._fit.created_unused_iterator:
             return
         if self._runs and self._runs[-1][1:] == [epoch, batches]:
             self._runs[-1][1] = epoch + 1
         else:
             self._runs.append([epoch, epoch + 1, batches])
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """The topics and tensors of a snapshot: the input's own account, and what it hides."""
         topics, tensors = self.hides.capture()
         if self._runs:
             topics[_BY_COUNT] = [list(run) for run in self._runs]
         if self._passes:
-            tensors[_PASSES] = HeldArray(np.array(self._passes))
+            tensors[_PASSES] = SharedArray(np.array(self._passes))
         return {**self.state, **topics}, {**self.tensors, **tensors, **self._epoch_ends.capture()}
 
     def close(self) -> None:
@@ -195,17 +195,17 @@ class DataPosition:
     def read_again(self) -> None:
         """The batches that the interrupted run had consumed were read."""
         self._note_moved()
-        self.hides.reads_to_now()
+        self.hides.restore_read_only()
 
     def _before_reading(self) -> None:
-        self.hides.to_start()
+        self.hides.restore_epoch_start()
         self._since = rng.capture()
 
     def _note_moved(self) -> None:
         since, self._since = self._since, None
         if since is None or not self.hides.hidden.python:
             return
-        self._moved |= rng.moved(since)
+        self._moved |= rng.changed_since(since)
         count = self._fit.known_length
         if count is not None and self._fit.shuffles_py_dataset and rng.is_shuffle_of(count, since):
             self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
@@ -216,7 +216,7 @@ class DataPosition:
         Args:
             used_by_training: Tells of a variable's key whether the model has it or its train step uses it.
         """
-        untold = [_BEGUN] if self._account is not None and not self.state else []
+        untold = [_BEGUN] if self._source_state is not None and not self.state else []
         return {
             "python": self._unsettled(),
             "unordered": [*self.reasons, *untold, *self.hides.shared(used_by_training)],
@@ -227,7 +227,7 @@ class DataPosition:
         """Why the input of this run cannot be exact."""
         found = [*self.hides.hidden.unordered, *self.hides.validation.unordered]
         replicas = int(self._fit.model.distribute_strategy.num_replicas_in_sync)
-        if replicas > 1 and self._fit.ends_unexpectedly:
+        if replicas > 1 and self._fit.has_unknown_length:
             found.append(_UNKNOWN_LENGTH)
         return found
 
@@ -239,7 +239,7 @@ class DataPosition:
     def _unsettled(self) -> list[str]:
         """Python code of which nobody has said that it keeps no state."""
         found: list[str] = []
-        if not (self._account and self._account.is_all) and not is_stateless(self._source):
+        if not (self._source_state and self._source_state.is_all) and not is_stateless(self._source):
             found += self.hides.hidden.python
         found += [
             f"the function of {type(callback).__name__}"

@@ -16,7 +16,7 @@ _BEGUN = "_iterator_finished"  # False in a StatefulDataLoader's state: a pass w
 
 
 @dataclass(frozen=True)
-class Account:
+class StatefulSource:
     """How an input is asked where it is, and put there.
 
     Attributes:
@@ -30,22 +30,22 @@ class Account:
     is_all: bool = True
 
 
-def account_of(source: Any, *, lives_on: bool) -> Account | None:
+def stateful_source_of(source: Any, *, iterator_persists: bool) -> StatefulSource | None:
     """The account of an input, if it gives any.
 
     Args:
         source: What was passed to fit.
-        lives_on: Whether an iterator of it lives across epochs.
+        iterator_persists: Whether an iterator of it lives across epochs.
     """
-    if torch_loader.order_is_drawn(source):
-        return None if lives_on else _drawn(source)
+    if torch_loader.order_depends_on_rng_only(source):
+        return None if iterator_persists else _drawn(source)
     pair = next((p for p in _METHODS if all(callable(getattr(source, name, None)) for name in p)), None)
     if pair is None:
         return None
     get, put = (getattr(source, name) for name in pair)
     if torch_loader.is_loader(source):
-        return Account(lambda: _unless_begun(get()), put, is_all=False)
-    return Account(get, put)
+        return StatefulSource(lambda: _unless_begun(get()), put, is_all=False)
+    return StatefulSource(get, put)
 
 
 def _unless_begun(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -53,19 +53,19 @@ def _unless_begun(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None if state.get(_BEGUN) is False else state
 
 
-def _drawn(loader: Any) -> Account | None:
+def _drawn(loader: Any) -> StatefulSource | None:
     found = torch_loader.generators(loader)
 
     def put(state: dict[str, Any]) -> None:
         try:
-            torch_loader.put_back(found, state["generators"])
+            torch_loader.set_states(found, state["generators"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise BackupMismatchError(
                 f"the generators of the torch {type(loader).__name__} are others than in the interrupted run: {error}; "
                 "give it the ones that it had (the backup is untouched)"
             ) from error
 
-    return Account(lambda: {"generators": torch_loader.states(found)}, put, is_all=False) if found else None
+    return StatefulSource(lambda: {"generators": torch_loader.states(found)}, put, is_all=False) if found else None
 
 
 _T = TypeVar("_T")

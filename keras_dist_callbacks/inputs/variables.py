@@ -10,24 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_dist_callbacks._compat import graphs, pipeline, rng
-from keras_dist_callbacks._compat.input_inspection import HiddenInput
-from keras_dist_callbacks.backups.snapshot import JSON, HeldArray, HeldTensor, WorkerState
-from keras_dist_callbacks.backups.variable_names import unnumbered
+from keras_dist_callbacks._compat.input_inspection import InputInspection
+from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.variable_names import strip_counters
 
 TOPIC = "input_variables"
-_NOTHING = HiddenInput()
+_NOTHING = InputInspection()
 _RNG = "rng_at_input"
 _FIRST, _START, _NOW = "first", "start", "now"
 
 
-class InputState:
+class InputVariables:
     """What the training and validation data hide.
 
     Args:
         dataset: Returns the dataset of the running epoch.
         look: Looks into one.
         validation: What was found in the validation data.
-        lives_on: Whether an iterator of the training data lives across epochs.
+        iterator_persists: Whether an iterator of the training data lives across epochs.
 
     Attributes:
         hidden: What was found in the training data; of the running epoch's dataset.
@@ -37,15 +37,15 @@ class InputState:
     def __init__(
         self,
         dataset: Callable[[], Any],
-        look: Callable[[Any], HiddenInput],
-        validation: HiddenInput = _NOTHING,
+        look: Callable[[Any], InputInspection],
+        validation: InputInspection = _NOTHING,
         *,
-        lives_on: bool = False,
+        iterator_persists: bool = False,
     ) -> None:
-        self._current, self._look = dataset, look
-        self._lives_on = lives_on
+        self._current, self._inspect = dataset, look
+        self._iterator_persists = iterator_persists
         self._dataset: Any = None
-        self._held: dict[str, list[HeldTensor]] = {}
+        self._held: dict[str, list[SharedTensor]] = {}
         self._rng: JSON = None
         self._saved: WorkerState | None = None
         self.validation = validation
@@ -58,17 +58,17 @@ class InputState:
         self._held.setdefault(_FIRST, self._held[_START])
         self._rng = rng.capture() if self.hidden.python else None
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """The topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {TOPIC: [[r.name, r.dtype.name] for r in self._all]}
         if self._rng is not None:
             topics[_RNG] = self._rng
-        held: dict[str, list[HeldTensor]] = {**self._held, _NOW: [r.hold() for r in self._all]}
+        held: dict[str, list[SharedTensor]] = {**self._held, _NOW: [r.hold() for r in self._all]}
         if not pipeline.caches_randomness(self._dataset):
             held.pop(_FIRST, None)
         return topics, {_name(when, i): value for when, values in held.items() for i, value in enumerate(values)}
 
-    def begin_restore(self, saved: WorkerState) -> list[str]:
+    def match_backup(self, saved: WorkerState) -> list[str]:
         """Matches a backup with the input, and puts the input where the interrupted run had begun.
 
         Returns:
@@ -79,15 +79,15 @@ class InputState:
         if note is None:
             self._saved = saved
             self._assign(_FIRST)
-            self.go_on(saved)
+            self.continue_from(saved)
         return [] if note is None else [note]
 
-    def go_on(self, saved: WorkerState) -> None:
+    def continue_from(self, saved: WorkerState) -> None:
         """The next backups tell of the same first pass as this one, wherever it was taken."""
         if _name(_FIRST, 0) in saved.tensors:
-            self._held[_FIRST] = [HeldArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
+            self._held[_FIRST] = [SharedArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
 
-    def to_start(self) -> None:
+    def restore_epoch_start(self) -> None:
         """Before the first batch of the iterator that the interrupted run was reading from."""
         self._refresh()
         if self._saved is not None and self._difference(self._saved.state.get(TOPIC)) is None:
@@ -96,11 +96,11 @@ class InputState:
                 rng.restore(self._saved.state[_RNG])
         self.note_start()
 
-    def to_now(self) -> None:
+    def restore_current(self) -> None:
         """Behind the last batch of an iterator, where nobody reads ahead."""
         self._assign(_NOW)
 
-    def reads_to_now(self) -> None:
+    def restore_read_only(self) -> None:
         """What the input reads and others write, once the consumed batches were dropped."""
         written = {r.key for r in self.hidden.variables}
         self._assign(_NOW, {r.key for r in self._all} - written)
@@ -112,14 +112,14 @@ class InputState:
 
     def shared(self, used_by_training: Callable[[int], bool]) -> list[str]:
         """Why variables that both the input and training change cannot be put back, one sentence each."""
-        names = [unnumbered(r.name) for r in self.hidden.variables if used_by_training(r.key)]
+        names = [strip_counters(r.name) for r in self.hidden.variables if used_by_training(r.key)]
         found = [
             f"the input and the model both draw from {name}, one ahead of the other; give the input a random layer or "
             "a SeedGenerator of its own"
             for name in names
         ]
         validation = {r.key for r in self.validation.variables}
-        if self._lives_on and any(r.key in validation for r in self.hidden.variables):
+        if self._iterator_persists and any(r.key in validation for r in self.hidden.variables):
             found.append(
                 "training and validation data draw from the same random state while the iterator of the former lives "
                 "on; give each a random layer of its own"
@@ -130,7 +130,7 @@ class InputState:
         dataset = self._current()
         if dataset is not self._dataset:
             self._dataset = dataset
-            self.hidden = self._look(dataset)
+            self.hidden = self._inspect(dataset)
 
     @property
     def _all(self) -> list[graphs.Resource]:
@@ -168,4 +168,4 @@ def _name(when: str, number: int) -> str:
 
 
 def _spec(name: str, dtype: str) -> str:
-    return f"{unnumbered(name)} ({dtype})"
+    return f"{strip_counters(name)} ({dtype})"

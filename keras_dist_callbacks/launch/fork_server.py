@@ -45,14 +45,14 @@ def main(at_start: frozenset[str]) -> None:
             if importlib.util.find_spec(name.partition(".")[0]) is not None:
                 importlib.import_module(name)
     except BaseException:  # noqa: BLE001 - the owner starts fresh workers then, and they show it
-        _tell(owner, ready=False, why=traceback.format_exc())
+        _send(owner, ready=False, why=traceback.format_exc())
         os._exit(1)
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     gc.collect()
     gc.freeze()  # the collector would touch pages that are shared with the workers, and so copy them
-    _tell(owner, ready=True)
+    _send(owner, ready=True)
     job = _Template(owner, at_start, changed).serve()
     if job is None:
         os._exit(0)
@@ -117,7 +117,7 @@ class _Template:
                 self._bury(worker)
         except OSError as error:
             answer |= {"errno": error.errno, "why": str(error)}
-        _tell(self._owner, **answer)
+        _send(self._owner, **answer)
         return None
 
     def _start(self, order: dict[str, Any]) -> tuple[fork_child.Job | None, dict[str, Any]]:
@@ -155,7 +155,7 @@ class _Template:
         self._events.unregister(worker.pidfd)
         os.close(worker.pidfd)
         del self._workers[worker.number]
-        _tell(self._owner, ended=worker.number, code=code)
+        _send(self._owner, ended=worker.number, code=code)
 
     def _hidden_module(self, order: dict[str, Any]) -> str | None:
         """A module beside the program that a fresh process would import instead of one that is preloaded."""
@@ -204,5 +204,5 @@ def _collect(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _tell(owner: socket.socket, **message: Any) -> None:
+def _send(owner: socket.socket, **message: Any) -> None:
     owner.sendall(json.dumps(message).encode() + b"\n")

@@ -58,9 +58,11 @@ def _explained(error: Exception) -> Exception:
     """TensorFlow's own words for a lost worker name none; the cluster knows more."""
     if not type(error).__module__.startswith("tensorflow."):
         return error
-    loss = importlib.import_module("keras_dist_callbacks.cluster.peer_monitor")  # not above: it may import TensorFlow
-    told: Exception = loss.explained_here(error)
-    return told
+    peer_monitor = importlib.import_module(
+        "keras_dist_callbacks.cluster.peer_monitor"
+    )  # not above: it may import TensorFlow
+    described: Exception = peer_monitor.describe_if_peer_failure(error)
+    return described
 
 
 def run_program(program: str, arguments: Sequence[str], *, is_module: bool = False) -> None:

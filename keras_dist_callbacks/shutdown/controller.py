@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
 from keras_dist_callbacks.cluster import messaging, peer_monitor, timeouts
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.cluster.coordinated_stop import AgreedStop, StopRequest
+from keras_dist_callbacks.cluster.coordinated_stop import CoordinatedStop, StopRequest
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
 from keras_dist_callbacks.options import ShutdownOptions
 from keras_dist_callbacks.process import Shared, shared
-from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticeWatch
-from keras_dist_callbacks.shutdown.signals import SignalWatch, handler_of, is_foreign, let_children_end
+from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticePoller
+from keras_dist_callbacks.shutdown.signals import SignalListener, handler_of, has_non_python_handler, let_children_end
 from keras_dist_callbacks.shutdown.watchdog import GIL_SECONDS, Watchdog
 from keras_dist_callbacks.terminal import is_first
 
@@ -42,11 +42,11 @@ class Runs(Shared):
         unheeded: Signals that came while a run ended; the next run handles them.
     """
 
-    open: list[Leaving] = field(default_factory=list)
+    open: list[ShutdownController] = field(default_factory=list)
     unheeded: list[signal.Signals] = field(default_factory=list)
 
 
-class Leaving:
+class ShutdownController:
     """Watches for what ends one run early, and ends it.
 
     Args:
@@ -70,12 +70,13 @@ class Leaving:
         say: Callable[[str], None],
         runs: Callable[[], bool] = lambda: True,
     ) -> None:
-        known = messaging.silence() + _NOTICE_SECONDS + GIL_SECONDS
+        known = messaging.heartbeat_timeout() + _NOTICE_SECONDS + GIL_SECONDS
         peer_timeout = timeouts.seconds_of("peer_timeout")
         if cluster.num_workers > 1 and peer_timeout < known + _LEAST_SECONDS:
+            heartbeat_timeout = messaging.heartbeat_timeout()
             raise ConfigError(
                 f"peer_timeout={peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
-                f"(heartbeat_timeout={messaging.silence():g}); give make_strategy, or KDC_PEER_TIMEOUT in the "
+                f"(heartbeat_timeout={heartbeat_timeout:g}); give make_strategy, or KDC_PEER_TIMEOUT in the "
                 f"environment, {known + _LEAST_SECONDS:g} or more"
             )
         self.options = options
@@ -83,22 +84,22 @@ class Leaving:
         self._cluster = cluster
         self._say = say
         self._name = name
-        self._stop = AgreedStop(cluster, name, self._on_request)
-        self._signals = SignalWatch(self._on_signal, self._at_once)
-        self._notice: NoticeWatch | None = None
-        self._watchdog = Watchdog(options.grace_period, self._last_words)
-        self._loss_watchdog = Watchdog(max(_LEAST_SECONDS, peer_timeout - known), self._words_after_loss)
+        self._stop = CoordinatedStop(cluster, name, self._on_request)
+        self._signals = SignalListener(self._on_signal, self._exit_at_once)
+        self._notice: NoticePoller | None = None
+        self._watchdog = Watchdog(options.grace_period, self._last_message)
+        self._peer_loss_watchdog = Watchdog(max(_LEAST_SECONDS, peer_timeout - known), self._message_after_loss)
         self._runs = runs
         self._process = os.getpid()
         self._impatience: threading.Timer | None = None
         self._signalled: signal.Signals | None = None
         self._begun = self._finishing = self._stuck = False
-        self.departed = False
+        self.has_exited = False
 
     def begin(self) -> None:
         """Training begins: from now on signals are taken over."""
         if self.options.save_before_preemption and self.options.notice is not None:
-            self._notice = NoticeWatch(Notice.of(self.options.notice), lambda why: self._stop.request(PREEMPTED, why))
+            self._notice = NoticePoller(Notice.of(self.options.notice), lambda why: self._stop.request(PREEMPTED, why))
             self._notice.start()  # first: it may raise, and nothing is to be given back then
         for abandoned in [run for run in shared(Runs).open if not run._runs()]:
             abandoned.close()
@@ -121,7 +122,7 @@ class Leaving:
         """
         return self._stop.boundary(None if stop is None else STOPPED, stop or "")
 
-    def at_the_end(self) -> StopRequest | None:
+    def pending_at_end(self) -> StopRequest | None:
         """No step follows: a request that no boundary was left for, on any worker; later ones come too late."""
         self._signals.release(signal.SIGINT)  # there is no step left for it to wait for
         pending = self._stop.pending
@@ -132,7 +133,7 @@ class Leaving:
             self._watchdog.cancel()
         return None if found is None else StopRequest(*found)
 
-    def depart(self, request: StopRequest, snapshot: Snapshot) -> NoReturn:
+    def save_and_exit(self, request: StopRequest, snapshot: Snapshot) -> NoReturn:
         """Saves, and ends the run on every worker.
 
         Args:
@@ -143,7 +144,7 @@ class Leaving:
             Preempted: The process was asked to end.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        self.departed = True
+        self.has_exited = True
         if self._impatience is not None:
             self._impatience.cancel()
         let_children_end()
@@ -157,7 +158,7 @@ class Leaving:
         if not preempted:
             raise KeyboardInterrupt(text)
         self._say(f"{text}. Start the job again to go on")
-        handler = None if self._signalled is None else self._signals.earlier(self._signalled)
+        handler = None if self._signalled is None else self._signals.previous_handler(self._signalled)
         if handler is not None and self._signalled is not None:
             handler(int(self._signalled), None)
         raise Preempted(text)
@@ -174,18 +175,18 @@ class Leaving:
             PeerLostError: The exception means that another worker is lost; this one says which.
             Preempted: The process was asked to exit meanwhile; its children were too, maybe, and that is the reason.
         """
-        if self.departed or not self._is_here:
+        if self.has_exited or not self._is_here:
             return
         if self._is_preempted:
             let_children_end()
         lost, together = None, False
         if peer_monitor.is_loss(self._cluster, error):
             self._end_soon()  # what comes may hang
-            lost = peer_monitor.explained(self._cluster, error)
+            lost = peer_monitor.describe_peer_failure(self._cluster, error)
         else:
             together = self._save_at(error, step, at_hand)
         if lost is None and not together:
-            peer_monitor.say_farewell(self._cluster, error)
+            peer_monitor.announce_exit(self._cluster, error)
         drained = self._engine.drain(_BUDGET_SECONDS if lost is None else _LOSS_BUDGET_SECONDS)
         if together:
             self._cluster.gather_soon(
@@ -211,7 +212,7 @@ class Leaving:
             return
         reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         text = f"{_cause(pending, self._cluster.num_workers)}, then {reason}"
-        self.departed = True
+        self.has_exited = True
         self._say(f"{text}. Start the job again to resume")
         raise Preempted(text) from error
 
@@ -275,20 +276,20 @@ class Leaving:
         self._stop.close()
         if self._notice is not None:
             self._notice.stop()
-        self._signals.remove(keep_defaults=self.departed)  # its thread starts what is cancelled here
+        self._signals.remove(keep_defaults=self.has_exited)  # its thread starts what is cancelled here
         if self._impatience is not None:
             self._impatience.cancel()
-        if not self.departed:
+        if not self.has_exited:
             self._watchdog.cancel()
         if not self._stuck:  # else a thread that writes would hold up the process' end
-            self._loss_watchdog.cancel()
-        if self._signalled is not None and not self.departed:
-            self._pass_on(self._signalled)
+            self._peer_loss_watchdog.cancel()
+        if self._signalled is not None and not self.has_exited:
+            self._report_lost_peers(self._signalled)
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _report_lost_peers(self, number: signal.Signals) -> None:
         """Leaves a signal that came too late for this run to the run around it, to the user, or to the next run."""
         outer = next((run for run in reversed(shared(Runs).open) if run._signals.watches(number)), None)
-        handler = self._signals.earlier(number)
+        handler = self._signals.previous_handler(number)
         if outer is not None:
             outer._on_signal(number)
         elif handler is not None:
@@ -309,23 +310,23 @@ class Leaving:
         if not wanted and not self.options.save_on_exception:
             return []
         if threading.current_thread() is not threading.main_thread():
-            self._tell(f"{_names(wanted)} is not watched for: fit() runs in a thread that is not the main one")
+            self._warn_user(f"{_names(wanted)} is not watched for: fit() runs in a thread that is not the main one")
             return []
         if getattr(builtins, "__IPYTHON__", False):
-            self._tell(f"{_names(wanted)} is not watched for in notebooks")
+            self._warn_user(f"{_names(wanted)} is not watched for in notebooks")
             return []
         ours = []
         for number in wanted:
             tensorflow = number == signal.SIGTERM and self._cluster.num_workers > 1
-            if is_foreign(number) and not tensorflow:
-                self._tell(f"{number.name} is not watched for: something other than Python handles it")
+            if has_non_python_handler(number) and not tensorflow:
+                self._warn_user(f"{number.name} is not watched for: something other than Python handles it")
             elif handler_of(number) != signal.SIG_IGN:
                 ours.append(number)
         if self.options.save_on_exception and handler_of(signal.SIGINT) is signal.default_int_handler:
             ours.append(signal.SIGINT)
         return ours
 
-    def _at_once(self, number: signal.Signals) -> None:
+    def _exit_at_once(self, number: signal.Signals) -> None:
         if not self._finishing:
             self._stop.note(*self._meaning(number))
 
@@ -354,19 +355,19 @@ class Leaving:
 
     def _end_soon(self) -> None:
         self._engine.abort()
-        self._loss_watchdog.start()
+        self._peer_loss_watchdog.start()
 
-    def _words_after_loss(self) -> str:
+    def _message_after_loss(self) -> str:
         lost = f"{self._cluster.name}: {messaging.lost() or 'another worker is lost'}. Training cannot go on without it"
         return "; ".join([f"{lost}, and this process did not end by itself: it is ended", *self._newest()])
 
-    def _last_words(self) -> str:
+    def _last_message(self) -> str:
         over = (
             f"{self._cluster.name}: the grace period of {self.options.grace_period:g} s is over, so this process ends"
         )
         return "; ".join([over, *self._newest()])
 
-    def _tell(self, text: str) -> None:
+    def _warn_user(self, text: str) -> None:
         if self.options.save_before_preemption and is_first(text):
             self._say(text)
 

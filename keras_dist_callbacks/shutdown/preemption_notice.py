@@ -40,12 +40,12 @@ class Notice:
         if callable(source):
             return cls(getattr(source, "__name__", type(source).__name__), source)
         if not isinstance(source, str | os.PathLike):
-            raise validation.refused("notice", source, "a path or a function, or None")
+            raise validation.invalid_argument("notice", source, "a path or a function, or None")
         path = Path(validation.path("notice", source))
         return cls(f"the file {path}", path.exists)
 
 
-class NoticeWatch:
+class NoticePoller:
     """Asks for a notice each second, in a thread.
 
     Args:
@@ -166,7 +166,7 @@ class _Aws:
 def _url(endpoint: str | None) -> str | None:
     if endpoint is None or (isinstance(endpoint, str) and endpoint.startswith(("http://", "https://"))):
         return endpoint
-    raise validation.refused("endpoint", endpoint, "a URL that begins with http:// or https://, or None")
+    raise validation.invalid_argument("endpoint", endpoint, "a URL that begins with http:// or https://, or None")
 
 
 def _ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:

@@ -21,7 +21,7 @@ _PROC_STATUS = Path("/proc/self/status")
 
 
 @dataclass
-class _Watches(Shared):
+class _Listeners(Shared):
     """The watches of this process; a forked child has none.
 
     Attributes:
@@ -30,13 +30,13 @@ class _Watches(Shared):
         mask: Of the thread that forks, before it does.
     """
 
-    installed: list[SignalWatch] = field(default_factory=list)
+    installed: list[SignalListener] = field(default_factory=list)
     taken: set[signal.Signals] = field(default_factory=set)
     mask: threading.local = field(default_factory=threading.local)
 
     first_in_child: ClassVar[bool] = True  # until then no signal ends it, and other parts may wait for a lock forever
 
-    def in_child(self) -> _Watches:
+    def in_child(self) -> _Listeners:
         """A child leaves signals to its parent, and ends at one."""
         for number in self.taken:
             if handler_of(number) != signal.getsignal(number):
@@ -50,10 +50,10 @@ class _Watches(Shared):
             watch._pipe = watch._wakeup = None
         if hasattr(self.mask, "before"):
             _unblock()
-        return _Watches(taken=self.taken, mask=self.mask)
+        return _Listeners(taken=self.taken, mask=self.mask)
 
 
-class SignalWatch:
+class SignalListener:
     """Calls back in a thread of its own when one of some signals arrives.
 
     Python runs its handlers in the main thread, between two bytecodes: not while a step runs. The interpreter writes
@@ -75,7 +75,7 @@ class SignalWatch:
         held: Sequence[signal.Signals] = (signal.SIGINT,),
     ) -> None:
         self._on_signal = on_signal
-        self._at_once = at_once
+        self._exit_at_once = at_once
         self._held = set(held)
         self._arrived: set[int] = set()
         self._previous: dict[signal.Signals, Any] = {}
@@ -96,16 +96,16 @@ class SignalWatch:
             self._wakeup = writing
         else:
             signal.set_wakeup_fd(current)  # an event loop's: Python's own handlers notify the thread, a little later
-        shared(_Watches).installed.append(self)
+        shared(_Listeners).installed.append(self)
         for number in signals:
-            shared(_Watches).taken.add(number)
+            shared(_Listeners).taken.add(number)
             self._previous[number] = signal.signal(number, self._handle)
 
     def watches(self, number: signal.Signals) -> bool:
         """Whether this watch took a signal over, even if an inner one gets it at present."""
         return number in self._previous
 
-    def earlier(self, number: signal.Signals) -> Callable[[int, types.FrameType | None], Any] | None:
+    def previous_handler(self, number: signal.Signals) -> Callable[[int, types.FrameType | None], Any] | None:
         """The user's Python handler, if there was one."""
         handler = _without(self._previous.get(number), number)
         return handler if callable(handler) and handler is not signal.default_int_handler else None
@@ -124,7 +124,7 @@ class SignalWatch:
         """
         if self._pipe is None or threading.current_thread() is not threading.main_thread():
             return
-        shared(_Watches).installed.remove(self)
+        shared(_Listeners).installed.remove(self)
         for number in self._previous:
             handler = self._next_handler(number)
             deadly = handler == signal.SIG_DFL
@@ -139,13 +139,15 @@ class SignalWatch:
 
     def _next_handler(self, number: signal.Signals) -> Any:
         """What handles a signal once this watch is removed: an outer watch, the user's handler, or the default."""
-        handler = _without(self._previous[number], number, keep=shared(_Watches).installed)
+        handler = _without(self._previous[number], number, keep=shared(_Listeners).installed)
         return signal.SIG_DFL if handler is None else handler
 
     def _give_wakeup_back(self) -> None:
         if self._wakeup is None:
             return
-        outer = next((watch._wakeup for watch in reversed(shared(_Watches).installed) if watch._wakeup is not None), -1)
+        outer = next(
+            (watch._wakeup for watch in reversed(shared(_Listeners).installed) if watch._wakeup is not None), -1
+        )
         current = signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
         if current != self._wakeup:
             signal.set_wakeup_fd(current)
@@ -155,7 +157,7 @@ class SignalWatch:
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):  # the thread has enough to read
                 os.write(self._pipe[1], bytes([number]))
-            self._at_once(signal.Signals(number))
+            self._exit_at_once(signal.Signals(number))
         if number in self._held:
             if number in self._arrived:
                 signal.default_int_handler(number, frame)
@@ -176,15 +178,15 @@ def handler_of(number: signal.Signals) -> Any:
     return _without(signal.getsignal(number), number)
 
 
-def _without(handler: Any, number: signal.Signals, keep: Sequence[SignalWatch] = ()) -> Any:
+def _without(handler: Any, number: signal.Signals, keep: Sequence[SignalListener] = ()) -> Any:
     """A handler, or what it has replaced if it is that of a watch that is not to be kept."""
-    while isinstance(watch := getattr(handler, "__self__", None), SignalWatch) and watch not in keep:
+    while isinstance(watch := getattr(handler, "__self__", None), SignalListener) and watch not in keep:
         handler = watch._previous.get(number)
     return handler
 
 
 def _is_ours(descriptor: int) -> bool:
-    return any(watch._wakeup == descriptor for watch in shared(_Watches).installed)
+    return any(watch._wakeup == descriptor for watch in shared(_Listeners).installed)
 
 
 @functools.cache
@@ -195,11 +197,11 @@ def _register_fork_hooks() -> None:
 
 def _block() -> None:
     """Until the child has no watch: a signal to it would be written into the parent's pipe."""
-    shared(_Watches).mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, shared(_Watches).taken)
+    shared(_Listeners).mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, shared(_Listeners).taken)
 
 
 def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, shared(_Watches).mask.before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, shared(_Listeners).mask.before)
 
 
 def let_children_end() -> None:
@@ -208,7 +210,7 @@ def let_children_end() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def is_foreign(number: signal.Signals) -> bool:
+def has_non_python_handler(number: signal.Signals) -> bool:
     """Whether something other than Python handles a signal, which would be lost to it."""
     if signal.getsignal(number) not in (signal.SIG_DFL, None):
         return False

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from keras_dist_callbacks._compat.hard_exit import exit_after
+from keras_dist_callbacks._compat.hard_exit import exit_process_after
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE
-from keras_dist_callbacks.terminal import printable
+from keras_dist_callbacks.terminal import escape_controls
 
 _FLUSH_SECONDS = 1.0
 GIL_SECONDS = 3.0  # for this thread to come to its turn, before the process is ended without it
@@ -31,11 +31,11 @@ class Watchdog:
 
     def __init__(self, seconds: float, last_words: Callable[[], str]) -> None:
         self._seconds = seconds
-        self._last_words = last_words
+        self._last_message = last_words
         self._lock = threading.Lock()
         self._deadline: float | None = None
         self._cancelled = threading.Event()
-        self._take_back: Callable[[], None] | None = None
+        self._cancel_exit: Callable[[], None] | None = None
 
     @property
     def left(self) -> float:
@@ -48,14 +48,14 @@ class Watchdog:
             if self._deadline is not None or self._cancelled.is_set():
                 return
             self._deadline = time.monotonic() + self._seconds
-            self._take_back = exit_after(self._seconds + GIL_SECONDS, RESTART_EXIT_CODE)
+            self._cancel_exit = exit_process_after(self._seconds + GIL_SECONDS, RESTART_EXIT_CODE)
         threading.Thread(target=self._wait, name="kdc-watchdog", daemon=True).start()
 
     def cancel(self) -> None:
         """The process may go on."""
         with self._lock:
             self._cancelled.set()
-            take_back, self._take_back = self._take_back, None
+            take_back, self._cancel_exit = self._cancel_exit, None
         if take_back is not None:
             take_back()
 
@@ -65,7 +65,7 @@ class Watchdog:
         flushing = threading.Thread(target=_flush, daemon=True)  # the main thread may hold their locks
         flushing.start()
         with contextlib.suppress(OSError):  # stderr may be closed
-            os.write(2, f"{printable(self._last_words())}\n".encode())
+            os.write(2, f"{escape_controls(self._last_message())}\n".encode())
         for child in multiprocessing.active_children():
             if child.daemon:
                 child.kill()  # as the interpreter's exit would, which does not follow

@@ -21,12 +21,12 @@ import numpy as np
 
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage.open_directory import Directory
-from keras_dist_callbacks.storage.rate_limit import Traffic
+from keras_dist_callbacks.storage.rate_limit import RateLimiter
 
 Buffer = bytes | bytearray | memoryview
 
 
-class Parts(Protocol):
+class Chunks(Protocol):
     """The content of a file in pieces, from its begin as often as it is asked for."""
 
     @property
@@ -40,7 +40,7 @@ class Parts(Protocol):
 
 
 @dataclass(frozen=True)
-class Listed:
+class ChunkList:
     """Pieces that are known beforehand."""
 
     pieces: Sequence[Buffer]
@@ -98,7 +98,7 @@ class DirectWrites:
         self.works: bool | None = False if is_off else None
         self.least = least(_LEAST)
 
-    def write(self, directory: Directory, name: str, parts: Iterable[Buffer], traffic: Traffic) -> int | None:
+    def write(self, directory: Directory, name: str, parts: Iterable[Buffer], traffic: RateLimiter) -> int | None:
         """Writes a new file.
 
         Args:
@@ -149,7 +149,7 @@ class DirectWrites:
 class _Stream:
     """Pieces of any length on their way into a file, a full buffer at a time."""
 
-    def __init__(self, file: int, buffer: memoryview, traffic: Traffic) -> None:
+    def __init__(self, file: int, buffer: memoryview, traffic: RateLimiter) -> None:
         self._file, self._traffic = file, traffic
         self._view, self._array = buffer, np.frombuffer(buffer, np.uint8)
         self._room = min(len(buffer), max(_ALIGNMENT, traffic.piece // _ALIGNMENT * _ALIGNMENT))

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 
-from keras_dist_callbacks.storage.direct_io import DirectWrites, Parts
+from keras_dist_callbacks.storage.direct_io import Chunks, DirectWrites
 from keras_dist_callbacks.storage.open_directory import Directory, opened
-from keras_dist_callbacks.storage.rate_limit import Traffic
+from keras_dist_callbacks.storage.rate_limit import RateLimiter
 
 TEMPORARY_MARK = ".tmp-"
 _MARKED = re.compile(r"\.(?P<final>.+)\.tmp-[0-9a-f]{32}", re.DOTALL)
@@ -50,7 +50,7 @@ class LocalFiles:
 
     root: str
     fsync: bool = True
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: RateLimiter = field(default_factory=RateLimiter)
     direct: DirectWrites = field(default_factory=DirectWrites, compare=False)
 
     def listing(self, path: str) -> list[tuple[str, int]]:
@@ -110,7 +110,9 @@ class LocalFiles:
         ):
             _copy(file, copy)
 
-    def create(self, path: str, parts: Parts, spare: str | None = None, named: Callable[[], str] | None = None) -> None:
+    def create(
+        self, path: str, parts: Chunks, spare: str | None = None, named: Callable[[], str] | None = None
+    ) -> None:
         """Publishes a new file.
 
         Args:
@@ -214,7 +216,7 @@ class LocalFiles:
         directory.unlink(temporary)
         return None
 
-    def _write_temporary(self, directory: Directory, name: str, parts: Parts, spare: str | None) -> None:
+    def _write_temporary(self, directory: Directory, name: str, parts: Chunks, spare: str | None) -> None:
         if parts.size >= self.direct.least:
             descriptor = self.direct.write(directory, name, parts, self.traffic)
             if descriptor is not None:
@@ -229,7 +231,7 @@ class LocalFiles:
         file = None if spare is None else self._take_over(spare, directory, name)
         self._write(directory.new_file(name) if file is None else FileIO(file, "wb"), parts)
 
-    def _write(self, file: FileIO, parts: Parts) -> None:
+    def _write(self, file: FileIO, parts: Chunks) -> None:
         with file:
             descriptor = file.fileno()
             for part in parts:
@@ -237,7 +239,7 @@ class LocalFiles:
             os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))  # a spare file may have been longer
             self._flush(descriptor)
 
-    def _write_directly(self, directory: Directory, final: str, parts: Parts) -> None:
+    def _write_directly(self, directory: Directory, final: str, parts: Chunks) -> None:
         file = directory.new_file(final)
         try:
             self._write(file, parts)

@@ -113,7 +113,7 @@ class Directory:
         """
         found = os.stat(self.at(name), dir_fd=self.descriptor, follow_symlinks=self.descriptor is None)
         if stat.S_ISLNK(found.st_mode):
-            raise self._linked(name)
+            raise self._is_link_error(name)
         return found.st_size
 
     def require_file(self, name: str) -> None:
@@ -195,7 +195,7 @@ class Directory:
         with self._entries() as entries:
             for entry in entries:
                 if entry.is_symlink() and self.descriptor is not None:
-                    raise self._linked(entry.name)
+                    raise self._is_link_error(entry.name)
 
     def remove_empty(self, name: str) -> None:
         """Removes an empty directory in it, unless it is a link, a mount point or where this process works."""
@@ -229,9 +229,9 @@ class Directory:
             return
         with contextlib.suppress(FileNotFoundError):  # it is gone again: `error` is all there is to say
             if stat.S_ISLNK(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mode):
-                raise self._linked(name) from error
+                raise self._is_link_error(name) from error
 
-    def _linked(self, name: str) -> StorageError:
+    def _is_link_error(self, name: str) -> StorageError:
         return StorageError(
             f"{self.path.rstrip('/')}/{name} is a symbolic link; inside of {self.root} nothing is read, written or "
             f"deleted through links: remove it, or put what it points to in its place ({self.root} itself may be one)"

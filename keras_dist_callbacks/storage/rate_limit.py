@@ -13,7 +13,7 @@ _PIECE = 32 * 2**20
 _PIECES_PER_SECOND = 20
 
 
-class Traffic:
+class RateLimiter:
     """Paces uploads and tells how far they are.
 
     Args:

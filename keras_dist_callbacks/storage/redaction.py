@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.store_errors import chain
-from keras_dist_callbacks.terminal import printable
+from keras_dist_callbacks.terminal import escape_controls
 
 _E = TypeVar("_E", bound=BaseException)
 _HIDDEN = "***"
@@ -64,10 +64,10 @@ class _Link(NamedTuple):
 
 def redact(url: str | os.PathLike[str]) -> str:
     """`url` without user names, passwords and query strings, fit for logs and errors."""
-    return printable("".join(link.start + link.place for link in _links(os.fspath(url))))
+    return escape_controls("".join(link.start + link.place for link in _links(os.fspath(url))))
 
 
-def check_place(url: str) -> None:
+def reject_credentials(url: str) -> None:
     """Refuses mistyped URLs, and credentials in the URL of a bucket, where no client looks for them.
 
     Raises:
@@ -154,7 +154,7 @@ class Redactor:
         unnamed = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
         text = (getattr(error, "strerror", None) or str(error)).strip() or unnamed
         lines = re.split(r"\n\s*(?:RequestId|Time|Content):", text)[0].splitlines()
-        text = printable(self.clean(" ".join(line.strip() for line in lines if line.strip())))
+        text = escape_controls(self.clean(" ".join(line.strip() for line in lines if line.strip())))
         return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from keras_dist_callbacks.storage import store_errors, temporary
 from keras_dist_callbacks.storage.direct_io import Buffer
 from keras_dist_callbacks.storage.file_info import UnfinishedUpload
-from keras_dist_callbacks.storage.rate_limit import Traffic
+from keras_dist_callbacks.storage.rate_limit import RateLimiter
 from keras_dist_callbacks.storage.retry import RetryPolicy, ignore_failure
-from keras_dist_callbacks.storage.store_errors import RetryNotice, is_taken, status_of
+from keras_dist_callbacks.storage.store_errors import RetryNotice, already_exists, status_of
 from keras_dist_callbacks.terminal import warn
 
 _T = TypeVar("_T")
@@ -61,7 +61,7 @@ class RemoteFiles:
 
     connection: Connection
     policy: RetryPolicy
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: RateLimiter = field(default_factory=RateLimiter)
     notice: RetryNotice | None = None
 
     @property
@@ -210,7 +210,7 @@ class RemoteFiles:
             except Exception as error:
                 # The answer to an earlier try may have been lost: the store then says that the name is taken,
                 # or that an upload in parts is unknown because it is complete.
-                taken = isinstance(error, FileExistsError) or is_taken(error)
+                taken = isinstance(error, FileExistsError) or already_exists(error)
                 if not (taken or isinstance(error, FileNotFoundError)):
                     raise
                 if not self._holds(path, size, content()):
@@ -262,7 +262,7 @@ class RemoteFiles:
 class _Progress:
     """What clients tell while they upload, in the form that fsspec gives to callbacks."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: RateLimiter) -> None:
         self._traffic = traffic
         self._now = 0
         self.reported = 0

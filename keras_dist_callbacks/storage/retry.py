@@ -9,7 +9,7 @@ from typing import TypeVar
 import tenacity
 
 from keras_dist_callbacks import validation
-from keras_dist_callbacks.storage.store_errors import may_pass
+from keras_dist_callbacks.storage.store_errors import is_retryable
 
 _T = TypeVar("_T")
 OnFailure = Callable[[BaseException, float], None]
@@ -45,7 +45,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         seconds, default = validation.seconds, type(self)
-        validation.keep(
+        validation.set_frozen_fields(
             self,
             total_seconds=seconds("total_seconds", self.total_seconds, least=0, default=default.total_seconds),
             initial_wait=seconds("initial_wait", self.initial_wait, least=0, default=default.initial_wait),
@@ -70,7 +70,7 @@ class RetryPolicy:
         """
         allowance = size / self.min_bytes_per_second
 
-        def is_over(state: tenacity.RetryCallState) -> bool:
+        def is_finished(state: tenacity.RetryCallState) -> bool:
             elapsed = state.seconds_since_start or 0.0
             moving = min(elapsed - state.idle_for, allowance)  # a slow transfer is no failing one
             return elapsed - moving >= self.total_seconds
@@ -81,8 +81,8 @@ class RetryPolicy:
                 on_failure(error, state.seconds_since_start or 0.0)
 
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(may_pass),
-            stop=is_over,
+            retry=tenacity.retry_if_exception(is_retryable),
+            stop=is_finished,
             wait=tenacity.wait_exponential(multiplier=self.initial_wait, max=self.max_wait)
             + tenacity.wait_random(0, self.initial_wait),
             before_sleep=report,

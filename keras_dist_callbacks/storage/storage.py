@@ -17,15 +17,15 @@ import fsspec
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage.direct_io import Buffer, Listed, Parts
+from keras_dist_callbacks.storage.direct_io import Buffer, ChunkList, Chunks
 from keras_dist_callbacks.storage.file_info import FileInfo, UnfinishedUpload
 from keras_dist_callbacks.storage.local_files import LocalFiles, temporary_name
-from keras_dist_callbacks.storage.rate_limit import Traffic
-from keras_dist_callbacks.storage.redaction import Redactor, check_place, redact
+from keras_dist_callbacks.storage.rate_limit import RateLimiter
+from keras_dist_callbacks.storage.redaction import Redactor, redact, reject_credentials
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
-from keras_dist_callbacks.storage.store_errors import RetryNotice, refusal, told
-from keras_dist_callbacks.terminal import printable, warn
+from keras_dist_callbacks.storage.store_errors import RetryNotice, open_error_hint, translate_error
+from keras_dist_callbacks.terminal import escape_controls, warn
 
 
 def _protocol_of(url: str) -> str:
@@ -38,13 +38,13 @@ def open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) ->
     Raises:
         ConfigError: The protocol is unknown, its package is missing, or its client does not take the options.
     """
-    check_place(url)
+    reject_credentials(url)
     protocol = _protocol_of(url)
     try:
         cache = {} if protocol == "file" else {"use_listings_cache": False}
         fs, root = fsspec.core.url_to_fs(url, **cache, **options)
     except Exception as error:  # noqa: BLE001 - clients look at their options here, each with errors of its own
-        why = refusal(protocol, error, redactor.reason(error))
+        why = open_error_hint(protocol, error, redactor.reason(error))
         failure = redactor.caused(ConfigError(f"{redact(url)!r} {why}"), error)
     else:
         return fs, str(root)
@@ -78,7 +78,7 @@ class Storage:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     _local: LocalFiles = field(default=None, repr=False, compare=False)  # type: ignore[assignment]  # if is_local
     _remote: RemoteFiles = field(default=None, repr=False, compare=False)  # type: ignore[assignment]  # if not is_local
-    _traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
+    _traffic: RateLimiter = field(default_factory=RateLimiter, repr=False, compare=False)
     _redactor: Redactor = field(default_factory=Redactor, repr=False, compare=False)
 
     @classmethod
@@ -105,9 +105,9 @@ class Storage:
             ConfigError: An argument is of the wrong type, the URL is empty, its protocol is unknown, its package is
                 missing, or its client does not take the options.
         """
-        text, fsync = validation.path("the directory", url), validation.flag("fsync", fsync)
+        text, fsync = validation.path("the directory", url), validation.check_bool("fsync", fsync)
         options = validation.mapping("storage_options", storage_options)
-        redactor, traffic = Redactor.of(text, options), Traffic(max_bytes_per_second)
+        redactor, traffic = Redactor.of(text, options), RateLimiter(max_bytes_per_second)
         policy = DEFAULT_RETRY if retry is None else validation.instance("retry", retry, RetryPolicy, also="None")
         fs, root = open_filesystem(text, options, redactor)
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
@@ -128,7 +128,7 @@ class Storage:
 
     def child(self, name: str) -> Storage:
         """The directory `name` below this one; the cap on the rate is for both together."""
-        return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._full(name))
+        return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._path_of(name))
 
     def parent(self) -> Storage | None:
         """The directory that contains this one; None for a bucket or the root, and where paths are not plain names."""
@@ -142,7 +142,7 @@ class Storage:
 
     def display(self, name: str = "") -> str:
         """`name` as a full path or URL for messages."""
-        return printable(f"{self.url.rstrip('/')}/{name}" if name else self.url)
+        return escape_controls(f"{self.url.rstrip('/')}/{name}" if name else self.url)
 
     def reporting(self, on_bytes: Callable[[int], None]) -> AbstractContextManager[None]:
         """Calls `on_bytes` with each number of bytes written, here and in children, from any thread, in the block."""
@@ -150,7 +150,7 @@ class Storage:
 
     def files(self, directory: str = "") -> list[FileInfo]:
         """The files directly in `directory`, sorted by name; empty if it does not exist."""
-        path = self._full(directory) if directory else self.root
+        path = self._path_of(directory) if directory else self.root
         found = self._run("list", directory, lambda: self._files.listing(path))
         return sorted((FileInfo(PurePosixPath(name).name, size) for name, size in found), key=lambda f: f.name)
 
@@ -160,12 +160,12 @@ class Storage:
 
     def size(self, name: str) -> int | None:
         """The object's size in bytes, or None if it does not exist."""
-        path = self._full(name)
+        path = self._path_of(name)
         return self._run("look up", name, lambda: self._files.size(path))
 
     def link_target(self, name: str) -> Path | None:
         """Where a symbolic link leads, None if it is not one; every other operation refuses links."""
-        path = Path(self._full(name))
+        path = Path(self._path_of(name))
         return path.resolve() if self.is_local and path.is_symlink() else None
 
     def modified(self, name: str) -> float:
@@ -174,7 +174,7 @@ class Storage:
         Raises:
             FileNotFoundError: There is no such object.
         """
-        path = self._full(name)
+        path = self._path_of(name)
         return self._run("look up", name, lambda: self._files.modified(path))
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -183,7 +183,7 @@ class Storage:
         Raises:
             FileNotFoundError: There is no such object.
         """
-        path = self._full(name)
+        path = self._path_of(name)
         return self._run("read", name, lambda: self._files.read(path, start, end))
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
@@ -193,7 +193,7 @@ class Storage:
             FileNotFoundError: There is no such object.
             StorageError: The object ends before the buffer is full.
         """
-        view, path = buffer.cast("B"), self._full(name)
+        view, path = buffer.cast("B"), self._path_of(name)
         if self.is_local:
             filled = self._run("read", name, lambda: self._local.read_into(path, start, view))
         else:
@@ -207,7 +207,7 @@ class Storage:
     def drop_cached(self, name: str) -> None:
         """Lets the next read of a local file come from the disk, as far as the operating system allows."""
         if self.is_local:
-            path = self._full(name)
+            path = self._path_of(name)
             self._run("read", name, lambda: self._local.drop_cached(path))
 
     def create(self, name: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
@@ -222,15 +222,17 @@ class Storage:
         Raises:
             FileExistsError: The name is taken by an object with other content.
         """
-        path = self._full(name)
+        path = self._path_of(name)
         if self.is_local:
-            other = None if spare is None else self._full(spare)
-            create = partial(self._local.create, path, Listed(parts), other)
+            other = None if spare is None else self._path_of(spare)
+            create = partial(self._local.create, path, ChunkList(parts), other)
             self._run("create", name, create, sum(map(len, parts)))
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
 
-    def create_and_name(self, like: str, parts: Parts, named: Callable[[], str], spare: str | None = None) -> None:
+    def create_named_after_write(
+        self, like: str, parts: Chunks, named: Callable[[], str], spare: str | None = None
+    ) -> None:
         """As `create`, of a local file whose name is known once it was written.
 
         Args:
@@ -239,8 +241,8 @@ class Storage:
             named: Tells its name, after that.
             spare: As in `create`.
         """
-        other = None if spare is None else self._full(spare)
-        create = partial(self._local.create, self._full(like), parts, other, lambda: self._full(named()))
+        other = None if spare is None else self._path_of(spare)
+        create = partial(self._local.create, self._path_of(like), parts, other, lambda: self._path_of(named()))
         self._run("create a file in", str(PurePosixPath(like).parent), create, parts.size)  # it has no name yet
 
     def replace(self, name: str, source: Path) -> None:
@@ -250,7 +252,7 @@ class Storage:
             name: Its name here.
             source: The file; it is left alone.
         """
-        path = self._full(name)
+        path = self._path_of(name)
         self._run("write", name, lambda: self._files.replace(path, source), source.stat().st_size)
 
     def download(self, name: str, target: Path) -> None:
@@ -259,12 +261,12 @@ class Storage:
         Raises:
             FileNotFoundError: There is no such object.
         """
-        path = self._full(name)
+        path = self._path_of(name)
         self._run("read", name, lambda: self._files.download(path, target))
 
     def delete(self, name: str) -> None:
         """Removes an object; one that is not there is no error."""
-        path = self._full(name)
+        path = self._path_of(name)
         self._run("delete", name, lambda: self._files.delete(path))
 
     def remove_empty_directories(self, names: Sequence[str]) -> None:
@@ -276,7 +278,7 @@ class Storage:
             return  # object stores have no directories of their own
         for name in names:
             with suppress(OSError):
-                self._local.remove_empty(self._full(name) if name else self.root)
+                self._local.remove_empty(self._path_of(name) if name else self.root)
 
     def refuse_links(self, directories: Sequence[str]) -> None:
         """Makes sure that none of the directories, nor anything directly in them, is a symbolic link.
@@ -287,7 +289,7 @@ class Storage:
             StorageError: One is; the message names it.
         """
         for name in directories if self.is_local else ():
-            self._run("list", name, partial(self._local.refuse_links, self._full(name)))
+            self._run("list", name, partial(self._local.refuse_links, self._path_of(name)))
 
     def unfinished_uploads(self) -> list[UnfinishedUpload]:
         """Uploads anywhere below the directory that interrupted writes left behind; the oldest first."""
@@ -321,7 +323,7 @@ class Storage:
     def _files(self) -> LocalFiles | RemoteFiles:
         return self._local if self.is_local else self._remote
 
-    def _full(self, name: str) -> str:
+    def _path_of(self, name: str) -> str:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name:
             raise StorageError(f"{self.display()}: the name {name!r} leads out of the directory; refused")
@@ -335,7 +337,7 @@ class Storage:
             raise
         except Exception as error:
             seconds = None if self.is_local else time.monotonic() - began
-            failure = told(error, verb, self.display(name), self._redactor, seconds, (self.root, needed))
+            failure = translate_error(error, verb, self.display(name), self._redactor, seconds, (self.root, needed))
             if failure is error:
                 raise
         raise failure

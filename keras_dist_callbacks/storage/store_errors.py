@@ -20,7 +20,7 @@ QUICK_SECONDS = 5.0
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-def told(
+def translate_error(
     error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None, room: tuple[str, int] = ("", 0)
 ) -> Exception:
     """The error to raise.
@@ -41,16 +41,16 @@ def told(
     if isinstance(error, FileExistsError) or (missing and verb in _READING):
         kind = FileNotFoundError if missing else FileExistsError
         return error if clean else kind(where)
-    if clean and not (isinstance(error, OSError) or (not is_local and is_trouble(error))):
+    if clean and not (isinstance(error, OSError) or (not is_local and is_store_error(error))):
         return error
-    tried = f" (tried for {seconds:.0f} s)" if seconds is not None and seconds >= 1 and may_pass(error) else ""
+    tried = f" (tried for {seconds:.0f} s)" if seconds is not None and seconds >= 1 and is_retryable(error) else ""
     hint = (
         _room_in_words(*room)
         if is_local and is_full(error) and room[1]
         else advice(error, missing=missing and not is_local)
     )
     failure = StorageError(f"cannot {verb} {where}: {redactor.reason(error)}{tried}{hint}")
-    failure.unavailable, failure.forbidden, failure.full = may_pass(error), is_forbidden(error), is_full(error)
+    failure.unavailable, failure.forbidden, failure.full = is_retryable(error), is_forbidden(error), is_full(error)
     return redactor.caused(failure, error)
 
 
@@ -76,15 +76,15 @@ class RetryNotice:
     def failed(self, error: BaseException, seconds: float) -> None:
         """A try has failed, so many seconds after the first one began."""
         if seconds >= QUICK_SECONDS and isinstance(error, Exception):
-            self._tell(
+            self._report(
                 "failed", f"a request has failed for {seconds:.0f} s", f"{self.redactor.reason(error)}{advice(error)}"
             )
 
     def silent(self) -> None:
         """The first request has no answer yet."""
-        self._tell("silent", f"no answer for {QUICK_SECONDS:.0f} s", advice(TimeoutError())[2:])
+        self._report("silent", f"no answer for {QUICK_SECONDS:.0f} s", advice(TimeoutError())[2:])
 
-    def _tell(self, kind: str, what: str, why: str) -> None:
+    def _report(self, kind: str, what: str, why: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
             trying = f"it is being tried for about {self.total_seconds:g} s in all"
@@ -154,12 +154,12 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
-def is_taken(error: BaseException) -> bool:
+def already_exists(error: BaseException) -> bool:
     """Whether the store refused to create an object because there is one, in words that its client does not know."""
     return any(_botocore(link, "Error", "Code") in {"PreconditionFailed", "412"} for link in chain(error))
 
 
-def may_pass(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """Whether trying again may help: not for what is missing, forbidden, in the way or refused as it is."""
     if isinstance(error, (*_FINAL, KdcError)) or not isinstance(error, Exception):
         return False
@@ -186,7 +186,7 @@ def is_forbidden(error: BaseException) -> bool:
     return is_read_only or isinstance(error, PermissionError) or status_of(error) == 403
 
 
-def is_trouble(error: Exception) -> bool:
+def is_store_error(error: Exception) -> bool:
     """Whether an error comes from a store or its client, and not from a mistake in this package."""
     return isinstance(error, OSError) or _is_of_a_client(error) or isinstance(error, ValueError | RuntimeError)
 
@@ -211,12 +211,12 @@ def advice(error: Exception, *, missing: bool = False) -> str:
         return "; a file is in the way of a directory"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "; free some space"
-    if status is None and may_pass(error):
+    if status is None and is_retryable(error):
         return "; if this lasts, check the network, the address of the store and its endpoint_url"
     return ""
 
 
-def refusal(protocol: str, error: Exception, reason: str) -> str:
+def open_error_hint(protocol: str, error: Exception, reason: str) -> str:
     """Why a client did not come to be, and how to fix it.
 
     Args:

@@ -64,7 +64,7 @@ class KillAt(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if not isinstance(phase, str) or phase not in _PHASES:
-            raise validation.refused("phase", phase, f"one of {', '.join(_PHASES)}")
+            raise validation.invalid_argument("phase", phase, f"one of {', '.join(_PHASES)}")
         if step is not None and (epoch is not None or batch is not None):
             raise ConfigError("give step or epoch and batch, not both")
         if step is not None and phase not in ("train_batch_begin", "train_batch_end"):
@@ -73,7 +73,10 @@ class KillAt(keras.callbacks.Callback):
             raise ConfigError(f"phase {phase!r} has no batch; leave batch out")
         self.step, self.epoch, self.batch = _place("step", step), _place("epoch", epoch), _place("batch", batch)
         self.phase, self.worker = phase, validation.count("worker", worker)
-        self.after_commit, self.sig = validation.flag("after_commit", after_commit), validation.signal_of("sig", sig)
+        self.after_commit, self.sig = (
+            validation.check_bool("after_commit", after_commit),
+            validation.parse_signal("sig", sig),
+        )
         self._now = -1
         self._struck = False
 
@@ -85,7 +88,7 @@ class KillAt(keras.callbacks.Callback):
             ConfigError: A part is not `name=value` with a name of the arguments, or a value cannot be read.
         """
         if not isinstance(text, str):
-            raise validation.refused("text", text, "a str such as 'epoch=1,batch=3'")
+            raise validation.invalid_argument("text", text, "a str such as 'epoch=1,batch=3'")
         found: dict[str, Any] = {}
         for part in filter(None, text.split(",")):
             name, _, value = (piece.strip() for piece in part.partition("="))

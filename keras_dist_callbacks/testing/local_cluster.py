@@ -84,7 +84,10 @@ class LocalCluster:
         self.ports: list[int] = []
         self._command = _words("command", command)
         self._env = _variables(env)
-        self._has_chief, self._preload = validation.flag("chief", chief), validation.flag("preload", preload)
+        self._has_chief, self._preload = (
+            validation.check_bool("chief", chief),
+            validation.check_bool("preload", preload),
+        )
         self._workers: list[Process] = []
 
     def start(self, extra_args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
@@ -135,7 +138,7 @@ class LocalCluster:
 
     def kill(self, index: int, sig: int = signal.SIGKILL) -> None:
         """Sends a signal to worker `index`; nothing happens if it has ended."""
-        number = validation.signal_of("sig", sig)
+        number = validation.parse_signal("sig", sig)
         self._worker(index).send(number)
 
     def wait(self, timeout: float, on_tick: Callable[[], None] | None = None) -> list[int]:
@@ -232,9 +235,9 @@ def _words(name: str, given: Any, least: int = 1) -> list[str]:
     """The parts of a command."""
     example = "[sys.executable, 'train.py']" if least else "['--epochs', '3']"
     if not isinstance(given, list | tuple) or len(given) < least:
-        raise validation.refused(name, given, f"a list such as {example}")
+        raise validation.invalid_argument(name, given, f"a list such as {example}")
     if not all(isinstance(part, str | os.PathLike) and "\0" not in str(part) for part in given):
-        raise validation.refused(name, given, f"a list of str such as {example}")
+        raise validation.invalid_argument(name, given, f"a list of str such as {example}")
     return [str(part) for part in given]
 
 
@@ -249,7 +252,7 @@ def _variables(env: Any) -> dict[str, str]:
 
 def _attempts(given: Any) -> list[list[str]]:
     if not isinstance(given, list | tuple):
-        raise validation.refused("extra_args", given, "a list with a list of arguments for each attempt")
+        raise validation.invalid_argument("extra_args", given, "a list with a list of arguments for each attempt")
     return [_words("extra_args", words, least=0) for words in given]
 
 

@@ -39,7 +39,7 @@ def record_run(path: PathLike, model: Any, history: Any) -> None:
         ConfigError: An argument is something else.
     """
     if not all(hasattr(model, part) for part in ("variables", "metrics", "distribute_strategy")):
-        raise validation.refused("model", model, "a keras.Model")
+        raise validation.invalid_argument("model", model, "a keras.Model")
     base, values = _base(validation.path("path", path)), _history(history)
     arrays: dict[str, Any] = {}
     kinds: dict[str, list[Any]] = {}
@@ -47,9 +47,9 @@ def record_run(path: PathLike, model: Any, history: Any) -> None:
         kinds[key] = [str(value.dtype), list(value.shape)]
         # npz keeps only NumPy's own types; bfloat16 and its like travel as their bytes
         arrays[key] = value if value.dtype.isbuiltin == 1 else np.frombuffer(value.tobytes(), np.uint8)
-    with _replacing(_beside(base, ".npz")) as temporary, temporary.open("wb") as file:
+    with _replacing(_sibling(base, ".npz")) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
-    with _replacing(_beside(base, ".json")) as temporary:
+    with _replacing(_sibling(base, ".json")) as temporary:
         temporary.write_text(json.dumps({"variables": kinds, **values}, indent=1), encoding="utf-8")
 
 
@@ -116,7 +116,7 @@ def _components(model: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 def _history(history: Any) -> dict[str, Any]:
     values = history if isinstance(history, dict) else getattr(history, "history", None)
     if not isinstance(values, dict) or not all(isinstance(column, list) for column in values.values()):
-        raise validation.refused("history", history, "what fit() returned, or the dict of lists in it")
+        raise validation.invalid_argument("history", history, "what fit() returned, or the dict of lists in it")
     epochs = getattr(history, "epoch", None)
     return {
         "epochs": None if epochs is None else [_exact(epoch) for epoch in epochs],
@@ -138,7 +138,7 @@ def _base(path: PathLike) -> Path:
     return given.with_suffix("") if given.suffix in (".npz", ".json") else given
 
 
-def _beside(base: Path, suffix: str) -> Path:
+def _sibling(base: Path, suffix: str) -> Path:
     return base.with_name(base.name + suffix)
 
 
@@ -146,7 +146,7 @@ def _beside(base: Path, suffix: str) -> Path:
 def _replacing(path: Path) -> Iterator[Path]:
     """A temporary name that becomes `path`: a killed process leaves the old recording or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(path, f".tmp-{os.getpid()}")
+    temporary = _sibling(path, f".tmp-{os.getpid()}")
     try:
         yield temporary
         temporary.replace(path)
@@ -157,8 +157,8 @@ def _replacing(path: Path) -> Iterator[Path]:
 def _load(path: PathLike) -> _Run:
     base = _base(path)
     try:
-        meta = json.loads(_beside(base, ".json").read_text(encoding="utf-8"))
-        with np.load(_beside(base, ".npz"), allow_pickle=False) as file:
+        meta = json.loads(_sibling(base, ".json").read_text(encoding="utf-8"))
+        with np.load(_sibling(base, ".npz"), allow_pickle=False) as file:
             variables = {key: _typed(file[key], *kind) for key, kind in meta["variables"].items()}
     except FileNotFoundError as error:
         raise ConfigError(f"there is no recorded run at {base}: {error.filename} is missing") from error
@@ -196,13 +196,13 @@ def _renamed(a: _Run, b: _Run) -> dict[str, str]:
         return {}
     pairs = list(zip(a.variables.items(), b.variables.items(), strict=True))
     alike = all(
-        _last_word(one) == _last_word(other) and x.dtype == y.dtype and x.shape == y.shape
+        _final_comparison(one) == _final_comparison(other) and x.dtype == y.dtype and x.shape == y.shape
         for (one, x), (other, y) in pairs
     )
     return {one: other for (one, _), (other, _) in pairs} if alike else {}
 
 
-def _last_word(key: str) -> str:
+def _final_comparison(key: str) -> str:
     """What survives a renaming: `kernel@0` of `sequential/conv2d/kernel#0@0`."""
     path, _, rest = key.rpartition("#")
     return re.split("[/_]", path)[-1] + "@" + rest.partition("@")[2]

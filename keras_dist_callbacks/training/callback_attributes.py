@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.training import state_detection
 
@@ -24,7 +24,7 @@ _NUMBERS = "$numbers"
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedObject:
     """An object of the user's whose attributes are looked at.
 
     Attributes:
@@ -36,7 +36,7 @@ class Watched:
     leave: frozenset[str] = frozenset()
 
 
-class PlainAttributes:
+class CallbackAttributes:
     """The attributes of what a fit calls, beginning with what they are now: after all `on_train_begin`.
 
     Attributes:
@@ -44,29 +44,30 @@ class PlainAttributes:
             callback's say, to be read behind "exact if".
     """
 
-    def __init__(self, watched: Mapping[str, Watched]) -> None:
+    def __init__(self, watched: Mapping[str, WatchedObject]) -> None:
         self._watched = watched
         self._began = {name: {key: _began(value) for key, value in _attributes(w)} for name, w in watched.items()}
         self._seen = {
-            name: {key: state_detection.seen(value) for key, value in _attributes(w)} for name, w in watched.items()
+            name: {key: state_detection.summarize(value) for key, value in _attributes(w)}
+            for name, w in watched.items()
         }
-        self._around = {name: state_detection.module_level(w.owner) for name, w in watched.items()}
+        self._around = {name: state_detection.referenced_globals(w.owner) for name, w in watched.items()}
         self.conditions: list[str] = []
 
-    def capture(self, is_saved: Callable[[Any], bool]) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+    def capture(self, is_saved: Callable[[Any], bool]) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """What has changed since the begin, with what it was then.
 
         Args:
             is_saved: Tells whether all of an object's variables are saved in another way.
         """
         topic: dict[str, JSON] = {}
-        tensors: dict[str, HeldTensor] = {}
+        tensors: dict[str, SharedTensor] = {}
         self.conditions = []
         for name, watched in self._watched.items():
             changed: dict[str, JSON] = {}
             hidden = [
                 *state_detection.closures(watched.owner, is_saved),
-                *state_detection.changed_around(self._around[name], is_saved),
+                *state_detection.changed_globals(self._around[name], is_saved),
             ]
             for key, value in _attributes(watched):
                 digest, began = state_detection.digest(value), self._began[name].get(key, _ABSENT)
@@ -87,9 +88,11 @@ class PlainAttributes:
 
     def _hides(self, name: str, key: str, value: Any, is_saved: Callable[[Any], bool]) -> bool:
         """Whether an attribute that is not plain may be a state."""
-        now, began = state_detection.seen(value), self._seen[name].get(key)
+        now, began = state_detection.summarize(value), self._seen[name].get(key)
         return (
-            began is None or not now.is_same(began) or any(state_detection.may_change(x, is_saved) for x in now.objects)
+            began is None
+            or not now.is_same(began)
+            or any(state_detection.may_hold_state(x, is_saved) for x in now.objects)
         )
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
@@ -135,7 +138,7 @@ def _condition(name: str, changed: list[str], hidden: list[str]) -> str:
     return f"the {name} keeps no state{where}{saved}; get_state and set_state would make it certain"
 
 
-def _attributes(watched: Watched) -> Iterator[tuple[str, Any]]:
+def _attributes(watched: WatchedObject) -> Iterator[tuple[str, Any]]:
     for key, value in vars(watched.owner).items():
         if key not in _NEVER and key not in watched.leave and not key.startswith("_self_"):  # TensorFlow's own
             yield key, value
@@ -146,7 +149,7 @@ def _began(value: Any) -> tuple[str | None, str]:
     return state_detection.digest(value), text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _to_json(value: Any, where: str, tensors: dict[str, HeldTensor]) -> JSON:
+def _to_json(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
     numbers = state_detection.as_array(value)
     return to_json(value, where, tensors) if numbers is None else {_NUMBERS: to_json(numbers, where, tensors)}
 

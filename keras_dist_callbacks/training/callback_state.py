@@ -17,11 +17,11 @@ import numpy as np
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import keras_callbacks
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.backups.state_schema import CALLBACK
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.process import Shared, shared
-from keras_dist_callbacks.training.callback_attributes import Watched
+from keras_dist_callbacks.training.callback_attributes import WatchedObject
 
 GetState = Callable[[Any], dict[str, Any]]
 SetState = Callable[[Any, dict[str, Any]], None]
@@ -104,28 +104,30 @@ def register_callback_state(
     """
     given: object = callback_class
     if not isinstance(given, type):
-        raise ConfigError(f"callback_class: register_callback_state needs a class, got {validation.shown(given)}")
+        raise ConfigError(
+            f"callback_class: register_callback_state needs a class, got {validation.format_value(given)}"
+        )
     names = validation.texts("identity", identity, "a tuple of attribute names")
     if get is None and set is None:
         shared(Classes).registered[callback_class] = None
         return
     if not callable(get) or not callable(set):
-        both = f"{validation.shown(get)} and {validation.shown(set)}"
+        both = f"{validation.format_value(get)} and {validation.format_value(set)}"
         raise ConfigError(f"get and set must be functions, got {both}; None for both says that the class has no state")
     shared(Classes).registered[callback_class] = _Entry(get, set, names)
 
 
-def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, Watched]:
+def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, WatchedObject]:
     """Users' callbacks that do not say what their state is, by the names of `capture_callbacks`."""
     watched = {}
     for name, member in _members(callbacks).items():
         callback, cls = member.callback, type(member.callback)
-        if not member.runs_here or _is_ours(cls) or _says_itself(callback):
+        if not member.runs_here or _is_ours(cls) or _has_own_state_methods(callback):
             continue
         if keras_callbacks.is_of_functions(callback):
-            watched[f"callback {name}"] = Watched(callback)
+            watched[f"callback {name}"] = WatchedObject(callback)
         elif cls.__module__.partition(".")[0] != "keras":
-            watched[f"callback {name}"] = Watched(callback, keras_callbacks.names_used_by_keras(cls))
+            watched[f"callback {name}"] = WatchedObject(callback, keras_callbacks.names_used_by_keras(cls))
     return watched
 
 
@@ -137,7 +139,7 @@ def may_keep_state(callback: Any) -> bool:
     return not declared and not _is_ours(type(callback)) and type(callback).__module__.partition(".")[0] != "keras"
 
 
-def _says_itself(callback: Any) -> bool:
+def _has_own_state_methods(callback: Any) -> bool:
     registered = any(base in shared(Classes).registered for base in type(callback).__mro__)
     return registered or callable(getattr(callback, "get_state", None))
 
@@ -152,14 +154,14 @@ def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any
     shared(Classes).wrappers[wrapper_class] = look_inside
 
 
-def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
     """The state of each callback that has one, and the arrays it contains.
 
     Raises:
         BackupError: A state cannot be had, or holds something that cannot be stored; the message says where.
     """
     state: dict[str, JSON] = {}
-    tensors: dict[str, HeldTensor] = {}
+    tensors: dict[str, SharedTensor] = {}
     for name, member in _members(callbacks).items():
         if member.entry is None:
             continue
@@ -225,7 +227,7 @@ def _not_accepted(name: str, error: Exception) -> BackupMismatchError:
 
 def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
     """Each callback by a name made of its class, identifying arguments and, where these repeat, a number."""
-    looked_into = [_look_into(callback) for callback in callbacks]
+    looked_into = [_inspect(callback) for callback in callbacks]
     coarse = [_name(callback) for callback, _ in looked_into]
     repeated = {name for name, count in collections.Counter(coarse).items() if count > 1}
     named: dict[str, _Member] = {}
@@ -238,7 +240,7 @@ def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
     return named
 
 
-def _look_into(callback: Any) -> tuple[Any, bool]:
+def _inspect(callback: Any) -> tuple[Any, bool]:
     for cls, look_inside in shared(Classes).wrappers.items():
         if isinstance(callback, cls):
             return look_inside(callback)

@@ -9,9 +9,9 @@ import numpy as np
 
 from keras_dist_callbacks._compat import model_parts, variables
 from keras_dist_callbacks.backups.json_values import to_json
-from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot, WorkerState
 from keras_dist_callbacks.backups.state_schema import CALLBACK
-from keras_dist_callbacks.backups.variable_names import VARIABLE, stored_components, tensor_name, unnumbered
+from keras_dist_callbacks.backups.variable_names import VARIABLE, stored_components, strip_counters, tensor_name
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
@@ -57,7 +57,7 @@ def capture(
     callbacks: Iterable[Any],
     position: Position,
     topics: Mapping[str, JSON],
-    arrays: Mapping[str, HeldTensor] | None = None,
+    arrays: Mapping[str, SharedTensor] | None = None,
 ) -> Snapshot:
     """Takes a snapshot of this worker; variables are read and held, not copied.
 
@@ -69,7 +69,7 @@ def capture(
         arrays: Those that `topics` refer to.
     """
     found = variables.variable_set(model)
-    tensors: dict[str, HeldTensor] = {
+    tensors: dict[str, SharedTensor] = {
         f"{VARIABLE}/{label}": held for label, held in zip(found.labels, found.hold(), strict=True)
     }
     callback_state, callback_arrays = capture_callbacks(callbacks)
@@ -83,7 +83,7 @@ def capture(
 
 def jsonable_logs(logs: Mapping[str, Any]) -> JSON:
     """Logs of a step as JSON; tensors become numbers."""
-    arrays: dict[str, HeldTensor] = {}
+    arrays: dict[str, SharedTensor] = {}
     plain = {name: _number(value) for name, value in logs.items()}
     return to_json({name: value for name, value in plain.items() if value is not None}, "logs", arrays)
 
@@ -210,14 +210,17 @@ def _new_and_unused(
     """What is too much in the model if all else has its partner: an optimizer may be built for more than it trains."""
     ours, theirs = ([n for n in names if n not in metrics] for names in (current, stored))
     new = [name for name in ours if name in fresh and name not in set(theirs)]
-    if pair(ours, theirs) is None and pair([name for name in ours if name not in set(new)], theirs) is not None:
+    if (
+        match_names(ours, theirs) is None
+        and match_names([name for name in ours if name not in set(new)], theirs) is not None
+    ):
         return new
     return []
 
 
 def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) -> dict[str, str]:
     ours, theirs = ([n for n in names if n not in metrics] for names in (current, stored))
-    partners = pair(ours, theirs)
+    partners = match_names(ours, theirs)
     if partners is None:
         missing, surplus = ([n for n in one if n not in set(other)] for one, other in ((ours, theirs), (theirs, ours)))
         raise BackupMismatchError(
@@ -227,14 +230,14 @@ def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) 
             "it do so in on_epoch_begin of that epoch or any later one, and save within epochs (save_freq=100)"
         )
     ours, theirs = ([n for n in names if n in metrics] for names in (current, stored))
-    return {**partners, **(pair(ours, theirs) or {name: name for name in ours if name in set(theirs)})}
+    return {**partners, **(match_names(ours, theirs) or {name: name for name in ours if name in set(theirs)})}
 
 
-def pair(current: Sequence[str], stored: Sequence[str]) -> dict[str, str] | None:
+def match_names(current: Sequence[str], stored: Sequence[str]) -> dict[str, str] | None:
     """The name in the backup of each variable, see `match_variables`; None if they are not the same ones."""
     if set(current) == set(stored):
         return {name: name for name in current}
-    if len(current) == len(stored) and all(map(_same_but_for_prefix, current, stored)):
+    if len(current) == len(stored) and all(map(_without_prefix, current, stored)):
         return dict(zip(current, stored, strict=True))
     return None
 
@@ -271,9 +274,9 @@ def _never_applied(model: Any, named: Mapping[str, Any]) -> set[str]:
     return {name for name, variable in named.items() if id(variable) in ids}
 
 
-def _same_but_for_prefix(one: str, other: str) -> bool:
+def _without_prefix(one: str, other: str) -> bool:
     """Whether two paths differ in numbering and a leading name only, in slots of optimizers too."""
-    short, long = sorted((unnumbered(one), unnumbered(other)), key=len)
+    short, long = sorted((strip_counters(one), strip_counters(other)), key=len)
     (folder, _, slot), (long_folder, _, long_slot) = short.rpartition("/"), long.rpartition("/")
     return short == long or long.endswith(f"/{short}") or (folder == long_folder and long_slot.endswith(f"_{slot}"))
 

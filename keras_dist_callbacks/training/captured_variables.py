@@ -11,8 +11,8 @@ from typing import Any
 
 from keras_dist_callbacks._compat import building, graphs, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
-from keras_dist_callbacks.backups.variable_names import unnumbered
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.variable_names import strip_counters
 from keras_dist_callbacks.backups.verdict import RANDOM_OPERATIONS
 from keras_dist_callbacks.training.capture import saved_variables
 
@@ -22,7 +22,7 @@ TOPIC = "untracked_variables"
 _TENSOR = "hidden"
 
 
-def build_as(saved: WorkerState, fit: RunningFit) -> None:
+def build_like(saved: WorkerState, fit: RunningFit) -> None:
     """Makes the variables that the default strategy leaves to the first step, before a backup is restored.
 
     Where the backup holds hidden variables, or the model trains itself, by tracing the train step: it makes them as
@@ -30,15 +30,15 @@ def build_as(saved: WorkerState, fit: RunningFit) -> None:
     variables of which the backup knows nothing.
     """
     model, listed, hidden = fit.model, saved_variables(saved), saved.state.get(TOPIC) or []
-    building.build_optimizer_as(model.optimizer, model, listed)
-    if (hidden or building.trains_itself(model)) and not model.run_eagerly and graphs.trace(fit):
+    building.build_optimizer_like(model.optimizer, model, listed)
+    if (hidden or building.has_custom_train_step(model)) and not model.run_eagerly and graphs.trace(fit):
         return
     building.build_metrics(fit)
-    building.build_other_optimizers_as(model, [name for name, _ in hidden])
+    building.build_other_optimizers_like(model, [name for name, _ in hidden])
     building.build_optimizer_if_saved(model, listed, saved.state["metric_variables"])
 
 
-class HiddenState:
+class CapturedVariables:
     """The hidden state of one model in training."""
 
     def __init__(self, fit: RunningFit) -> None:
@@ -59,23 +59,23 @@ class HiddenState:
             found.append("the model's own train_function, into which cannot be looked, keeps no state")
         return found
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """The topics and tensors of a snapshot."""
-        self._look()
+        self._inspect()
         specs: list[JSON] = [[r.name, r.dtype.name] for r in self._found]
-        held: dict[str, HeldTensor] = {f"{_TENSOR}/{i}": r.hold() for i, r in enumerate(self._found)}
+        held: dict[str, SharedTensor] = {f"{_TENSOR}/{i}": r.hold() for i, r in enumerate(self._found)}
         return {TOPIC: specs, RANDOM_OPERATIONS: self._random}, held
 
     @property
     def captured_keys(self) -> set[int]:
         """All variables that the train step uses."""
-        self._look()
+        self._inspect()
         return self._captured
 
     @property
     def keys(self) -> set[int]:
         """The variables that are saved here."""
-        self._look()
+        self._inspect()
         return {resource.key for resource in self._found}
 
     def restore(self, saved: WorkerState) -> list[str]:
@@ -94,7 +94,7 @@ class HiddenState:
         traced = self._model.run_eagerly or graphs.traces(self._model) or graphs.trace(self._fit)
         if not traced:
             return [_lost(wanted, "the train step cannot be traced")]
-        self._look()
+        self._inspect()
         self._seen = -1  # in eager mode, the next step may make more
         difference = _first_difference(wanted, self._found, tensors)
         if difference:
@@ -103,7 +103,7 @@ class HiddenState:
             resource.assign(tensors[f"{_TENSOR}/{number}"])
         return []
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         if self._model.run_eagerly:
             self._look_at_objects()
             return
@@ -152,4 +152,4 @@ def _first_difference(wanted: list[JSON], found: list[graphs.Resource], tensors:
 
 
 def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{unnumbered(name)} {dtype}{list(shape)}"
+    return f"{strip_counters(name)} {dtype}{list(shape)}"

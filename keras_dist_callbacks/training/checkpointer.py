@@ -14,7 +14,7 @@ from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import rng, variables
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.engine.committer import EngineOptions
@@ -29,26 +29,26 @@ from keras_dist_callbacks.options import (
     shutdown_options_of,
     write_options_of,
 )
-from keras_dist_callbacks.shutdown.controller import Leaving
+from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.run_info import describe
-from keras_dist_callbacks.training.training_objects import OfOneLoop, Trained, own_state, require_loop
+from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
 from keras_dist_callbacks.validation import (
     OF_SHUTDOWN_OPTIONS,
     OF_STRATEGY,
     OF_WRITE_OPTIONS,
+    check_bool,
     explains_arguments,
-    flag,
     flag_or,
     verbosity,
 )
 
 
 @explains_arguments(OF_WRITE_OPTIONS | OF_SHUTDOWN_OPTIONS | OF_STRATEGY)
-class Checkpointer(OfOneLoop):
+class Checkpointer(NotCopyable):
     """Saves the complete state of a custom training loop, and restores it exactly.
 
     The same engine, format and guarantees as `BackupAndRestore`: under `MultiWorkerMirroredStrategy` every worker
@@ -122,8 +122,11 @@ class Checkpointer(OfOneLoop):
     ) -> None:
         verbose = verbosity("verbose", verbose)
         write, shutdown = write_options_of(write_options), shutdown_options_of(shutdown_options)
-        self._trained, self.state = Trained.of(model, optimizer, metrics, variables), own_state(state)
-        self._delete, self._strict = flag("delete_checkpoint", delete_checkpoint), flag_or("strict", strict, "certain")
+        self._trained, self.state = TrainingObjects.of(model, optimizer, metrics, variables), user_state(state)
+        self._delete, self._strict = (
+            check_bool("delete_checkpoint", delete_checkpoint),
+            flag_or("strict", strict, "certain"),
+        )
         self._origin = getattr(model, "_kdc_origin", None)
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect()
         self._cluster.require_connection(self._strategy)
@@ -134,7 +137,7 @@ class Checkpointer(OfOneLoop):
         self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
         self._say = functools.partial(say, verbose=verbose > 0)
         tell = functools.partial(self._say, level=logging.WARNING)
-        self._leaving = Leaving(shutdown, self._engine, self._cluster, name, tell, _is_alive(self))
+        self._shutdown = ShutdownController(shutdown, self._engine, self._cluster, name, tell, _is_alive(self))
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
 
     def restore(self) -> bool:
@@ -157,11 +160,11 @@ class Checkpointer(OfOneLoop):
         if picked is not None:
             self._apply(picked[0].name, require_loop(picked[1]), now)
         else:
-            warn_of_foreign = functools.partial(resume_mode.warn_of_foreign, self._storage, self._origin)
+            warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, self._origin)
             self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
         self._engine.claim(now, by="Checkpointer")
         self._open = True
-        self._leaving.begin()
+        self._shutdown.begin()
         return picked is not None
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -171,7 +174,7 @@ class Checkpointer(OfOneLoop):
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
             self._report_missing_steps(self._input.epoch_ends())
-            self._leave_if_asked(self._leaving.boundary())
+            self._exit_if_requested(self._shutdown.boundary())
             if self._schedule.at_epoch_end:
                 self._engine.save(self._snapshot("between"), must=True)
 
@@ -216,7 +219,9 @@ class Checkpointer(OfOneLoop):
 
     def _rest(self, dataset: Iterable[Any], made_for_epoch: bool) -> Iterator[Any]:
         self._require_open()
-        return self._input.rest(dataset, self.batch, made_for_epoch=validation.flag("made_for_epoch", made_for_epoch))
+        return self._input.remaining_batches(
+            dataset, self.batch, made_for_epoch=validation.check_bool("made_for_epoch", made_for_epoch)
+        )
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._input.none_left = True
@@ -242,7 +247,7 @@ class Checkpointer(OfOneLoop):
         self.batch, self.steps, self._in_step = self.batch + batches, self.steps + batches, False
         self._input.trained()
         self._engine.poll()
-        self._leave_if_asked(self._leaving.boundary())
+        self._exit_if_requested(self._shutdown.boundary())
         self._schedule.save_when_due(self.steps, self._engine, lambda: self._snapshot("within"))
 
     def save(self) -> None:
@@ -256,10 +261,10 @@ class Checkpointer(OfOneLoop):
             return
         try:
             self._report_missing_steps(self._input.has_trained_uncounted())
-            self._leave_if_asked(self._leaving.at_the_end())
+            self._exit_if_requested(self._shutdown.pending_at_end())
             self._open = False
             self._engine.finish(self._snapshot("end"), delete=self._delete)
-            self._leaving.close()
+            self._shutdown.close()
         except BaseException as error:
             self._end_with(error, lambda: None)
             raise
@@ -281,20 +286,20 @@ class Checkpointer(OfOneLoop):
     def _end_with(self, error: BaseException, at_hand: Callable[[], Snapshot | None]) -> None:
         try:
             uncounted = self._open and self._input.has_trained_uncounted()
-            self._leaving.on_exception(error, None if uncounted else self.steps, at_hand)
+            self._shutdown.on_exception(error, None if uncounted else self.steps, at_hand)
         finally:
-            self._leaving.close()
+            self._shutdown.close()
 
     def _now(self) -> Snapshot:
         return self._snapshot("within" if self.batch else "between")
 
-    def _leave_if_asked(self, request: StopRequest | None) -> None:
+    def _exit_if_requested(self, request: StopRequest | None) -> None:
         if request is not None:
             try:
-                self._leaving.depart(request, self._now())
+                self._shutdown.save_and_exit(request, self._now())
             finally:
                 self._open = False
-                self._leaving.close()
+                self._shutdown.close()
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
         reasons, conditions = verdict.inexact_reasons(saved, now), verdict.conditions(saved)
@@ -305,7 +310,7 @@ class Checkpointer(OfOneLoop):
         self._schedule.begin(position.step)
         self._input.resume(saved)
         rng.restore(saved.state["rng"])
-        self.restored = Restored.judged(commit, position, reasons, conditions, self._cluster)
+        self.restored = Restored.agreed_on_all(commit, position, reasons, conditions, self._cluster)
         self.restored.require(self._strict)
         self.restored.announce(self._storage.display(commit), self._say, warns=self._cluster.is_chief)
 
@@ -327,7 +332,7 @@ class Checkpointer(OfOneLoop):
 
     def _snapshot(self, kind: Any) -> Snapshot:
         position = Position(kind, self.epoch, self.batch if kind == "within" else 0, self.steps)
-        arrays: dict[str, HeldTensor] = {}
+        arrays: dict[str, SharedTensor] = {}
         topics: dict[str, JSON] = {
             "rng": rng.capture(),
             "user": to_json(self.state, "user", arrays),

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_dist_callbacks._compat import input_inspection, model_config, model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor
+from keras_dist_callbacks.backups.snapshot import SharedArray, SharedTensor
 from keras_dist_callbacks.terminal import first_few
 
 _TENSOR = "description/facts"
@@ -35,9 +35,9 @@ class Fingerprint:
             **model_config.model_facts(fit.model),
         }
         text = json.dumps({**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}})
-        self._tensor = HeldArray(np.frombuffer(text.encode(), np.uint8))
+        self._tensor = SharedArray(np.frombuffer(text.encode(), np.uint8))
 
-    def capture(self) -> dict[str, HeldTensor]:
+    def capture(self) -> dict[str, SharedTensor]:
         """The tensor of a snapshot; the same in every backup of a run, so that it is written once."""
         return {_TENSOR: self._tensor}
 

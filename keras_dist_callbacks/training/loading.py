@@ -62,14 +62,14 @@ def load_backup(
         ```
     """
     if commit is not None and not isinstance(commit, str):
-        raise validation.refused("commit", commit, "the name of a backup, such as '2-14', or None")
+        raise validation.invalid_argument("commit", commit, "the name of a backup, such as '2-14', or None")
     place = validation.path("backup_dir", backup_dir)
     store = BackupStore(Storage.open(place, storage_options, retry=retry))
     if model is None:
-        return by_path(select_backup.look_up(store, commit, workers=0)[1].tensors)
+        return by_path(select_backup.find_backup(store, commit, workers=0)[1].tensors)
     require_built(model)
     cluster = _cluster_of(model)
-    chosen = cluster.on_chief(lambda: select_backup.look_up(store, commit, cluster.num_workers), _TAG)
+    chosen = cluster.on_chief(lambda: select_backup.find_backup(store, commit, cluster.num_workers), _TAG)
     name = cluster.broadcast(None if chosen is None else chosen[0].name, _TAG, kind=str)
     cluster.agree(lambda: _apply(store, model, cluster, name if chosen is None else chosen[1]), _TAG)
     return model
@@ -84,7 +84,7 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> None:
     optimizer = getattr(model, "optimizer", None)
     names = capture.saved_variables(saved)
     if optimizer is not None:
-        building.build_optimizer_as(optimizer, model, names)
+        building.build_optimizer_like(optimizer, model, names)
         building.build_optimizer_if_saved(model, names, saved.state["metric_variables"])
     named = variables.variable_set(model).named
     weights = {id(variable) for variable in model.variables}
@@ -98,15 +98,19 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> None:
     rest = [name for name in names if name not in set(partners.values())]
     saved_metrics = set(saved.state["metric_variables"])
     slots = [name for name in rest if name not in saved_metrics | {variables.GLOBAL_SEED_GENERATOR}]
-    partners |= capture.pair(groups[1], slots) or {}
-    partners |= capture.pair([n for n in groups[2] if n in metrics], [n for n in rest if n in saved_metrics]) or {}
+    partners |= capture.match_names(groups[1], slots) or {}
+    partners |= (
+        capture.match_names([n for n in groups[2] if n in metrics], [n for n in rest if n in saved_metrics]) or {}
+    )
     capture.assign(named, partners, saved, cluster)
     model_parts.finalize(model)
 
 
 def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
     """A backup's weights are what it names first."""
-    partners = capture.pair(ours, saved[: len(ours)]) or capture.pair(ours, [name for name in ours if name in saved])
+    partners = capture.match_names(ours, saved[: len(ours)]) or capture.match_names(
+        ours, [name for name in ours if name in saved]
+    )
     if partners is None:
         missing = [name for name in ours if name not in saved]
         raise BackupMismatchError(
@@ -118,7 +122,7 @@ def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str,
 
 def _apply(store: BackupStore, model: Any, cluster: Cluster, chosen: WorkerState | str) -> None:
     if isinstance(chosen, str):
-        chosen = select_backup.look_up(store, chosen, cluster.num_workers, cluster.worker_index)[1]
+        chosen = select_backup.find_backup(store, chosen, cluster.num_workers, cluster.worker_index)[1]
     with model.distribute_strategy.scope():
         apply(model, chosen, cluster)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_dist_callbacks import errors
 from keras_dist_callbacks._compat.model_config import as_json, compilation
-from keras_dist_callbacks.backups.snapshot import HeldArray, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import SharedArray, SharedTensor, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.backups.variable_names import ARCHITECTURE
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -30,20 +30,20 @@ from keras_dist_callbacks.training import loading
 class _Models(Shared):
     """By model: how it was compiled, and its JSON."""
 
-    known: WeakKeyDictionary[Any, tuple[Any, dict[str, HeldTensor]]] = field(default_factory=WeakKeyDictionary)
+    known: WeakKeyDictionary[Any, tuple[Any, dict[str, SharedTensor]]] = field(default_factory=WeakKeyDictionary)
 
 
-def held(model: Any) -> dict[str, HeldTensor]:
+def architecture_tensor(model: Any) -> dict[str, SharedTensor]:
     """The model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
     compiled, found = shared(_Models).known.get(model, (None, None))
     if found is None or compiled is not compilation(model):
         text = as_json(model)
-        found = {} if text is None else {ARCHITECTURE: HeldArray(np.frombuffer(text.encode(), np.uint8))}
+        found = {} if text is None else {ARCHITECTURE: SharedArray(np.frombuffer(text.encode(), np.uint8))}
         shared(_Models).known[model] = compilation(model), found
     return found
 
 
-def text_in(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, advice: str) -> str:
+def architecture_json(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, advice: str) -> str:
     """The JSON that a backup holds.
 
     Args:
@@ -73,10 +73,10 @@ def model_of(text: str, shown: str, advice: str) -> Any:
     try:
         return keras.models.model_from_json(text)
     except Exception as error:
-        raise not_made(shown, error, advice) from error
+        raise model_creation_error(shown, error, advice) from error
 
 
-def not_made(shown: str, error: Exception, advice: str) -> ConfigError:
+def model_creation_error(shown: str, error: Exception, advice: str) -> ConfigError:
     """That Keras makes no model, and why."""
     return ConfigError(f"Keras makes no model of {shown}: {' '.join(str(error).split())[:500]}. {advice}")
 
@@ -101,7 +101,7 @@ def export(request: Mapping[str, Any]) -> None:
     for name in request["import"]:
         _import(name)
     store = BackupStore(Storage.open(request["directory"], request["storage_options"]))
-    _, saved = select_backup.look_up(store, request["commit"], Cluster().num_workers)
+    _, saved = select_backup.find_backup(store, request["commit"], Cluster().num_workers)
     model = _model_of(request["model"], saved)
     loading.require_built(model)
     loading.apply(model, saved, Cluster())
@@ -120,7 +120,7 @@ def _import(name: str) -> None:
 
 def _model_of(path: str | None, saved: WorkerState) -> Any:
     if path is None:
-        text = text_in(saved.tensors, "the backup", _MODEL_FILE)
+        text = architecture_json(saved.tensors, "the backup", _MODEL_FILE)
         return model_of(text, "the architecture in the backup", _OWN_LAYERS)
     if not path.endswith(".keras"):
         return model_of(_text_of(path), path, _OWN_LAYERS)
@@ -129,7 +129,7 @@ def _model_of(path: str | None, saved: WorkerState) -> Any:
     try:
         return keras.models.load_model(path, safe_mode=True)
     except Exception as error:
-        raise not_made(path, error, _OWN_LAYERS) from error
+        raise model_creation_error(path, error, _OWN_LAYERS) from error
 
 
 def _text_of(path: str) -> str:

@@ -35,7 +35,7 @@ class Restored:
         return verdict.verdict_of(self.notes, self.conditions)
 
     @classmethod
-    def judged(
+    def agreed_on_all(
         cls, commit: str, position: Position, found: Sequence[str], conditions: Sequence[str], cluster: Cluster
     ) -> Restored:
         """The same answer on every worker, from what each of them found."""
@@ -64,7 +64,7 @@ class Restored:
             warn("the resume is not exact: " + "; ".join(self.notes))
 
 
-def judge(
+def assess(
     saved: WorkerState, now: Mapping[str, JSON], reasons: Sequence[str], *, generator: bool
 ) -> tuple[list[str], list[str]]:
     """Why training will not go on exactly, and on what else that depends.

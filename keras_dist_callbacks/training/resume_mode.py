@@ -57,7 +57,7 @@ def note_end(directory: str, generation: int, model: Any, source: Any) -> None:
     shared(Runs).ended[directory] = _Ended(generation, weakref.ref(model), _reference(source))
 
 
-def is_over(saved: WorkerState, epochs: int) -> bool:
+def is_finished(saved: WorkerState, epochs: int) -> bool:
     """Whether a backup leaves a fit of so many epochs nothing to do: its run has ended, or is further already."""
     position = saved.position
     if position.kind == "end" and (position.epoch >= epochs or saved.state["stop_training"]):
@@ -67,10 +67,10 @@ def is_over(saved: WorkerState, epochs: int) -> bool:
 
 def has_ended(saved: WorkerState, epochs: int) -> bool:
     """Whether a backup is the end of a training of so many epochs, or of one that stopped before."""
-    return is_over(saved, epochs) and saved.position.kind == "end" and saved.position.epoch <= epochs
+    return is_finished(saved, epochs) and saved.position.kind == "end" and saved.position.epoch <= epochs
 
 
-def lives_on(directory: str, generation: int, saved: WorkerState, model: Any) -> bool:
+def continues_in_process(directory: str, generation: int, saved: WorkerState, model: Any) -> bool:
     """Whether a fit goes on from where one of this process ended, with the same model object.
 
     Then everything is where it was left, or where the user has put it since: nothing is to be restored.
@@ -81,7 +81,7 @@ def lives_on(directory: str, generation: int, saved: WorkerState, model: Any) ->
     )
 
 
-def reads_on(directory: str, source: Any) -> bool:
+def same_input(directory: str, source: Any) -> bool:
     """Whether the last fit in a directory was given the same input object, whose next pass is another one."""
     return shared(Runs).ended[directory].source() is source
 
@@ -93,7 +93,7 @@ def _reference(source: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-def over_words(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
+def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
     """What is printed of a fit that runs no step."""
     position = saved.position
     if saved.state["stop_training"] and position.epoch < epochs:
@@ -104,7 +104,7 @@ def over_words(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
     return f"No step is run: {why}, and the backup is at {position}; {what}"
 
 
-def over_warning(directory: str, saved: WorkerState, changes: Collection[str]) -> str | None:
+def finished_warning(directory: str, saved: WorkerState, changes: Collection[str]) -> str | None:
     """Why a fit that runs no step may not be what the user wants; None if it looks like a job that was run again."""
     advice = _ADVICE if saved.state["stop_training"] else _ADVICE + _MORE
     if directory in shared(Runs).trained:
@@ -119,7 +119,7 @@ def over_warning(directory: str, saved: WorkerState, changes: Collection[str]) -
     return None
 
 
-def warn_of_foreign(storage: Storage, origin: Any) -> None:
+def warn_of_foreign_backup(storage: Storage, origin: Any) -> None:
     """Warns of another tool's backup in a directory without one of ours.
 
     Args:

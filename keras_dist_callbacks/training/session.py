@@ -13,25 +13,25 @@ from keras_dist_callbacks._compat.fit_hooks import control
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
-from keras_dist_callbacks.engine.background import collector_paused
+from keras_dist_callbacks.engine.background import gc_paused
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.inputs.position import DataPosition
-from keras_dist_callbacks.shutdown.controller import STOPPED, Leaving
+from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
 from keras_dist_callbacks.training import captured_variables, resume_mode
 from keras_dist_callbacks.training.callback_state import may_keep_state
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
-from keras_dist_callbacks.training.restored import Restored, judge
+from keras_dist_callbacks.training.restored import Restored, assess
 from keras_dist_callbacks.training.run_info import describe_fit
 from keras_dist_callbacks.training.snapshots import Progress, take
 from keras_dist_callbacks.training.training_objects import require_fit
-from keras_dist_callbacks.training.untracked_state import UnlistedState
+from keras_dist_callbacks.training.untracked_state import UntrackedState
 
 _BEGIN, _END = ("on_train_batch_begin", "on_batch_begin"), ("on_train_batch_end", "on_batch_end")
 
 
-def untold(error: BaseException, callbacks: Sequence[Any]) -> list[str]:
+def missed_hooks(error: BaseException, callbacks: Sequence[Any]) -> list[str]:
     """Names of callbacks with a state that were told of a batch's begin, or not of its end, before an exception.
 
     Args:
@@ -62,7 +62,7 @@ _SAME_DATASET = (
 
 
 class FitSession:
-    """Controls one running fit(); implements `StepControl`."""
+    """Controls one running fit(); implements `FitHooks`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class FitSession:
         owner: Any,
         directory: str,
         announce: Callable[[Restored], None],
-        leaving: Leaving,
+        leaving: ShutdownController,
         *,
         strict: bool | str = False,
         read_again: bool = False,
@@ -86,7 +86,7 @@ class FitSession:
         self._owner = owner  # the callback itself: not part of the state
         self._directory = directory  # as it is shown
         self._announce = announce
-        self._leaving = leaving
+        self._shutdown = leaving
         self._request: StopRequest | None = None  # to leave, as soon as the step is over
         self._trained: Snapshot | None = None  # behind an epoch's last step, until the next one begins
         self._in_epoch = self._stops = False
@@ -96,8 +96,8 @@ class FitSession:
         self._commit = ""
         self._generation = 0  # of the backup
         self._ended = False  # so many epochs were trained, or the run stopped early
-        self.is_over = False  # the backup leaves this fit nothing to do: it is restored, and nothing is written
-        self._goes_on = False  # where a fit of this process ended: nothing is to be restored
+        self.is_complete = False  # the backup leaves this fit nothing to do: it is restored, and nothing is written
+        self._continues = False  # where a fit of this process ended: nothing is to be restored
         self._progress = Progress()
         self._description: dict[str, JSON] = {}
         self._callbacks: Sequence[Any] = ()
@@ -124,7 +124,7 @@ class FitSession:
         if picked is not None:
             commit, self._saved = picked[0], require_fit(picked[1])
             self._commit, self._generation = commit.name, commit.generation
-            self.is_over = resume_mode.is_over(self._saved, self._fit.epochs)
+            self.is_complete = resume_mode.is_finished(self._saved, self._fit.epochs)
             self._ended = resume_mode.has_ended(self._saved, self._fit.epochs)
         return self._saved
 
@@ -136,23 +136,23 @@ class FitSession:
         self._data = DataPosition(
             self._fit, self._callbacks, read_again=self._read_again, shown=self._engine.shows_progress
         )
-        self._unlisted = UnlistedState(self._fit, self._data, self._callbacks, warn=self._cluster.is_chief)
+        self._untracked = UntrackedState(self._fit, self._data, self._callbacks, warn=self._cluster.is_chief)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
-        if not self.is_over:
+        if not self.is_complete:
             self._engine.claim(self._description)
         self._undo = control(self._fit, self)
         if self._saved is not None:
             saved = self._saved
-            self._goes_on = not self.is_over and self._lives_on(saved)
+            self._continues = not self.is_complete and self._continues_in_process(saved)
             notes = self._agree(lambda: self._prepare_restore(saved), saved, "restoring")
-            if saved.position.kind != "within" or self.is_over:
+            if saved.position.kind != "within" or self.is_complete:
                 self._report(saved, notes)
-        if not self.is_over:
-            self._leaving.begin()
+        if not self.is_complete:
+            self._shutdown.begin()
 
-    def start_at(self, epoch: int) -> None:
+    def set_initial_epoch(self, epoch: int) -> None:
         """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
-        self._fit.start_at(epoch)
+        self._fit.set_initial_epoch(epoch)
 
     def before_epoch(self) -> None:
         """Before any `on_epoch_begin`, which may draw: in the interrupted epoch, as it did then."""
@@ -165,7 +165,7 @@ class FitSession:
 
     def epoch_begin(self, epoch: int) -> None:
         """The epoch loop is running."""
-        self._fit.forget_start()
+        self._fit.clear_initial_epoch()
         if self._saved is not None and epoch != self._saved.position.epoch:
             raise ConfigError(
                 f"the backup is from epoch {self._saved.position.epoch}, but fit() begins at epoch {epoch}: leave "
@@ -202,13 +202,13 @@ class FitSession:
         alone = self._has_peers and model.stop_training and not self._stops
         if alone:
             model.stop_training = False  # until all workers do it behind the same step
-        self._act(self._leaving.boundary(stop="stop_training" if alone else None))
+        self._act(self._shutdown.boundary(stop="stop_training" if alone else None))
         if alone and self._request is not None:
             model.stop_training = True  # for the run that goes on
 
     def after_step(self) -> None:
         """Between two steps, after all callbacks: saves if that is due, or leaves."""
-        self._depart_if_asked(lambda: self._capture("within"))
+        self._exit_if_requested(lambda: self._capture("within"))
         self._engine.poll()
         self._schedule.save_when_due(self._progress.count.step, self._engine, lambda: self._capture("within"))
 
@@ -217,14 +217,14 @@ class FitSession:
         self._in_epoch = False
         resume_mode.note_trained(self._directory)
         self._data.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
-        if self._leaving.options.saves:
+        if self._shutdown.options.saves:
             self._trained = self._capture("within")
-        self._depart_if_asked(self._behind_last_step)
+        self._exit_if_requested(self._after_last_step)
 
     def test_batch_end(self) -> None:
         """Behind a step of validation within fit."""
-        self._act(self._leaving.boundary())
-        self._depart_if_asked(self._behind_last_step)
+        self._act(self._shutdown.boundary())
+        self._exit_if_requested(self._after_last_step)
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
@@ -237,16 +237,16 @@ class FitSession:
         model = self._fit.model
         if self._cluster.num_workers > 1:
             model.stop_training = any(self._cluster.gather(bool(model.stop_training), "stop at an epoch's end"))
-        self._act(self._leaving.boundary())
-        self._depart_if_asked(lambda: self._capture("between"))
+        self._act(self._shutdown.boundary())
+        self._exit_if_requested(lambda: self._capture("between"))
         if self._schedule.at_epoch_end:
             self._engine.save(self._capture("between"), must=True)
             self._trained = None
 
     def train_end(self, *, delete: bool) -> None:
         """After every other callback's `on_train_end`."""
-        self._fit.forget_start()
-        if self.is_over:
+        self._fit.clear_initial_epoch()
+        if self.is_complete:
             if delete and self.is_finished:
                 self._engine.claim(self._description)
                 self._engine.delete_finished(self._commit)
@@ -256,24 +256,24 @@ class FitSession:
         if self._saved is not None:
             raise BackupError(f"fit() ended before it came to {self._saved.position}; the backup is untouched")
         self._trained = None
-        self._request = self._leaving.at_the_end()
-        self._depart_if_asked(lambda: self._capture("end"))
+        self._request = self._shutdown.pending_at_end()
+        self._exit_if_requested(lambda: self._capture("end"))
         self._engine.finish(self._capture("end"), delete=delete)
         keras_callbacks.note_end(self._fit.model)
         if not delete:
             resume_mode.note_end(self._directory, self._engine.generation, self._fit.model, self._fit.input)
         self.close()
 
-    def _over_warning(self, saved: WorkerState) -> str | None:
-        changes = self._unlisted.changes_of_training if self._ended else self._unlisted.compile_changes
-        return resume_mode.over_warning(self._directory, saved, changes(saved))
+    def _finished_warning(self, saved: WorkerState) -> str | None:
+        changes = self._untracked.changes_of_training if self._ended else self._untracked.compile_changes
+        return resume_mode.finished_warning(self._directory, saved, changes(saved))
 
     def on_exception(self, error: BaseException, *, in_step: bool) -> None:
         """An exception leaves fit: what is known of training is committed before it is raised on."""
-        known = not in_step and self._saved is None and not self.is_over
+        known = not in_step and self._saved is None and not self.is_complete
         try:
             step = self._progress.count.step
-            self._leaving.on_exception(error, step, lambda: self._at_exception(error) if known else None)
+            self._shutdown.on_exception(error, step, lambda: self._at_exception(error) if known else None)
         finally:
             self.close()
 
@@ -285,25 +285,25 @@ class FitSession:
         elif request is not None:
             self._request = request
 
-    def _depart_if_asked(self, snapshot: Callable[[], Snapshot]) -> None:
+    def _exit_if_requested(self, snapshot: Callable[[], Snapshot]) -> None:
         if self._request is not None:
-            self._leaving.depart(self._request, snapshot())
+            self._shutdown.save_and_exit(self._request, snapshot())
 
-    def _behind_last_step(self) -> Snapshot:
+    def _after_last_step(self) -> Snapshot:
         return self._trained or self._capture("within")
 
     def _at_exception(self, error: BaseException) -> Snapshot | None:
         if self._trained is not None or not self._in_epoch:
             return self._trained
-        return self._capture("within", untold(error, self._callbacks))
+        return self._capture("within", missed_hooks(error, self._callbacks))
 
     def close(self) -> None:
         """Takes every wrapper away, and gives signals back."""
-        self._leaving.close()
+        self._shutdown.close()
         variables.forget(self._fit.model)
         if self._undo is not None:
             self._data.close()
-        self._fit.forget_start()
+        self._fit.clear_initial_epoch()
         if self._undo is not None:
             self._undo()
             self._undo = None
@@ -311,20 +311,20 @@ class FitSession:
     # --- restoring
 
     def _build(self, saved: WorkerState) -> None:
-        if building.compile_metrics_pending(self._fit.model):  # a callback may have compiled it anew
-            captured_variables.build_as(saved, self._fit)
+        if building.has_unbuilt_variables(self._fit.model):  # a callback may have compiled it anew
+            captured_variables.build_like(saved, self._fit)
 
     def _prepare_restore(self, saved: WorkerState) -> list[str]:
         position = saved.position
         self._progress.count.resume(position)
         self._schedule.begin(position.step)
-        if self.is_over:
+        if self.is_complete:
             self._saved = None
-            self._fit.start_at(max(position.epoch, self._fit.epochs))
+            self._fit.set_initial_epoch(max(position.epoch, self._fit.epochs))
             return self._apply(saved)
-        self._fit.start_at(position.epoch)
-        if self._goes_on:
-            return self._go_on(saved)
+        self._fit.set_initial_epoch(position.epoch)
+        if self._continues:
+            return self._continue_input(saved)
         self._progress.resume(saved.state)
         if position.kind == "end" and self._fit.initial_epoch == position.epoch:
             self._begin_next_fit(position.epoch)
@@ -336,12 +336,12 @@ class FitSession:
         notes += self._apply(saved)
         self._data.restore_rng(saved.state["rng"])
         if saved.state["stop_training"]:
-            self._fit.start_at(self._fit.epochs)
+            self._fit.set_initial_epoch(self._fit.epochs)
             self._fit.model.stop_training = True
         return notes
 
-    def _lives_on(self, saved: WorkerState) -> bool:
-        alike = resume_mode.lives_on(self._directory, self._generation, saved, self._fit.model)
+    def _continues_in_process(self, saved: WorkerState) -> bool:
+        alike = resume_mode.continues_in_process(self._directory, self._generation, saved, self._fit.model)
         return all(self._cluster.gather(alike, "whether a run goes on")) if self._has_peers else alike
 
     def _begin_next_fit(self, epoch: int) -> None:
@@ -351,13 +351,13 @@ class FitSession:
         elif self._progress.shares_input is None and self._data.reshuffles:
             self._assumed.append(_SAME_DATASET)
 
-    def _go_on(self, saved: WorkerState) -> list[str]:
+    def _continue_input(self, saved: WorkerState) -> list[str]:
         """Model, callbacks and random states are as this process has left them."""
         self._saved = None
-        shares = resume_mode.reads_on(self._directory, self._fit.input)
+        shares = resume_mode.same_input(self._directory, self._fit.input)
         if shares:
             self._progress.resume(saved.state)
-            self._data.go_on(saved)
+            self._data.continue_from(saved)
         self._progress.shares_input = shares
         return []
 
@@ -375,24 +375,28 @@ class FitSession:
         return notes
 
     def _agree(self, act: Callable[[], list[str]], saved: WorkerState, what: str) -> list[str]:
-        return self._cluster.agree(act if self._goes_on else lambda: self._unlisted.explaining(act, saved), what)
+        return self._cluster.agree(
+            act if self._continues else lambda: self._untracked.with_change_report(act, saved), what
+        )
 
     def _apply(self, saved: WorkerState) -> list[str]:
         moved_by_input = variables.global_seed_keys() & self._data.hides.keys
         notes = apply_variables(self._fit.model, saved, self._cluster, leave=moved_by_input)
-        notes += self._unlisted.restore(saved)
+        notes += self._untracked.restore(saved)
         return notes + apply_callbacks(self._callbacks, saved)
 
     def _report(self, saved: WorkerState, notes: list[str]) -> None:
-        judged = judge(saved, self._description, self._data.reasons, generator=self._fit.is_python_generator)
-        if self.is_over:
-            judged = (list(filter(None, [self._over_warning(saved)])), [])
-        found = ([], []) if self._goes_on else (judged[0], [*judged[1], *self._assumed])
-        self.restored = Restored.judged(self._commit, saved.position, [*found[0], *notes], found[1], self._cluster)
+        judged = assess(saved, self._description, self._data.reasons, generator=self._fit.is_python_generator)
+        if self.is_complete:
+            judged = (list(filter(None, [self._finished_warning(saved)])), [])
+        found = ([], []) if self._continues else (judged[0], [*judged[1], *self._assumed])
+        self.restored = Restored.agreed_on_all(
+            self._commit, saved.position, [*found[0], *notes], found[1], self._cluster
+        )
         self.restored.require(self._strict)
         self._announce(self.restored)
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
-        with collector_paused():
-            parts = (self._fit, self._data, self._unlisted, self._callbacks, self._progress)
+        with gc_paused():
+            parts = (self._fit, self._data, self._untracked, self._callbacks, self._progress)
             return take(*parts, kind, missed, is_chief=self._cluster.is_chief)

@@ -13,10 +13,10 @@ from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.training import model_export
 from keras_dist_callbacks.training.capture import capture, jsonable_logs
-from keras_dist_callbacks.training.untracked_state import UnlistedState
+from keras_dist_callbacks.training.untracked_state import UntrackedState
 
 
-class StepCount:
+class StepCounter:
     """Epoch, batches trained in it, and batches trained in all.
 
     Attributes:
@@ -77,7 +77,7 @@ class Progress:
         rng_at_epoch: Those before the epoch's first batch.
     """
 
-    count: StepCount = field(default_factory=StepCount)
+    count: StepCounter = field(default_factory=StepCounter)
     first_epoch: int | None = None
     validations: int = 0
     shares_input: bool | None = None
@@ -93,7 +93,7 @@ class Progress:
 def take(
     fit: seam.RunningFit,
     data: DataPosition,
-    unlisted: UnlistedState,
+    unlisted: UntrackedState,
     callbacks: Sequence[Any],
     progress: Progress,
     kind: Any,
@@ -135,7 +135,7 @@ def take(
     found, tensors = unlisted.capture()
     topics.update(found)
     if is_chief:
-        tensors = {**tensors, **model_export.held(fit.model)}
+        tensors = {**tensors, **model_export.architecture_tensor(fit.model)}
     return capture(fit.model, callbacks, progress.count.position(kind), topics, tensors)
 
 

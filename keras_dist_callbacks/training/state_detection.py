@@ -77,39 +77,39 @@ def _feed(value: Any, update: Callable[[bytes], Any], depth: int = 0) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class ValueSummary:
     """What a value looks like at one moment: the plain parts hashed, the others held."""
 
     plain: str
     objects: tuple[Any, ...]
 
-    def is_same(self, other: Seen) -> bool:
+    def is_same(self, other: ValueSummary) -> bool:
         """Whether nothing was changed or put in another's place; of objects that were not, who knows."""
         same = self.plain == other.plain and len(self.objects) == len(other.objects)
         return same and all(ours is theirs for ours, theirs in zip(self.objects, other.objects, strict=True))
 
 
-def seen(value: Any) -> Seen:
+def summarize(value: Any) -> ValueSummary:
     """Looks at a value, and into lists, tuples and dicts."""
     objects: list[Any] = []
     found = xxhash.xxh3_128()
-    _look(value, found.update, objects)
-    return Seen(found.hexdigest(), tuple(objects))
+    _visit(value, found.update, objects)
+    return ValueSummary(found.hexdigest(), tuple(objects))
 
 
-def _look(value: Any, update: Callable[[bytes], Any], objects: list[Any], depth: int = 0) -> None:
+def _visit(value: Any, update: Callable[[bytes], Any], objects: list[Any], depth: int = 0) -> None:
     plain = digest(value) or settings_digest(value)
     if plain is not None:
         update(plain.encode())
     elif type(value) in (list, tuple) and depth <= _DEEP:
         update(f"{type(value).__name__} {len(value)};".encode())
         for item in value:
-            _look(item, update, objects, depth + 1)
+            _visit(item, update, objects, depth + 1)
     elif type(value) is dict and depth <= _DEEP:
         update(f"dict {len(value)};".encode())
         for key, item in value.items():
-            _look(key, update, objects, depth + 1)
-            _look(item, update, objects, depth + 1)
+            _visit(key, update, objects, depth + 1)
+            _visit(item, update, objects, depth + 1)
     else:
         update(b"object;")
         objects.append(value)
@@ -121,7 +121,7 @@ _STATELESS = (
 )
 
 
-def may_change(value: Any, is_saved: Callable[[Any], bool]) -> bool:
+def may_hold_state(value: Any, is_saved: Callable[[Any], bool]) -> bool:
     """Whether an object that is not plain may be a state of training that nobody saves."""
     import keras
     import tensorflow as tf
@@ -129,7 +129,7 @@ def may_change(value: Any, is_saved: Callable[[Any], bool]) -> bool:
     if isinstance(value, types.FunctionType):
         return _holds_state(value, is_saved)
     if isinstance(value, list | tuple):
-        return any(digest(item) is None and may_change(item, is_saved) for item in value)
+        return any(digest(item) is None and may_hold_state(item, is_saved) for item in value)
     if isinstance(value, keras.Layer | keras.optimizers.Optimizer | keras.Variable | tf.Variable):
         return not is_saved(value)
     if isinstance(value, (tf.data.Dataset, tf.Tensor, tf.summary.SummaryWriter, tf.distribute.Strategy, *_STATELESS)):
@@ -145,13 +145,13 @@ def closures(callback: Any, is_saved: Callable[[Any], bool]) -> Iterator[str]:
             yield name
 
 
-def module_level(owner: Any) -> dict[str, tuple[dict[str, Any], Seen]]:
+def referenced_globals(owner: Any) -> dict[str, tuple[dict[str, Any], ValueSummary]]:
     """The module-level names that an object's functions use, each with its namespace and what its value is."""
     found = {}
     for function in _functions(owner):
         for name in _names(function.__code__):
             if name in function.__globals__:
-                found[name] = (function.__globals__, seen(function.__globals__[name]))
+                found[name] = (function.__globals__, summarize(function.__globals__[name]))
     return found
 
 
@@ -169,12 +169,14 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
-def changed_around(around: Mapping[str, tuple[dict[str, Any], Seen]], is_saved: Callable[[Any], bool]) -> Iterator[str]:
+def changed_globals(
+    around: Mapping[str, tuple[dict[str, Any], ValueSummary]], is_saved: Callable[[Any], bool]
+) -> Iterator[str]:
     """Which module-level names have changed since, or may hide a state."""
     for name, (namespace, began) in around.items():
-        now = seen(namespace.get(name))
+        now = summarize(namespace.get(name))
         others = [item for item in now.objects if not isinstance(item, types.FunctionType)]
-        if not now.is_same(began) or any(may_change(item, is_saved) for item in others):
+        if not now.is_same(began) or any(may_hold_state(item, is_saved) for item in others):
             yield f"the module's {name}"
 
 
@@ -189,4 +191,4 @@ def _is_state(cell: types.CellType, is_saved: Callable[[Any], bool]) -> bool:
         return False
     if isinstance(value, list | dict | set | bytearray | np.ndarray):
         return True
-    return digest(value) is None and may_change(value, is_saved)
+    return digest(value) is None and may_hold_state(value, is_saved)

@@ -15,7 +15,7 @@ from keras_dist_callbacks.backups.state_schema import OF_LOOP
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 
 
-class OfOneLoop:
+class NotCopyable:
     """What belongs to one loop, its model and its directory, of which a copy would be a second writer."""
 
     def __reduce__(self) -> NoReturn:
@@ -31,7 +31,7 @@ class OfOneLoop:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainingObjects:
     """What a loop trains, under the names that a Keras model has for it."""
 
     variables: list[Any]
@@ -50,7 +50,7 @@ class Trained:
             validation.instance("optimizer", optimizer, keras.optimizers.Optimizer, also="None")
         metrics = _all("metrics", metrics, lambda m: isinstance(m, keras.metrics.Metric), "Keras metrics")
         variables = _all("variables", variables, _is_variable, "variables of Keras or TensorFlow")
-        reason = strategies.why_not(model.distribute_strategy)
+        reason = strategies.unsupported_reason(model.distribute_strategy)
         if reason is not None:
             raise ConfigError(reason)  # before it is asked for variables, which such a strategy has on other machines
         if not model.built or (optimizer is not None and not optimizer.built):
@@ -61,7 +61,7 @@ class Trained:
         return cls([*model.variables, *variables], optimizer, metrics)
 
 
-def own_state(state: Any) -> dict[str, Any]:
+def user_state(state: Any) -> dict[str, Any]:
     """The user's dict itself, which a restore updates; a new one for None.
 
     Raises:
@@ -69,7 +69,7 @@ def own_state(state: Any) -> dict[str, Any]:
     """
     if state is None or isinstance(state, dict):
         return {} if state is None else state
-    raise validation.refused("state", state, "a dict, which restore() updates in place, or None")
+    raise validation.invalid_argument("state", state, "a dict, which restore() updates in place, or None")
 
 
 def require_loop(saved: WorkerState) -> WorkerState:
@@ -102,7 +102,7 @@ def _require(fits: bool, saved: WorkerState, one: str, other: str) -> WorkerStat
 def _all(name: str, given: Any, fits: Callable[[Any], bool], what: str) -> list[Any]:
     found = None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
     if found is None or not all(map(fits, found)):
-        raise validation.refused(name, given, f"a list of {what}")
+        raise validation.invalid_argument(name, given, f"a list of {what}")
     return found
 
 

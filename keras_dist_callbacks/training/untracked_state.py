@@ -8,18 +8,18 @@ from typing import Any
 from keras_dist_callbacks._compat import keras_callbacks, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.snapshot import JSON, HeldTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import callback_attributes, resume_mode
-from keras_dist_callbacks.training.callback_attributes import PlainAttributes, Watched
+from keras_dist_callbacks.training.callback_attributes import CallbackAttributes, WatchedObject
 from keras_dist_callbacks.training.callback_state import watched_callbacks
-from keras_dist_callbacks.training.captured_variables import HiddenState
+from keras_dist_callbacks.training.captured_variables import CapturedVariables
 from keras_dist_callbacks.training.config_diff import Fingerprint
 
 
-class UnlistedState:
+class UntrackedState:
     """What one fit hides in its input, its train step and its callbacks, and what it was told.
 
     Args:
@@ -33,12 +33,12 @@ class UnlistedState:
         self._fit = fit
         self._data = data
         self._warn = warn
-        self._step = HiddenState(fit)
-        self._attributes = PlainAttributes({**watched_callbacks(callbacks), **_run_by_python(fit.model)})
+        self._step = CapturedVariables(fit)
+        self._attributes = CallbackAttributes({**watched_callbacks(callbacks), **_run_by_python(fit.model)})
         self._facts = Fingerprint(fit)
         self._unknown: list[str] | None = None
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, HeldTensor]]:
+    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """The topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {}
         tensors = self._facts.capture()
@@ -56,13 +56,13 @@ class UnlistedState:
         self._unknown = saved.state[verdict.NOT_SAVED] or None
         notes = self._step.restore(saved)
         notes += self._attributes.restore(saved.state.get(callback_attributes.TOPIC) or {}, saved.tensors)
-        if resume_mode.is_over(saved, self._fit.epochs):
+        if resume_mode.is_finished(saved, self._fit.epochs):
             return notes  # no step is left that could differ
         noted = hasattr(self._fit.model, "_kdc_compiled_rates")
         loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None and not noted
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
 
-    def explaining(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
+    def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
         """What a restore returns; an error of it tells what is known to have changed since the backup.
 
         Raises:
@@ -113,13 +113,13 @@ class UnlistedState:
         return self._unknown
 
 
-def _run_by_python(model: Any) -> dict[str, Watched]:
+def _run_by_python(model: Any) -> dict[str, WatchedObject]:
     """The user's own objects whose Python code runs in each step: under `run_eagerly`."""
     if not model.run_eagerly:
         return {}
-    parts = {f"layer {layer.name}": layer for layer in model_parts.flat(model)}
+    parts = {f"layer {layer.name}": layer for layer in model_parts.all_layers(model)}
     return {
-        name: Watched(part, keras_callbacks.names_used_by_keras(type(part)))
+        name: WatchedObject(part, keras_callbacks.names_used_by_keras(type(part)))
         for name, part in {"model": model, **parts, "loss": model.loss, "optimizer": model.optimizer}.items()
         if hasattr(part, "__dict__") and type(part).__module__.partition(".")[0] not in {"keras", "builtins"}
     }

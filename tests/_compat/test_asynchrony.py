@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks._compat.pipeline import reads_its_end
+from keras_dist_callbacks._compat.pipeline import reads_past_last_element
 
 Behind = Callable[[Any], Any]
 BATCHES = 9
@@ -86,6 +86,6 @@ def test_a_cache_is_whole_where_its_end_is_read(name: str, chosen: str) -> None:
         dataset = cached()
         return one_pass(dataset, pause) == one_pass(dataset, pause)
 
-    expected = reads_its_end(cached())
+    expected = reads_past_last_element(cached())
     pauses = (0.05, 1.0, 10.0) if expected else (0.05,)  # on a busy machine a thread may need long to get there
     assert any(map(is_whole, pauses)) == expected

@@ -83,7 +83,7 @@ def test_a_built_model_is_ready_whatever_it_does_not_use() -> None:
 )
 def test_an_optimizer_is_built_for_what_the_backup_names(saved: list[str], expected: list[str]) -> None:
     model, optimizer = of_three()
-    building.build_optimizer_as(optimizer, model, saved)
+    building.build_optimizer_like(optimizer, model, saved)
     assert [v.path for v in optimizer._trainable_variables or ()] == expected
     assert optimizer.built == bool(expected)
 
@@ -92,7 +92,7 @@ def test_a_name_that_begins_another_is_not_taken_for_it() -> None:
     model = Parts(OwnWeight())
     scale, more = (model.parts[0].add_weight(shape=(), name=name) for name in ("scale", "scale_more"))
     optimizer = keras.optimizers.Adam(name="adam")
-    building.build_optimizer_as(optimizer, model, [f"adam/{more.path.replace('/', '_')}_momentum"])
+    building.build_optimizer_like(optimizer, model, [f"adam/{more.path.replace('/', '_')}_momentum"])
     assert [v is more for v in optimizer._trainable_variables] == [True]
     assert scale is not more
 

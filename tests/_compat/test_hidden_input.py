@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras.src.trainers.data_adapters import py_dataset_adapter
 
-from keras_dist_callbacks._compat.input_inspection import look_at_source, look_into
+from keras_dist_callbacks._compat.input_inspection import inspect_dataset, inspect_source
 
 Between = Callable[[Any], Any]
 RUN_AHEAD: dict[str, Between] = {
@@ -51,12 +51,12 @@ def passes(between: Between, options: tf.data.Options | None = None) -> int:
 
 @pytest.mark.parametrize("name", RUN_AHEAD)
 def test_a_state_that_two_threads_draw_from_is_named(name: str) -> None:
-    assert [why for why in look_into(drawn(RUN_AHEAD[name])).unordered if "run side by side" in why]
+    assert [why for why in inspect_dataset(drawn(RUN_AHEAD[name])).unordered if "run side by side" in why]
 
 
 @pytest.mark.parametrize("name", IN_STEP)
 def test_a_state_that_one_thread_draws_from_is_none(name: str) -> None:
-    assert look_into(drawn(IN_STEP[name])).unordered == ()
+    assert inspect_dataset(drawn(IN_STEP[name])).unordered == ()
     assert passes(IN_STEP[name]) == 1
 
 
@@ -64,7 +64,7 @@ def test_a_state_that_one_thread_draws_from_is_none(name: str) -> None:
 def test_without_tensorflows_optimizations_nothing_runs_ahead(name: str) -> None:
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
-    assert look_into(drawn(RUN_AHEAD[name], options)).unordered == ()
+    assert inspect_dataset(drawn(RUN_AHEAD[name], options)).unordered == ()
     assert passes(RUN_AHEAD[name], options) == 1
 
 
@@ -72,14 +72,14 @@ def test_without_tensorflows_optimizations_nothing_runs_ahead(name: str) -> None
 def test_a_map_without_a_state_runs_ahead_only_where_tensorflow_tunes(name: str) -> None:
     options = tf.data.Options()
     options.autotune.enabled = False
-    assert look_into(drawn(RUN_AHEAD[name], options)).unordered == ()
+    assert inspect_dataset(drawn(RUN_AHEAD[name], options)).unordered == ()
     assert passes(RUN_AHEAD[name], options) == 1
 
 
 def test_one_stage_alone_runs_ahead_of_nobody() -> None:
     seed = keras.random.SeedGenerator(3)
     rows = tf.data.Dataset.range(100).map(lambda v: keras.random.normal((4,), seed=seed))
-    assert look_into(rows.batch(4).map(lambda v: v * 2).prefetch(2)).unordered == ()
+    assert inspect_dataset(rows.batch(4).map(lambda v: v * 2).prefetch(2)).unordered == ()
 
 
 def shuffled() -> tf.data.Dataset:
@@ -109,13 +109,13 @@ LATE: dict[str, Callable[[], tf.data.Dataset]] = {
 
 @pytest.mark.parametrize("name", EARLY)
 def test_orders_that_are_drawn_ahead_of_an_early_end_are_named(name: str) -> None:
-    [why] = look_into(EARLY[name]()).unordered
+    [why] = inspect_dataset(EARLY[name]()).unordered
     assert "while orders in front of it are being drawn ahead" in why
 
 
 @pytest.mark.parametrize("name", LATE)
 def test_a_pass_that_is_read_to_its_end_is_none(name: str) -> None:
-    assert look_into(LATE[name]()).unordered == ()
+    assert inspect_dataset(LATE[name]()).unordered == ()
 
 
 class Rows(keras.utils.PyDataset):
@@ -140,25 +140,27 @@ def test_a_py_dataset_that_several_threads_or_processes_read_is_named_so(options
     rows = Rows(**options)
     adapter = py_dataset_adapter.PyDatasetAdapter(rows)
     assert bool(adapter.enqueuer) == bool(words)
-    assert look_into(None, adapter, rows).python == look_at_source(rows).python == (f"the PyDataset Rows{words}",)
+    assert inspect_dataset(None, adapter, rows).python == inspect_source(rows).python == (f"the PyDataset Rows{words}",)
 
 
 def test_python_functions_that_may_run_in_parallel_are_named_so() -> None:
     call = lambda v: tf.numpy_function(lambda a: a, [v], tf.int64)  # noqa: E731
     rows = tf.data.Dataset.range(4)
-    assert look_into(rows.map(call)).python == ("a function in Dataset.map",)
-    assert look_into(rows.map(call, num_parallel_calls=2)).python == ("a function in Dataset.map (called in parallel)",)
+    assert inspect_dataset(rows.map(call)).python == ("a function in Dataset.map",)
+    assert inspect_dataset(rows.map(call, num_parallel_calls=2)).python == (
+        "a function in Dataset.map (called in parallel)",
+    )
     several = rows.map(call).prefetch(1).map(call)
-    assert look_into(several).python == ("a function in Dataset.map and of other stages (perhaps in parallel)",)
+    assert inspect_dataset(several).python == ("a function in Dataset.map and of other stages (perhaps in parallel)",)
 
 
 @pytest.mark.parametrize("name", ["interleave", "flat_map"])
 def test_python_in_a_dataset_that_a_function_captured_is_named(name: str) -> None:
     inner = tf.data.Dataset.from_generator(lambda: iter(range(8)), output_signature=tf.TensorSpec((), tf.int64))
     dataset = getattr(tf.data.Dataset.range(2), name)(lambda _: inner)
-    assert look_into(dataset).python
+    assert inspect_dataset(dataset).python
 
 
 def test_a_captured_dataset_without_python_is_not_named() -> None:
     inner = tf.data.Dataset.range(8).map(lambda value: value + 1)
-    assert look_into(tf.data.Dataset.range(2).flat_map(lambda _: inner)).python == ()
+    assert inspect_dataset(tf.data.Dataset.range(2).flat_map(lambda _: inner)).python == ()

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat.strategies import why_not
+from keras_dist_callbacks._compat.strategies import unsupported_reason
 from keras_dist_callbacks.errors import ConfigError
 from tests.support import ROOT
 from tests.support.callback_helpers import ignore_keras_warnings
@@ -66,7 +66,7 @@ def test_a_tpu_is_refused_with_what_to_use_instead() -> None:
 
 def test_other_strategies_are_taken() -> None:
     for strategy in (tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy("/cpu:0")):
-        assert why_not(strategy) is None
+        assert unsupported_reason(strategy) is None
 
 
 @pytest.mark.process

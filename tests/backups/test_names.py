@@ -11,7 +11,7 @@ import pytest
 from keras_dist_callbacks.backups import names
 from keras_dist_callbacks.backups.snapshot import CommitId
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine.select_backup import newest_good
+from keras_dist_callbacks.engine.select_backup import latest_intact
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import listed
@@ -57,12 +57,12 @@ def test_every_name_that_is_written_is_read() -> None:
             commit_id = CommitId(generation, sequence, TOKEN)
             file_name = commit_id.name.rpartition("/")[2]
             assert CommitId.parse(file_name) == commit_id
-            assert names.is_unfinished(f".{file_name}.tmp-{HASH}", names.COMMITS)
-            assert names.set_aside_name(f"01234567-{file_name}") == file_name
+            assert names.is_partial(f".{file_name}.tmp-{HASH}", names.COMMITS)
+            assert names.quarantined_name(f"01234567-{file_name}") == file_name
         assert names.owner_generation(names.owner_name(generation).rpartition("/")[2]) == generation
         assert names.blob_generation(f"{names.blob_directory(generation)}/{HASH}.safetensors") == generation
     assert names.owner_generation("²²²²²².json") is None
-    assert names.is_unfinished(f"..probe.tmp-{HASH}.tmp-{HASH}", ""), "a probe that was cut off while it was written"
+    assert names.is_partial(f"..probe.tmp-{HASH}.tmp-{HASH}", ""), "a probe that was cut off while it was written"
 
 
 def test_a_resume_and_a_prune_leave_everything_alone_that_is_not_ours(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_records_of_any_size_are_not_read_into_memory(tmp_path: Path, command: s
         return
     reader = BackupStore(Storage.open(tmp_path))
     with pytest.warns(RuntimeWarning, match="too many for what it should be"):
-        found = newest_good(reader, 1)
+        found = latest_intact(reader, 1)
     assert found is not None
     assert found[0] == good.id
     assert listed(tmp_path).without_record == ("model.keras",)

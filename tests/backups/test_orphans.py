@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.codec import Packer, fingerprints
-from keras_dist_callbacks.backups.snapshot import HeldArray
+from keras_dist_callbacks.backups.snapshot import SharedArray
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups.test_store import commit, new_store
@@ -17,7 +17,7 @@ from tests.support.states import HASH, TOKEN
 
 def test_what_interrupted_saves_left_is_collected_by_a_later_generation(tmp_path: Path) -> None:
     crashed = new_store(tmp_path)
-    held = {"a": HeldArray(np.arange(5))}
+    held = {"a": SharedArray(np.arange(5))}
     crashed.stage_all(Packer({}, crashed.blob_directory).pack(held, fingerprints(held)))
     (tmp_path / f"blobs/000001/.{'0' * 32}.safetensors.tmp-{'1' * 32}").write_bytes(b"half")
     store = new_store(tmp_path)
@@ -43,7 +43,7 @@ def test_orphans_are_deleted_before_the_first_commit_and_owner_records_stay(tmp_
         (tmp_path / "blobs/000001" / name).write_bytes(b"half")
     older = new_store(tmp_path)
     newer = new_store(tmp_path)
-    held = {"a": HeldArray(np.arange(5))}
+    held = {"a": SharedArray(np.arange(5))}
     newer.stage_all(Packer({}, newer.blob_directory).pack(held, fingerprints(held)))
     unfinished = [tmp_path / f"commits/.{n:06d}-00000001-{TOKEN}.json.tmp-{HASH}" for n in (1, 2, 3)]
     for path in unfinished:

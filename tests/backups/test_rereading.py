@@ -14,7 +14,7 @@ import pytest
 from keras_dist_callbacks.backups import codec
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import end_note, files
-from keras_dist_callbacks.engine.select_backup import look_up, newest_good
+from keras_dist_callbacks.engine.select_backup import find_backup, latest_intact
 from keras_dist_callbacks.storage.local_files import LocalFiles
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups.test_store import commit, new_store
@@ -100,7 +100,9 @@ def backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "backup"
 
 
-@pytest.mark.parametrize("find", [lambda s: newest_good(s, 1), lambda s: look_up(s, None, 1)], ids=["pick", "look_up"])
+@pytest.mark.parametrize(
+    "find", [lambda s: latest_intact(s, 1), lambda s: find_backup(s, None, 1)], ids=["pick", "look_up"]
+)
 def test_the_newest_backup_is_taken_and_stays_whichever_read_was_bad(backup: Path, find: Any) -> None:
     before = sorted(backup.rglob("*"))
 
@@ -133,7 +135,7 @@ def test_the_newest_checkpoint_is_used_whichever_read_was_bad(tmp_path: Path, co
     for number in range(1, 10):
         with warnings.catch_warnings(record=True) as caught, one_bad_read(number) as flips:
             warnings.simplefilter("always")
-            found = files.newest_verified(storage, into=into)
+            found = files.latest_verified(storage, into=into)
         assert found is not None
         assert found.name == "2.weights.h5", f"read {number}"
         if not flips.struck:
@@ -164,7 +166,7 @@ def test_a_backup_that_is_really_damaged_is_quarantined_without_a_word_of_bad_re
     content[-1] ^= 1
     blob.write_bytes(content)
     with pytest.warns(RuntimeWarning, match="a damaged backup was set aside") as told:
-        found = newest_good(BackupStore(Storage.open(backup)), 1)
+        found = latest_intact(BackupStore(Storage.open(backup)), 1)
     assert found is not None
     assert found[0].sequence == 1
     assert len(told) == 1

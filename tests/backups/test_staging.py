@@ -50,7 +50,7 @@ def test_files_of_pruned_backups_are_written_over(tmp_path: Path) -> None:
     reader = BackupStore(Storage.open(tmp_path))
     for number, commit_id in zip((7, 8), reader.commits(), strict=True):
         np.testing.assert_array_equal(reader.load(reader.manifest(commit_id), 0).tensors["a"][0], np.full(10, number))
-    store.drop_spares()
+    store.delete_recycled()
     assert len(blobs(tmp_path)) == 2
 
 

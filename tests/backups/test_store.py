@@ -15,9 +15,9 @@ from keras_dist_callbacks.backups import codec
 from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.snapshot import (
     CommitId,
-    HeldArray,
     Manifest,
     Position,
+    SharedArray,
     WorkerRecord,
 )
 from keras_dist_callbacks.backups.store import BackupStore
@@ -35,7 +35,7 @@ TENSORS = {
 
 
 def commit(store: BackupStore, sequence: int, tensors: dict[str, Any] | None = None) -> Manifest:
-    held = {name: HeldArray(np.asarray(value)) for name, value in (tensors or TENSORS).items()}
+    held = {name: SharedArray(np.asarray(value)) for name, value in (tensors or TENSORS).items()}
     prints = fingerprints(held)
     packer = Packer({}, store.blob_directory)
     for blob in packer.pack(held, prints):
@@ -74,7 +74,7 @@ def test_what_is_committed_is_read_back(tmp_path: Path) -> None:
 
 def test_blobs_are_plain_safetensors_files() -> None:
     arrays = {"a": TENSORS["a"], "b": TENSORS["b"]}
-    blob = codec.encode_blob(arrays, fingerprints({n: HeldArray(a) for n, a in arrays.items()}), "blobs/1")
+    blob = codec.encode_blob(arrays, fingerprints({n: SharedArray(a) for n, a in arrays.items()}), "blobs/1")
     loaded = load_safetensors(b"".join(bytes(part) for part in blob.parts))
     np.testing.assert_array_equal(loaded["a"], TENSORS["a"])
     np.testing.assert_array_equal(loaded["b"], TENSORS["b"])
@@ -82,7 +82,7 @@ def test_blobs_are_plain_safetensors_files() -> None:
 
 def test_equal_tensors_are_written_once_and_large_ones_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "BLOB_BYTES", 1000)
-    held = {f"t{i}": HeldArray(np.full(100, i // 2, dtype="float32")) for i in range(10)}
+    held = {f"t{i}": SharedArray(np.full(100, i // 2, dtype="float32")) for i in range(10)}
     prints = fingerprints(held)
     packer = Packer({}, "blobs/1")
     blobs = list(packer.pack(held, prints))
@@ -97,7 +97,7 @@ def test_equal_tensors_are_written_once_and_large_ones_split(monkeypatch: pytest
 
 def test_the_same_bytes_in_another_shape_or_type_are_another_tensor() -> None:
     arrays = {"f": np.zeros(4, "float32"), "i": np.zeros(4, "int32"), "s": np.zeros((2, 2), "float32")}
-    found = through_a_blob({name: HeldArray(value) for name, value in arrays.items()})
+    found = through_a_blob({name: SharedArray(value) for name, value in arrays.items()})
     assert {name: (a.dtype.name, a.shape) for name, a in found.items()} == {
         "f": ("float32", (4,)),
         "i": ("int32", (4,)),

@@ -37,7 +37,7 @@ def test_a_save_that_ends_at_any_call_leaves_the_new_checkpoint_or_the_one_befor
     outcomes = []
     for number in range(1, calls + 1):
         storage = opened(tmp_path / str(number) / "ckpt")
-        found = files.newest_verified(storage)
+        found = files.latest_verified(storage)
         assert found is not None, number
         assert files.find(storage).problems == (), number
         is_new = found.record.generation == 2

@@ -25,7 +25,7 @@ from keras_dist_callbacks.backups.state_schema import Info
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.engine import worker_state
-from keras_dist_callbacks.engine.select_backup import newest_good
+from keras_dist_callbacks.engine.select_backup import latest_intact
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.backups import test_store as store_tests
@@ -101,7 +101,7 @@ def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(dir
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             try:
-                found = newest_good(BackupStore(Storage.open(directory / "backup")), 1)
+                found = latest_intact(BackupStore(Storage.open(directory / "backup")), 1)
             except BackupMismatchError:  # a number that a newer version may have
                 found, told = None, []
         if found is None:
@@ -136,7 +136,7 @@ def test_a_senseless_owner_record_rules_by_its_name_and_tells_nothing(directory:
         found = owner_records.read_owner(storage, 1)
         assert found is None or 0 <= found.claimed < 2**40, what
     assert command("doctor", directory / "backup").exit_code == 0
-    assert newest_good(BackupStore(storage), 1) is not None
+    assert latest_intact(BackupStore(storage), 1) is not None
 
 
 def test_an_invalid_record_hides_its_checkpoint_and_no_other(directory: Path, count: int) -> None:

@@ -39,7 +39,7 @@ def put(storage: Storage, tmp_path: Path, name: str, content: bytes) -> None:
 def test_a_published_file_is_found_with_everything_in_its_record(storage: Storage) -> None:
     published = save(storage, 1, monitor="loss", value=0.5)
     assert files.find(storage) == files.Listing((published,), (), (), 1)
-    assert files.newest_verified(storage) == published
+    assert files.latest_verified(storage) == published
 
 
 def test_newest_is_the_largest_generation_and_sequence_whatever_the_name(storage: Storage) -> None:
@@ -54,7 +54,7 @@ def test_newest_is_the_largest_generation_and_sequence_whatever_the_name(storage
 
 
 def test_a_directory_that_does_not_exist_holds_nothing(tmp_path: Path) -> None:
-    assert files.newest_verified(opened(tmp_path / "nowhere")) is None
+    assert files.latest_verified(opened(tmp_path / "nowhere")) is None
 
 
 def test_only_the_files_of_a_template_or_name_are_listed_when_asked(storage: Storage) -> None:
@@ -72,14 +72,14 @@ def test_a_damaged_or_incomplete_newest_file_is_named_and_the_one_before_it_used
     save(storage, 2)
     put(storage, tmp_path, "2.keras", damage(storage.read("2.keras")))  # type: ignore[operator]
     with pytest.warns(UserWarning, match=r"2\.keras.*1\.keras is used"):
-        assert files.newest_verified(storage) == older
+        assert files.latest_verified(storage) == older
 
 
 def test_a_newest_file_that_was_deleted_is_not_missed(storage: Storage) -> None:
     older = save(storage, 1)
     save(storage, 2)
     storage.delete("2.keras")
-    assert files.newest_verified(storage) == older
+    assert files.latest_verified(storage) == older
 
 
 def test_a_file_that_another_program_rewrote_is_named_and_not_used(storage: Storage, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_file_that_another_program_rewrote_is_named_and_not_used(storage: Stor
     save(storage, 2, name="best.weights.h5", template="best.weights.h5")
     put(storage, tmp_path, "best.weights.h5", b"rewritten")
     with pytest.warns(UserWarning, match=r"best\.weights\.h5 without a record: another program wrote or rewrote it"):
-        assert files.newest_verified(storage) == older
+        assert files.latest_verified(storage) == older
     assert foreign.names(storage) == ["best.weights.h5"]
 
 
@@ -116,7 +116,7 @@ def test_a_directory_with_damaged_checkpoints_only_is_an_error_and_not_a_fresh_s
     content = storage.read("1.keras")
     put(storage, tmp_path, "1.keras", b"x" + content[1:])
     with pytest.raises(DamagedBackupError, match=r"no checkpoint in .* is intact: .*1\.keras: its content differs"):
-        files.newest_verified(storage)
+        files.latest_verified(storage)
 
 
 def test_files_of_other_tools_are_left_alone(storage: Storage, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_files_of_other_tools_are_left_alone(storage: Storage, tmp_path: Path) -
         put(storage, tmp_path, name, b"content")
     assert files.find(storage) == files.Listing(without_record=("theirs.keras",))
     assert foreign.names(storage) == ["theirs.keras"]
-    assert files.newest_verified(storage) is None
+    assert files.latest_verified(storage) is None
 
 
 def test_a_newer_format_is_refused_by_its_number(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_copied_renamed_or_uploaded_file_is_found_like_the_original(storage: S
     elsewhere = opened(tmp_path / "elsewhere")
     storage.download("release.keras", tmp_path / "copy")
     elsewhere.replace("again.keras", tmp_path / "copy")
-    assert files.newest_verified(elsewhere).record == published.record  # type: ignore[union-attr]
+    assert files.latest_verified(elsewhere).record == published.record  # type: ignore[union-attr]
 
 
 def test_retention_deletes_originals_of_its_own_run_and_nothing_else(storage: Storage, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_name_that_a_newer_run_published_is_neither_replaced_nor_deleted(stora
     with pytest.raises(FencedError, match="generation 3, this run has 2"):
         save(storage, 9, generation=2, name="best.keras")
     files.keep_newest(storage, [older], 0, generation=2)
-    assert files.newest_verified(storage) == newer
+    assert files.latest_verified(storage) == newer
 
 
 def test_a_file_that_is_replaced_while_it_is_fetched_is_used_as_what_it_became(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.cluster.cluster_token import ClusterToken, Conversation
+from keras_dist_callbacks.cluster.cluster_token import AuthSession, ClusterToken
 from keras_dist_callbacks.errors import ConfigError
 
 SECRET = "a secret of more than 16 characters"  # noqa: S105 - of tests only
@@ -68,7 +68,7 @@ def test_both_variables_are_too_many() -> None:
 
 
 def test_a_token_is_not_printed() -> None:
-    conversation = Conversation(ClusterToken(SECRET.encode()), "c", 1, "w", "c")
+    conversation = AuthSession(ClusterToken(SECRET.encode()), "c", 1, "w", "c")
     assert SECRET not in repr(conversation)
     try:
         conversation.is_proven("chief", "ü")
@@ -78,7 +78,7 @@ def test_a_token_is_not_printed() -> None:
 
 
 def test_a_proof_is_good_for_one_side_of_one_conversation() -> None:
-    conversation = Conversation(ClusterToken(SECRET.encode()), "c" * 64, 1, "a" * 64, "b" * 64)
+    conversation = AuthSession(ClusterToken(SECRET.encode()), "c" * 64, 1, "a" * 64, "b" * 64)
     proof = conversation.proof("worker")
     assert conversation.is_proven("worker", proof)
     assert not conversation.is_proven("chief", proof)

@@ -15,7 +15,7 @@ from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.cluster import cluster as cluster_module
 from keras_dist_callbacks.cluster import messaging, peer_monitor
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.cluster.coordinated_stop import AgreedStop
+from keras_dist_callbacks.cluster.coordinated_stop import CoordinatedStop
 from keras_dist_callbacks.errors import ClusterError
 from keras_dist_callbacks.process import shared
 
@@ -119,7 +119,7 @@ def test_junk_about_an_exception_means_that_not_all_have_raised_it(published: di
         assert CHIEF.gather_soon([1], str(number), 5.0) is None
 
 
-def boundaries(stop: AgreedStop) -> None:
+def boundaries(stop: CoordinatedStop) -> None:
     deadline = time.monotonic() + 30.0
     while time.monotonic() < deadline:
         assert stop.boundary() is None
@@ -131,7 +131,7 @@ def test_junk_in_place_of_a_request_to_stop_ends_training_with_a_clear_error(
     published: dict[str, str], request_: bytes
 ) -> None:
     published["kdc/name/stop/0/request/0"] = chunk(request_)
-    stop = AgreedStop(CHIEF, "name", lambda request: None, 20.0)
+    stop = CoordinatedStop(CHIEF, "name", lambda request: None, 20.0)
     stop.start()
     with pytest.raises(ClusterError, match=f"who asks for a stop: .*{NOT_OURS}"):
         boundaries(stop)
@@ -142,7 +142,7 @@ def test_junk_in_place_of_a_request_to_stop_ends_training_with_a_clear_error(
 def test_junk_in_place_of_an_answer_to_it_does_too(published: dict[str, str], answer: bytes) -> None:
     published["kdc/name/stop/0/request/0"] = chunk({"kind": "stopped", "why": "asked", "worker": 1})
     published["kdc/name/stop/0/answer/1/0"] = chunk(answer)
-    stop = AgreedStop(CHIEF, "name", lambda request: None, 20.0)
+    stop = CoordinatedStop(CHIEF, "name", lambda request: None, 20.0)
     stop.start()
     with pytest.raises(ClusterError, match=f"worker 1, asked for its next boundary: .*{NOT_OURS}"):
         boundaries(stop)
@@ -158,8 +158,8 @@ def test_nonsense_about_a_lost_worker_names_nobody(
     published: dict[str, str], monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     monkeypatch.setattr(peer_monitor, "_state", lambda address: "")
-    assert "worker 1" not in peer_monitor.meaning(CHIEF, told)
-    assert not peer_monitor.is_mine(CHIEF, told)
+    assert "worker 1" not in peer_monitor.parse_report(CHIEF, told)
+    assert not peer_monitor.is_own_report(CHIEF, told)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_worker_that_listens_is_not_named_where_the_chief_is_cut_off(
     monkeypatch.setattr(peer_monitor, "_state", lambda address: chief if address == addresses[0] else "")
     monkeypatch.setattr(peer_monitor, "_service_answers", lambda role: answers)
     told = "Collective ops is aborted by: /job:worker/replica:0/task:1 is unavailable"
-    assert re.search(expected, peer_monitor.meaning(Cluster("worker", 2, 2, addresses), told))
+    assert re.search(expected, peer_monitor.parse_report(Cluster("worker", 2, 2, addresses), told))
 
 
 @pytest.mark.parametrize("value", ["3", 1.5, True, [], None])

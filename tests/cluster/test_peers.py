@@ -54,16 +54,16 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     for name in ("get_value", "set_value", "set_once", "lost_tasks", "report_error"):
         monkeypatch.setattr(coordination, name, getattr(made, name))
     monkeypatch.setattr(shared(messaging.Peers), "lost", None)
-    monkeypatch.setattr(shared(messaging.Peers), "silence", 1.0)
+    monkeypatch.setattr(shared(messaging.Peers), "heartbeat_timeout", 1.0)
     monkeypatch.setattr(peer_monitor, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(peer_monitor, "_state", lambda address: "")
     yield made
     made.frozen = False
-    thread = next(iter(shared(peer_monitor.Watching).threads), None)
+    thread = next(iter(shared(peer_monitor.PeerMonitor).threads), None)
     if thread is not None:
         thread.join(10)
-    assert shared(peer_monitor.Watching).count == 0
-    assert shared(peer_monitor.Watching).threads == []
+    assert shared(peer_monitor.PeerMonitor).count == 0
+    assert shared(peer_monitor.PeerMonitor).threads == []
 
 
 def until(what: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -90,9 +90,9 @@ def test_a_chief_that_is_frozen_ends_a_wait_of_a_worker(service: Service) -> Non
 
 
 def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(service: Service) -> None:
-    peer_monitor.say_farewell(WORKER, ValueError("a bug"))
-    with peer_monitor.watching(WORKER):
-        assert until(lambda: not shared(peer_monitor.Watching).threads)
+    peer_monitor.announce_exit(WORKER, ValueError("a bug"))
+    with peer_monitor.monitoring(WORKER):
+        assert until(lambda: not shared(peer_monitor.PeerMonitor).threads)
     assert messaging.lost() is None
     with pytest.raises(PeerLostError, match=r"worker 1 .* said that it ended with ValueError: a bug"):
         CHIEF.gather(None, "something", 60.0)
@@ -108,7 +108,7 @@ def test_a_process_that_stood_still_takes_nobody_for_lost(service: Service) -> N
             ctypes.PyDLL(None).usleep(2_500_000)  # with the GIL held, for longer than heartbeats may stay away
             time.sleep(0.3)
     finally:
-        peer_monitor.end(shared(peer_monitor.Watching).listeners[0])
+        peer_monitor.end(shared(peer_monitor.PeerMonitor).listeners[0])
     assert heard == []
     assert messaging.lost() is None
 
@@ -117,7 +117,7 @@ def test_nobody_watches_when_nothing_waits_or_trains(service: Service) -> None:
     heard: list[int] = []
     listener = lambda: heard.append(1)  # noqa: E731 - the same object is taken away
     peer_monitor.begin(CHIEF, listener)
-    thread = shared(peer_monitor.Watching).threads[0]
+    thread = shared(peer_monitor.PeerMonitor).threads[0]
     peer_monitor.end(listener)
     service.lost = [("worker", 1)]  # it has ended, as it should
     thread.join(10)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.cluster import rendezvous_protocol, rendezvous_server
-from keras_dist_callbacks.cluster.cluster_token import ClusterToken, Conversation
+from keras_dist_callbacks.cluster.cluster_token import AuthSession, ClusterToken
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.testing.plugin import ClusterFactory
 from tests.support.processes import job
@@ -30,10 +30,10 @@ def hello(cluster: Starts, index: int = 1, *, has_token: bool = True) -> bytes:
     return rendezvous_protocol.encode(rendezvous_protocol.Hello(digest(cluster), index, NONCE, has_token))
 
 
-def challenge_of(cluster: Starts, connection: socket.socket, token: ClusterToken | None) -> tuple[Conversation, str]:
+def challenge_of(cluster: Starts, connection: socket.socket, token: ClusterToken | None) -> tuple[AuthSession, str]:
     said = rendezvous_protocol.decode(line(connection))
     assert isinstance(said, rendezvous_protocol.Challenge)
-    return Conversation(token, digest(cluster), 1, NONCE, said.nonce), said.proof
+    return AuthSession(token, digest(cluster), 1, NONCE, said.nonce), said.proof
 
 
 def error_of(start: Future[float]) -> ConfigError:
@@ -68,19 +68,19 @@ def test_workers_whose_tokens_differ_are_all_told_so_at_once(chief: str, worker:
         for start in starts:
             said = str(error_of(start))
             assert said.startswith(f"worker 2 ({cluster.addresses[2]}) {match}; set the same KDC_CLUSTER_TOKEN")
-        assert isinstance(rendezvous_protocol.decode(line(there)), rendezvous_protocol.Ended)
+        assert isinstance(rendezvous_protocol.decode(line(there)), rendezvous_protocol.Aborted)
 
 
 def test_a_worker_ends_when_the_chief_ends_because_of_another() -> None:
     def chief(connection: socket.socket) -> None:
         said = rendezvous_protocol.decode(line(connection))
         assert isinstance(said, rendezvous_protocol.Hello)
-        conversation = Conversation(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
+        conversation = AuthSession(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
         connection.sendall(
             rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, conversation.proof("chief")))
         )
         line(connection)
-        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Ended(2, "missing")))
+        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Aborted(2, "missing")))
         everything(connection)
 
     with starting(3) as cluster, serving(cluster.addresses[0], chief):
@@ -208,7 +208,7 @@ def test_a_worker_with_a_token_starts_for_nobody_without_it() -> None:
     def impostor(connection: socket.socket) -> None:
         said = rendezvous_protocol.decode(line(connection))
         assert isinstance(said, rendezvous_protocol.Hello)
-        conversation = Conversation(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
+        conversation = AuthSession(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
         connection.sendall(
             rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, conversation.proof("chief")))
         )

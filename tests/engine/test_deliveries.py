@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
+from keras_dist_callbacks.backups.snapshot import Position, SharedArray, Snapshot
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.worker_state import Exchange
+from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.engine.writer import Writer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.service import Service
@@ -49,7 +49,7 @@ class Pair:
 
     def _engine(self, number: int) -> BackupEngine:
         cluster = Cluster("worker", number, number, ("127.0.0.1:1", "127.0.0.1:2"))
-        exchange = Exchange(cluster, "fit", 2**20, TIMEOUT)
+        exchange = WorkerStateExchange(cluster, "fit", 2**20, TIMEOUT)
         engine = BackupEngine(self.stores[number], cluster, exchange, self.queues[number], EngineOptions())
         engine._room = 2**40
         return engine
@@ -73,7 +73,7 @@ class Pair:
 
 def snapshot(step: int) -> Snapshot:
     value = np.full(1000, step, np.float32)
-    return Snapshot(Position("within", 0, step, step), {"variable/w@0": HeldArray(value)}, loop_state())
+    return Snapshot(Position("within", 0, step, step), {"variable/w@0": SharedArray(value)}, loop_state())
 
 
 @pytest.fixture

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.codec import Fingerprint, fingerprints, hash_array
-from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
+from keras_dist_callbacks.backups.snapshot import Position, SharedArray, Snapshot
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.worker_state import Exchange, _pack_message
+from keras_dist_callbacks.engine.worker_state import WorkerStateExchange, _pack_message
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.process import shared
 from tests.support.service import Service
 
 CHIEF = Cluster("worker", 0, 0, ("127.0.0.1:1", "127.0.0.1:2"))
-EXCHANGE = Exchange(CHIEF, "fit", 2**20, 5.0)
+EXCHANGE = WorkerStateExchange(CHIEF, "fit", 2**20, 5.0)
 VALUE = np.float32([1, 2])
 HASH = hash_array(VALUE)
 HELLO: dict[str, Any] = {"tensors": {"a": [HASH, "float32", [2]]}, "topics": {}}
@@ -110,21 +110,21 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
 
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
-STATE = Snapshot(Position("within", 0, 1, 1), {"a": HeldArray(VALUE)}, {"t": 1})
+STATE = Snapshot(Position("within", 0, 1, 1), {"a": SharedArray(VALUE)}, {"t": 1})
 
 
-def side(worker: int, timeout: float = 0.3) -> Exchange:
-    return Exchange(Cluster("worker", worker, worker, ADDRESSES), "fit", 2**20, timeout)
+def side(worker: int, timeout: float = 0.3) -> WorkerStateExchange:
+    return WorkerStateExchange(Cluster("worker", worker, worker, ADDRESSES), "fit", 2**20, timeout)
 
 
 def own(worker: int) -> Snapshot:
-    return dataclasses.replace(STATE, tensors={"a": HeldArray(VALUE + worker)}, state={"t": worker})
+    return dataclasses.replace(STATE, tensors={"a": SharedArray(VALUE + worker)}, state={"t": worker})
 
 
 class Delivering(threading.Thread):
     """A worker's background thread."""
 
-    def __init__(self, exchange: Exchange, save: int) -> None:
+    def __init__(self, exchange: WorkerStateExchange, save: int) -> None:
         super().__init__(daemon=True)
         self.exchange, self.save, self.failure = exchange, save, ""
         self.start()
@@ -158,7 +158,7 @@ def test_a_save_that_stands_in_line_is_waited_for_however_long_it_takes(
     service: Service, prints: dict[str, Fingerprint]
 ) -> None:
     chief = side(0, 10)
-    chief.stands_in_line(1)
+    chief.mark_queued(1)
     workers = [Delivering(side(worker, timeout=0.05), 1) for worker in (1, 2)]
     time.sleep(0.5)
     assert all(worker.is_alive() for worker in workers)
@@ -175,7 +175,7 @@ def test_one_of_which_the_chief_says_nothing_is_given_up(service: Service, monke
 
 
 def test_the_end_of_the_run_ends_the_waiting_for_the_chief(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    side(0).stands_in_line(1)
+    side(0).mark_queued(1)
     exchange = side(1, timeout=0.1)
     worker = Delivering(exchange, 1)
     time.sleep(0.3)
@@ -212,7 +212,7 @@ def test_a_worker_that_comes_too_late_is_told_that_the_save_does_not_happen(
     service: Service, prints: dict[str, Fingerprint], late: int
 ) -> None:
     chief = side(0)
-    chief.stands_in_line(1)  # without an answer it would wait for ever
+    chief.mark_queued(1)  # without an answer it would wait for ever
     other = Delivering(side(3 - late), 1)
     with pytest.raises(BackupError, match=f"worker {late} did not deliver its state within"):
         chief.collect(1, own(0), prints)

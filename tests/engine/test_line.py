@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
+from keras_dist_callbacks.backups.snapshot import Position, SharedArray, Snapshot
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import save_queue
 from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.worker_state import Exchange
+from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.options import WriteOptions
 from keras_dist_callbacks.storage.storage import Storage
@@ -38,11 +38,11 @@ class Engine(BackupEngine):
         cluster = Cluster()
         self.skipped: list[int] = []
         self.lined_up: list[int] = []
-        exchange = Exchange(cluster, "fit", 2**20, 5.0)
+        exchange = WorkerStateExchange(cluster, "fit", 2**20, 5.0)
         self.store, self.queue, self.gate = BackupStore(Storage.open(directory)), Writer(), threading.Event()
         super().__init__(self.store, cluster, exchange, self.queue, EngineOptions(write=WriteOptions(**options)))
         object.__setattr__(exchange, "skip", lambda save, first=1: self.skipped.append(save))
-        object.__setattr__(exchange, "stands_in_line", self.lined_up.append)
+        object.__setattr__(exchange, "mark_queued", self.lined_up.append)
         self.prepare()
         self.claim({})
 
@@ -79,7 +79,7 @@ def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 def snapshot(step: int) -> Snapshot:
     value = np.full(BYTES // 4, step, np.float32)
-    return Snapshot(Position("within", 0, step, step), {"variable/w@0": HeldArray(value)}, loop_state())
+    return Snapshot(Position("within", 0, step, step), {"variable/w@0": SharedArray(value)}, loop_state())
 
 
 def test_the_newest_is_written_behind_the_one_that_is_being_written(
@@ -192,7 +192,7 @@ def test_a_failure_of_one_does_not_stop_the_one_in_line(engine: Engine, monkeypa
 def test_half_of_the_free_memory_knows_the_limits_of_containers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, line: str
 ) -> None:
-    assert 2**20 < save_queue.half_of_what_is_free() < 2**50
+    assert 2**20 < save_queue.half_of_free_memory() < 2**50
     limit, used, inactive = save_queue._FILES[kind]
     for group, most in (("", "max"), ("job", "5000"), ("job/step", str(2**62))):
         directory = tmp_path / kind / group
@@ -202,9 +202,9 @@ def test_half_of_the_free_memory_knows_the_limits_of_containers(
     (tmp_path / "own").write_text(f"7:devices:/\n{line}\n")
     monkeypatch.setattr(save_queue, "_GROUPS", tmp_path)
     monkeypatch.setattr(save_queue, "_OWN", tmp_path / "own")
-    assert save_queue.half_of_what_is_free() == (5000 - 3000 + 1000) // 2
+    assert save_queue.half_of_free_memory() == (5000 - 3000 + 1000) // 2
     (tmp_path / "own").unlink()
-    assert 2**20 < save_queue.half_of_what_is_free() < 2**50
+    assert 2**20 < save_queue.half_of_free_memory() < 2**50
 
 
 def test_other_jobs_of_the_queue_do_not_hold_backups_up_for_ever(engine: Engine) -> None:

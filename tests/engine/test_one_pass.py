@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups import codec
-from keras_dist_callbacks.backups.codec import Draft, Fingerprint, fingerprints
-from keras_dist_callbacks.backups.snapshot import HeldArray, Position, Snapshot
+from keras_dist_callbacks.backups.codec import Fingerprint, StreamedBlob, fingerprints
+from keras_dist_callbacks.backups.snapshot import Position, SharedArray, Snapshot
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import committer
 from keras_dist_callbacks.engine.committer import Committer, EngineOptions
-from keras_dist_callbacks.engine.worker_state import Exchange, LocalState
+from keras_dist_callbacks.engine.worker_state import LocalState, WorkerStateExchange
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.direct_io import VARIABLE
 from keras_dist_callbacks.storage.storage import Storage
@@ -44,14 +44,14 @@ class Saver:
         self.store = BackupStore(Storage.open(directory, fsync=fsync), recycle=True)
         self.store.prepare()
         self.store.claim({})
-        self.exchange = Exchange(cluster or Cluster(), "fit", 2**20, 5.0)
+        self.exchange = WorkerStateExchange(cluster or Cluster(), "fit", 2**20, 5.0)
         self.committer = Committer(self.store, self.exchange, EngineOptions(**options), print)
         self.saves = 0
 
     def save(self, arrays: Arrays) -> int:
         """How many bytes it wrote."""
         self.saves += 1
-        held = {f"variable/{name}@0": HeldArray(array) for name, array in arrays.items()}
+        held = {f"variable/{name}@0": SharedArray(array) for name, array in arrays.items()}
         written: list[int] = []
         with self.store.storage.reporting(written.append):
             self.committer.commit(
@@ -202,17 +202,19 @@ def test_a_glance_takes_nothing_for_new_that_is_not() -> None:
     changed, unseen = base.copy(), base.copy()
     changed[0] += 1
     unseen[LARGE // 256 - 1] += 1
-    seen = committer.glances({"base": HeldArray(base), "changed": HeldArray(changed), "unseen": HeldArray(unseen)})
-    assert committer.surely_new(seen, ()) == {"changed"}
-    assert committer.surely_new(seen, set(seen.values())) == set()
-    assert committer.glances({"small": HeldArray(base[:-1])}) == {}
+    seen = committer.glances(
+        {"base": SharedArray(base), "changed": SharedArray(changed), "unseen": SharedArray(unseen)}
+    )
+    assert committer.definitely_changed(seen, ()) == {"changed"}
+    assert committer.definitely_changed(seen, set(seen.values())) == set()
+    assert committer.glances({"small": SharedArray(base[:-1])}) == {}
 
 
-def draft(storage: Storage, *sizes: int) -> Draft:
+def draft(storage: Storage, *sizes: int) -> StreamedBlob:
     rng = np.random.default_rng(3)
     arrays = {f"t{number}": rng.integers(0, 255, size, np.uint8) for number, size in enumerate(sizes)}
-    known = fingerprints({"t0": HeldArray(arrays["t0"])})
-    return Draft(arrays, known, "blobs/000001", copy=0)
+    known = fingerprints({"t0": SharedArray(arrays["t0"])})
+    return StreamedBlob(arrays, known, "blobs/000001", copy=0)
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, calls: int = 1) -> None:
@@ -240,7 +242,7 @@ def test_it_has_the_name_that_its_content_asks_for(tmp_path: Path, monkeypatch: 
     storage = Storage.open(tmp_path, fsync=False)
     written = draft(storage, 5, 2**20 + 3, 9 * 2**20)
     info = Staging(storage).stage(written)
-    prints = fingerprints({name: HeldArray(array) for name, array in written.tensors.items()})
+    prints = fingerprints({name: SharedArray(array) for name, array in written.tensors.items()})
     wanted = codec.encode_blob(written.tensors, prints, "blobs/000001")
     assert info == wanted.info
     assert files(tmp_path) == {wanted.info.path: b"".join(bytes(part) for part in wanted.parts)}

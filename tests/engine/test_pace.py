@@ -7,15 +7,15 @@ import sys
 import pytest
 
 from keras_dist_callbacks.engine import background as priority_module
-from keras_dist_callbacks.engine.background import CpuTimes, Pace, cpu_times
-from keras_dist_callbacks.engine.save_queue import Line
+from keras_dist_callbacks.engine.background import CpuShareEstimator, CpuTimes, cpu_times
+from keras_dist_callbacks.engine.save_queue import SaveQueue
 from keras_dist_callbacks.engine.writer import Writer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux alone")
 
 
 def _due_at(monkeypatch: pytest.MonkeyPatch, *times: float, ran: float = 0.06) -> list[float]:
-    pace, found = Pace(), []
+    pace, found = CpuShareEstimator(), []
     spent = iter([CpuTimes(1.0, 0.0), CpuTimes(1.0 + ran, 9.0)] * len(times))
     monkeypatch.setattr(priority_module, "cpu_times", lambda: next(spent))
     for time in times:
@@ -51,7 +51,7 @@ def test_backups_due_in_the_same_instant_need_what_nobody_knows(monkeypatch: pyt
 
 
 def test_what_failed_does_not_tell_how_long_it_takes() -> None:
-    pace = Pace()
+    pace = CpuShareEstimator()
     with pytest.raises(ValueError, match="no space"), pace.done():
         raise ValueError("no space")
     pace.due()
@@ -61,7 +61,7 @@ def test_what_failed_does_not_tell_how_long_it_takes() -> None:
 def test_a_line_asks_for_what_its_backups_need(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, asked = Writer(), list[float]()
     monkeypatch.setattr(writer._priority, "take", asked.append)
-    line = Line(writer)
+    line = SaveQueue(writer)
 
     def busy() -> None:
         before = cpu_times()

@@ -12,7 +12,7 @@ import pytest
 
 from keras_dist_callbacks.engine import writer as writer_module
 from keras_dist_callbacks.engine.background import CpuTimes, Priority, cpu_times
-from keras_dist_callbacks.engine.save_queue import Line
+from keras_dist_callbacks.engine.save_queue import SaveQueue
 from keras_dist_callbacks.engine.writer import Writer
 from tests.support.busy_machine import REAL_TAKE
 
@@ -174,7 +174,7 @@ def test_a_backup_behind_a_backup_is_late_and_nothing_else(
 ) -> None:
     found: list[int] = []
     writer, go_on = Writer(), threading.Event()
-    line = Line(writer)
+    line = SaveQueue(writer)
     monkeypatch.setattr(writer_module, "cpu_times", lambda: CpuTimes(ran=0.02, waited=0.2))
     first, second = (lambda: go_on.wait(10)), (lambda: found.append(_own()[0]))
     if behind == "backup":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticeWatch, aws_notice, gce_notice
+from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticePoller, aws_notice, gce_notice
 
 SOON = 10.0
 
@@ -93,7 +93,7 @@ def test_a_token_that_expired_is_made_anew(metadata: Metadata) -> None:
 
 def test_no_server_is_an_error_at_the_start() -> None:
     for make in (gce_notice, aws_notice):
-        watch = NoticeWatch(Notice.of(make("http://127.0.0.1:9")), lambda name: None)
+        watch = NoticePoller(Notice.of(make("http://127.0.0.1:9")), lambda name: None)
         with pytest.raises(OSError, match="refused"):
             watch.start()
 
@@ -101,7 +101,7 @@ def test_no_server_is_an_error_at_the_start() -> None:
 @pytest.mark.filterwarnings("ignore:the preemption notice:UserWarning")
 def test_a_file_that_appears_is_a_notice(tmp_path: Path) -> None:
     came, names = threading.Event(), []
-    watch = NoticeWatch(Notice.of(tmp_path / "leave"), lambda name: (names.append(name), came.set()))
+    watch = NoticePoller(Notice.of(tmp_path / "leave"), lambda name: (names.append(name), came.set()))
     watch.start()
     assert not came.is_set()
     (tmp_path / "leave").touch()
@@ -120,7 +120,7 @@ def test_a_function_that_fails_once_is_asked_again(recwarn: pytest.WarningsRecor
             raise answer
         return answer
 
-    watch = NoticeWatch(Notice.of(ask), lambda name: came.set())
+    watch = NoticePoller(Notice.of(ask), lambda name: came.set())
     watch.start()
     assert came.wait(SOON)
     assert "the preemption notice ask failed: away" in str(recwarn.pop(UserWarning).message)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from keras_dist_callbacks.shutdown.signals import SignalWatch, is_foreign
+from keras_dist_callbacks.shutdown.signals import SignalListener, has_non_python_handler
 
 SOON = 10.0
 
@@ -40,13 +40,13 @@ def seen() -> Seen:
 
 
 @pytest.fixture
-def watch(seen: Seen) -> Iterator[SignalWatch]:
-    made = SignalWatch(seen, seen.at_once.append)
+def watch(seen: Seen) -> Iterator[SignalListener]:
+    made = SignalListener(seen, seen.at_once.append)
     yield made
     made.remove()
 
 
-def test_a_signal_is_told_in_a_thread_and_in_the_handler(seen: Seen, watch: SignalWatch) -> None:
+def test_a_signal_is_told_in_a_thread_and_in_the_handler(seen: Seen, watch: SignalListener) -> None:
     watch.install([signal.SIGUSR1])
     os.kill(os.getpid(), signal.SIGUSR1)
     assert seen.came.wait(SOON)
@@ -55,7 +55,7 @@ def test_a_signal_is_told_in_a_thread_and_in_the_handler(seen: Seen, watch: Sign
     assert seen.thread == "kdc-signals"
 
 
-def test_a_second_signal_changes_nothing(seen: Seen, watch: SignalWatch) -> None:
+def test_a_second_signal_changes_nothing(seen: Seen, watch: SignalListener) -> None:
     watch.install([signal.SIGUSR1, signal.SIGUSR2])
     for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(os.getpid(), number)
@@ -89,10 +89,10 @@ def test_signals_are_given_back(seen: Seen) -> None:
 
     before = signal.signal(signal.SIGUSR1, own)
     try:
-        watch = SignalWatch(seen, seen.at_once.append)
+        watch = SignalListener(seen, seen.at_once.append)
         watch.install([signal.SIGUSR1, signal.SIGUSR2])
-        assert watch.earlier(signal.SIGUSR1) is own
-        assert watch.earlier(signal.SIGUSR2) is None
+        assert watch.previous_handler(signal.SIGUSR1) is own
+        assert watch.previous_handler(signal.SIGUSR2) is None
         watch.remove()
         assert signal.getsignal(signal.SIGUSR1) is own
         assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
@@ -101,9 +101,9 @@ def test_signals_are_given_back(seen: Seen) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_the_outer_watch_gets_signals_again_when_the_inner_one_is_removed(seen: Seen, watch: SignalWatch) -> None:
+def test_the_outer_watch_gets_signals_again_when_the_inner_one_is_removed(seen: Seen, watch: SignalListener) -> None:
     within = Seen()
-    inner = SignalWatch(within, within.at_once.append)
+    inner = SignalListener(within, within.at_once.append)
     watch.install([signal.SIGUSR1])
     inner.install([signal.SIGUSR1])
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -118,8 +118,8 @@ def test_the_outer_watch_gets_signals_again_when_the_inner_one_is_removed(seen: 
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_watches_may_be_removed_in_any_order(seen: Seen, watch: SignalWatch) -> None:
-    inner = SignalWatch(Seen(), lambda number: None)
+def test_watches_may_be_removed_in_any_order(seen: Seen, watch: SignalListener) -> None:
+    inner = SignalListener(Seen(), lambda number: None)
     watch.install([signal.SIGUSR1])
     inner.install([signal.SIGUSR1])
     watch.remove()
@@ -169,7 +169,7 @@ def test_a_forked_child_has_the_users_handlers_and_says_nothing_to_its_parent() 
 def test_a_handler_that_was_set_meanwhile_stays(seen: Seen) -> None:
     def own(number: int, frame: object) -> None: ...
 
-    watch = SignalWatch(seen, seen.at_once.append)
+    watch = SignalListener(seen, seen.at_once.append)
     watch.install([signal.SIGUSR1])
     signal.signal(signal.SIGUSR1, own)
     try:
@@ -179,7 +179,7 @@ def test_a_handler_that_was_set_meanwhile_stays(seen: Seen) -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_an_event_loop_keeps_its_signals(seen: Seen, watch: SignalWatch) -> None:
+def test_an_event_loop_keeps_its_signals(seen: Seen, watch: SignalListener) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         came = asyncio.Event()
@@ -208,4 +208,4 @@ def test_a_handler_of_another_language_is_told_from_pythons() -> None:
         assert is_foreign(signal.SIGUSR2)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
-    assert not is_foreign(signal.SIGUSR1)
+    assert not has_non_python_handler(signal.SIGUSR1)

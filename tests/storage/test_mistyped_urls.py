@@ -11,7 +11,7 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.storage.redaction import check_place
+from keras_dist_callbacks.storage.redaction import reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.cli_backups import kdc as run_kdc
@@ -50,13 +50,13 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("url", MISTYPED)
 def test_a_mistyped_url_is_refused_with_the_likely_one(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_place(url)
+        reject_credentials(url)
     assert MISTYPED[url] in str(refused.value)
 
 
 @pytest.mark.parametrize("path", ORDINARY)
 def test_ordinary_names_with_colons_are_local_paths(path: str) -> None:
-    check_place(path)
+    reject_credentials(path)
 
 
 def test_a_name_with_a_colon_is_written_locally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_name_with_a_colon_is_written_locally(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("url", ["s3:/key:hidden@bucket/x", "gs//key:hidden@bucket/x", "s3:/bucket/x?sig=hidden"])
 def test_the_suggested_url_shows_no_credentials(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_place(url)
+        reject_credentials(url)
     assert "hidden" not in str(refused.value)
     assert "bucket/x" in str(refused.value)
 

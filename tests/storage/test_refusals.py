@@ -22,7 +22,7 @@ from s3fs.errors import translate_boto_error
 from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.storage.store_errors import may_pass
+from keras_dist_callbacks.storage.store_errors import is_retryable
 from tests.support.quoting_store import quoting
 from tests.support.stores import servers
 from tests.support.stores.fixtures import Stores
@@ -167,8 +167,8 @@ PASSING = ["EIO", "EAGAIN", "EINTR", "ETIMEDOUT", "ECONNREFUSED", "ECONNRESET", 
 @pytest.mark.parametrize("name", LASTING + PASSING)
 def test_errors_of_the_system_pass_or_last(name: str) -> None:
     code = getattr(errno, name)
-    assert may_pass(OSError(code, os.strerror(code))) is (name in PASSING)
-    assert may_pass(OSError("of no number"))
+    assert is_retryable(OSError(code, os.strerror(code))) is (name in PASSING)
+    assert is_retryable(OSError("of no number"))
 
 
 def test_a_lasting_error_of_a_client_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_an_answer_that_will_be_the_same_again_is_final(status: int) -> None:
 )  # fmt: skip
 def test_answers_of_s3_pass_or_last(code: str, status: int, passes: bool) -> None:
     answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    assert may_pass(translate_boto_error(ClientError(answer, "PutObject"))) is passes
+    assert is_retryable(translate_boto_error(ClientError(answer, "PutObject"))) is passes
 
 
 def test_what_boto_raises_without_an_answer_passes_only_if_it_is_about_the_network() -> None:
@@ -216,4 +216,6 @@ def test_what_boto_raises_without_an_answer_passes_only_if_it_is_about_the_netwo
     kinds = [kind for kind in vars(botocore.exceptions).values() if isinstance(kind, type)]
     own = [kind for kind in kinds if issubclass(kind, botocore.exceptions.BotoCoreError)]
     assert len(own) > 50
-    assert {kind for kind in own if may_pass(kind.__new__(kind))} == {kind for kind in own if issubclass(kind, network)}
+    assert {kind for kind in own if is_retryable(kind.__new__(kind))} == {
+        kind for kind in own if issubclass(kind, network)
+    }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage.rate_limit import Traffic
+from keras_dist_callbacks.storage.rate_limit import RateLimiter
 from keras_dist_callbacks.storage.remote_files import _Progress
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage, redact
@@ -161,7 +161,7 @@ def test_an_empty_path_is_refused() -> None:
 
 
 def test_what_a_repeated_upload_sends_again_is_no_progress() -> None:
-    traffic, counted = Traffic(), []
+    traffic, counted = RateLimiter(), []
     progress = _Progress(traffic)
     with traffic.reporting(counted.append):
         progress.set_size(10)

@@ -10,12 +10,12 @@ import numpy as np
 
 from keras_dist_callbacks.backups.codec import Packer, fingerprints
 from keras_dist_callbacks.backups.reading import read_tensors
-from keras_dist_callbacks.backups.snapshot import HeldTensor
+from keras_dist_callbacks.backups.snapshot import SharedTensor
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage
 
 
-def through_a_blob(held: Mapping[str, HeldTensor]) -> dict[str, np.ndarray[Any, Any]]:
+def through_a_blob(held: Mapping[str, SharedTensor]) -> dict[str, np.ndarray[Any, Any]]:
     """What is read back of tensors that were packed and written."""
     with tempfile.TemporaryDirectory() as directory:
         store = BackupStore(Storage.open(directory, fsync=False))

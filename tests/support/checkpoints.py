@@ -68,7 +68,7 @@ def listed(place: str | os.PathLike[str]) -> Listing:
 
 
 def newest(storage: Storage) -> str | None:
-    found = files.newest_verified(storage)
+    found = files.latest_verified(storage)
     return None if found is None else found.name
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
 from keras_dist_callbacks.backups.owner_records import OWNER
-from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Manifest, Position, WorkerRecord
+from keras_dist_callbacks.backups.snapshot import CommitId, Manifest, Position, SharedArray, WorkerRecord
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -87,7 +87,7 @@ def commit(
     packer = Packer(dict(known.workers[0].tensors) if known else {}, store.blob_directory)
     records = []
     for worker, tensors in enumerate(every):
-        held = {name: HeldArray(np.asarray(value)) for name, value in tensors.items()}
+        held = {name: SharedArray(np.asarray(value)) for name, value in tensors.items()}
         prints = fingerprints(held)
         for blob in packer.pack(held, prints, prefix=f"worker{worker}/" if worker else ""):
             store.stage_all([blob])

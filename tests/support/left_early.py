@@ -63,7 +63,7 @@ def fail() -> None:
 
 def assert_nothing_is_left() -> None:
     """No run that has ended watches for anything any more, and could end this process."""
-    assert (shared(peer_monitor.Watching).count, shared(peer_monitor.Watching).listeners) == (0, [])
+    assert (shared(peer_monitor.PeerMonitor).count, shared(peer_monitor.PeerMonitor).listeners) == (0, [])
 
 
 def validation() -> tf.data.Dataset:

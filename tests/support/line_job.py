@@ -21,7 +21,7 @@ import keras
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
 from keras_dist_callbacks.engine import engine
-from keras_dist_callbacks.engine.worker_state import Exchange
+from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.engine.writer import shared_writer
 from tests.support.grouped import grouped
 from tests.support.workload import batches, build_model, finish, load
@@ -55,7 +55,8 @@ class Cut(keras.callbacks.Callback):
             print(f"everything is written after {time.monotonic() - began:.1f} s", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.lost is not None and self.worker == 0:
-            print(f"in line before {self.epoch},{batch}: {self.backup._session._engine._line.is_full}", flush=True)
+            queue = self.backup._session._engine._save_queue
+            print(f"in line before {self.epoch},{batch}: {queue.has_unreplaceable_save}", flush=True)
         if self.worker == self.lost and (self.epoch, batch) == LOST_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -71,7 +72,9 @@ def main() -> None:
     slow: dict[str, Any] = {}
     if what:
         slow = {"max_bytes_per_second": BYTES_PER_SECOND[what]}
-        engine.Exchange = lambda cluster, name, most, _: Exchange(cluster, name, most, TIMEOUT)  # all else may be slow
+        engine.WorkerStateExchange = lambda cluster, name, most, _: WorkerStateExchange(
+            cluster, name, most, TIMEOUT
+        )  # all else may be slow
     backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, delete_checkpoint=False, **grouped(**slow))
     # behind the backup's callback: it has seen the step at whose end the job is killed
     history = model.fit(batches(train), epochs=2, callbacks=[backup, Cut(what, lost, backup)], verbose=0)

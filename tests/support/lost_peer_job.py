@@ -20,7 +20,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.engine.worker_state import Exchange
+from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.testing import StepLog
 from tests.support.grouped import grouped
 
@@ -79,7 +79,7 @@ class Loses(keras.callbacks.Callback):
 
 def lose_while_saving(act: Any) -> None:
     """Acts within the second save: on the chief before the commit, on a worker before its part is delivered."""
-    owner, name = (BackupStore, "commit") if kdc.Cluster.detect().is_chief else (Exchange, "deliver")
+    owner, name = (BackupStore, "commit") if kdc.Cluster.detect().is_chief else (WorkerStateExchange, "deliver")
     saves = []
     plain = getattr(owner, name)
 

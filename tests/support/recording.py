@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 
 from keras_dist_callbacks.backups.codec import fingerprints
-from keras_dist_callbacks.backups.snapshot import CommitId, HeldArray, Position, Snapshot, WorkerState
+from keras_dist_callbacks.backups.snapshot import CommitId, Position, SharedArray, Snapshot, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
@@ -145,7 +145,7 @@ class Delivered:
     def collect(self, save: int, snapshot: Snapshot, prints: Any) -> list[LocalState]:
         found = []
         for worker in self._workers:
-            own = {n: HeldArray(a) for n, a in tensors_at(snapshot.position.step, worker).items() if n not in SHARED}
+            own = {n: SharedArray(a) for n, a in tensors_at(snapshot.position.step, worker).items() if n not in SHARED}
             found.append(LocalState(own, fingerprints(own), {"user": {"worker": worker}}))
         return found
 
@@ -205,6 +205,6 @@ class Run:
         self.engine.finish(self._snapshot("end"), delete=delete)
 
     def _snapshot(self, kind: Any) -> Snapshot:
-        held = {name: HeldArray(array) for name, array in tensors_at(self.step).items()}
+        held = {name: SharedArray(array) for name, array in tensors_at(self.step).items()}
         batch = self.step if kind == "within" else 0
         return Snapshot(Position(kind, 0, batch, self.step), held, loop_state(step=self.step))

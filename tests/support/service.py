@@ -23,7 +23,7 @@ class Service:
         monkeypatch.setattr(messaging, "publish", self.publish)
         monkeypatch.setattr(messaging, "publish_once", self.publish_once)
         monkeypatch.setattr(messaging, "fetch", self.fetch)
-        monkeypatch.setattr(messaging, "forget", lambda key, chunks=1: self.values.pop(key, None))
+        monkeypatch.setattr(messaging, "delete_key", lambda key, chunks=1: self.values.pop(key, None))
 
     def publish(self, key: str, value: bytes, timeout: float) -> int:
         with self._changed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_dist_callbacks.evaluation.results import END, RESULT, End, Evaluation, Record
+from keras_dist_callbacks.evaluation.results import END, RESULT, Evaluation, EvaluationEnd, Record
 from tests.support import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -16,7 +16,7 @@ def test_a_result_of_version_1_is_read() -> None:
 
 def test_an_end_of_version_1_is_read() -> None:
     content = (GOLDEN / "evaluation-end-v1" / "ended.json").read_bytes()
-    assert END.decode(content, "ended.json") == End("0123456789ab")
+    assert END.decode(content, "ended.json") == EvaluationEnd("0123456789ab")
 
 
 def test_a_new_version_of_a_format_comes_with_a_golden_file_of_its_own() -> None:

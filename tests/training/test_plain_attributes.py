@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import callback_state
-from keras_dist_callbacks.training.callback_attributes import TOPIC, PlainAttributes
+from keras_dist_callbacks.training.callback_attributes import TOPIC, CallbackAttributes
 from keras_dist_callbacks.training.callback_state import watched_callbacks
 from tests.support import tiny
 
@@ -29,9 +29,9 @@ def nothing_else(holder: Any) -> bool:
     return False
 
 
-def changed(before: Own, **attributes: Any) -> tuple[PlainAttributes, dict[str, Any], dict[str, Any]]:
+def changed(before: Own, **attributes: Any) -> tuple[CallbackAttributes, dict[str, Any], dict[str, Any]]:
     """What is saved of a callback after some of its attributes changed."""
-    found = PlainAttributes(watched_callbacks([before]))
+    found = CallbackAttributes(watched_callbacks([before]))
     vars(before).update(attributes)
     topics, held = found.capture(nothing_else)
     return found, topics.get(TOPIC, {}), {name: tensor.array() for name, tensor in held.items()}
@@ -57,7 +57,7 @@ def changed(before: Own, **attributes: Any) -> tuple[PlainAttributes, dict[str, 
 def test_plain_values_that_changed_come_back_with_their_types(before: Any, after: Any) -> None:
     _, topic, tensors = changed(Own(value=before), value=after)
     again = Own(value=before)
-    assert PlainAttributes(watched_callbacks([again])).restore(topic, tensors) == []
+    assert CallbackAttributes(watched_callbacks([again])).restore(topic, tensors) == []
     assert type(again.value) is type(after)
     assert not isinstance(after, list) or list(map(type, again.value)) == list(map(type, after))
     np.testing.assert_equal(again.value, after)
@@ -71,7 +71,7 @@ def test_what_did_not_change_is_not_saved_and_needs_no_word() -> None:
 
 def test_an_attribute_that_is_changed_in_place_is_noticed() -> None:
     callback = Own(losses=[])
-    found = PlainAttributes(watched_callbacks([callback]))
+    found = CallbackAttributes(watched_callbacks([callback]))
     callback.losses.append(1.0)
     topics, _ = found.capture(nothing_else)
     assert topics[TOPIC]["callback Own()"]["losses"]["now"] == [1.0]
@@ -82,7 +82,7 @@ def test_an_attribute_that_is_changed_in_place_is_noticed() -> None:
 def test_lists_and_dicts_stay_the_objects_that_others_hold(before: Any, after: Any) -> None:
     _, topic, tensors = changed(Own(value=before), value=after)
     held: Any = type(before)()
-    PlainAttributes(watched_callbacks([Own(value=held)])).restore(topic, tensors)
+    CallbackAttributes(watched_callbacks([Own(value=held)])).restore(topic, tensors)
     assert held == after
 
 
@@ -94,7 +94,7 @@ def test_a_callback_whose_instance_alone_says_its_state_is_not_looked_at() -> No
 def test_an_attribute_that_begins_otherwise_now_is_named_and_left_alone() -> None:
     _, topic, tensors = changed(Own(patience=3, seen=0), patience=2, seen=5)
     again = Own(patience=4, seen=0)
-    (note,) = PlainAttributes(watched_callbacks([again])).restore(topic, tensors)
+    (note,) = CallbackAttributes(watched_callbacks([again])).restore(topic, tensors)
     assert "patience of the callback Own() began as 3 in the interrupted run and as 4 now" in note
     assert (again.patience, again.seen) == (4, 5)
 
@@ -154,7 +154,7 @@ def test_functions_that_hold_on_to_something_mutable_are_a_condition() -> None:
     quiet = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(factor))
     loud = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
     for callback, expected in ((quiet, []), (loud, ["on_epoch_end"])):
-        found = PlainAttributes(watched_callbacks([callback]))
+        found = CallbackAttributes(watched_callbacks([callback]))
         found.capture(nothing_else)
         assert [text for text in expected if f"(in {text})" in found.conditions[0]] == expected
         assert bool(found.conditions) == bool(expected)
@@ -177,13 +177,13 @@ class DrawsFromItsModule(Own):
 
 def test_what_a_callback_changes_in_its_module_is_a_condition() -> None:
     callback = UsesItsModule()
-    found = PlainAttributes(watched_callbacks([callback]))
+    found = CallbackAttributes(watched_callbacks([callback]))
     found.capture(nothing_else)
     assert found.conditions == []
     callback.on_epoch_end(0)
     found.capture(nothing_else)
     assert "keeps no state (in the module's module_level)" in found.conditions[0]
-    drawing = PlainAttributes(watched_callbacks([DrawsFromItsModule()]))
+    drawing = CallbackAttributes(watched_callbacks([DrawsFromItsModule()]))
     drawing.capture(nothing_else)
     assert "(in the module's module_generator)" in drawing.conditions[0]
 
@@ -192,7 +192,7 @@ def test_a_layer_whose_variables_are_saved_needs_no_word() -> None:
     layer = keras.layers.Dense(1)
     layer.build((None, 2))
     callback = Own(layer=layer)
-    found = PlainAttributes(watched_callbacks([callback]))
+    found = CallbackAttributes(watched_callbacks([callback]))
     found.capture(lambda holder: holder is layer)
     assert found.conditions == []
     found.capture(nothing_else)

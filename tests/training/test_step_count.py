@@ -1,11 +1,11 @@
 """Batches are counted right, also where one call trains several of them, or fewer than it asked for."""
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.training.snapshots import StepCount
+from keras_dist_callbacks.training.snapshots import StepCounter
 
 
 def test_every_batch_counts_once_over_epochs() -> None:
-    count = StepCount()
+    count = StepCounter()
     for epoch in range(2):
         count.begin_epoch(epoch)
         count.enter_epoch(3)
@@ -17,7 +17,7 @@ def test_every_batch_counts_once_over_epochs() -> None:
 
 
 def test_a_call_of_several_steps_counts_what_was_there() -> None:
-    count = StepCount()
+    count = StepCounter()
     count.begin_epoch(0)
     count.enter_epoch(5)
     count.trained_to(3)
@@ -27,7 +27,7 @@ def test_a_call_of_several_steps_counts_what_was_there() -> None:
 
 
 def test_batches_that_an_earlier_process_trained_do_not_count_again() -> None:
-    count = StepCount()
+    count = StepCounter()
     count.resume(Position("within", 2, 3, 11))
     count.begin_epoch(2)
     count.enter_epoch(None)
