@@ -3,6 +3,10 @@
 Each subclasses a built-in, so that existing `except ValueError` or `except OSError` code keeps working.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
 from keras_dist_callbacks.terminal import escape_controls
 
 RESTART_EXIT_CODE = 138
@@ -111,3 +115,13 @@ class Preempted(SystemExit):
 
     def __str__(self) -> str:
         return escape_controls(self.reason, keep="\n")
+
+
+def cause_chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, what caused that, and so on."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.storage.store_errors import chain
+from keras_dist_callbacks.errors import ConfigError, cause_chain
 from keras_dist_callbacks.terminal import escape_controls
 
 _E = TypeVar("_E", bound=BaseException)
@@ -133,7 +132,7 @@ class Redactor:
 
     def is_clean(self, error: BaseException) -> bool:
         """Whether the error and its causes may be shown as they are."""
-        links = list(chain(error))
+        links = list(cause_chain(error))
         texts = [*map(str, links), *map(repr, links)]
         for link in links:
             texts += getattr(link, "__notes__", [])

@@ -7,11 +7,10 @@ import logging
 import re
 import shutil
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_dist_callbacks.errors import KdcError, StorageError
+from keras_dist_callbacks.errors import KdcError, StorageError, cause_chain
 from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.terminal import data_size, is_shown, say
 
@@ -130,19 +129,9 @@ _LASTING_ERRNOS = {
 }  # fmt: skip
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, what caused it, what caused that, and so on."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-
-
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that an error of gcsfs, s3fs, adlfs or their libraries stands for, if any."""
-    for link in chain(error):
+    for link in cause_chain(error):
         for value in (getattr(link, "status_code", None), getattr(link, "code", None), getattr(link, "status", None)):
             if isinstance(value, int | str) and str(value).isdigit():
                 return int(value)
@@ -156,7 +145,7 @@ def status_of(error: BaseException) -> int | None:
 
 def already_exists(error: BaseException) -> bool:
     """Whether the store refused to create an object because there is one, in words that its client does not know."""
-    return any(_botocore(link, "Error", "Code") in {"PreconditionFailed", "412"} for link in chain(error))
+    return any(_botocore(link, "Error", "Code") in {"PreconditionFailed", "412"} for link in cause_chain(error))
 
 
 def is_retryable(error: BaseException) -> bool:
@@ -165,7 +154,7 @@ def is_retryable(error: BaseException) -> bool:
         return False
     if _lacks_credentials(error):
         return False
-    if any(_botocore(link, "Error", "Code") in _PASSING_CODES for link in chain(error)):
+    if any(_botocore(link, "Error", "Code") in _PASSING_CODES for link in cause_chain(error)):
         return True
     status = status_of(error)
     if status is not None and (status >= 400 or status in _MOVED):
@@ -234,11 +223,13 @@ def open_error_hint(protocol: str, error: Exception, reason: str) -> str:
 
 
 def _lacks_credentials(error: BaseException) -> bool:
-    return any(_WITHOUT_CREDENTIALS.search(type(link).__name__) and _is_of_a_client(link) for link in chain(error))
+    return any(
+        _WITHOUT_CREDENTIALS.search(type(link).__name__) and _is_of_a_client(link) for link in cause_chain(error)
+    )
 
 
 def _is_untrusted(error: BaseException) -> bool:
-    return any(isinstance(link, ssl.SSLCertVerificationError) for link in chain(error))
+    return any(isinstance(link, ssl.SSLCertVerificationError) for link in cause_chain(error))
 
 
 def _is_about_the_request(error: BaseException) -> bool:
