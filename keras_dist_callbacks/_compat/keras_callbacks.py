@@ -1,7 +1,6 @@
-"""The History of a fit(), and those of the fits that the same model went through before.
+"""What Keras' own callbacks carry from one step to the next, and how it is put back.
 
-A loop that calls `fit(initial_epoch=n, epochs=n + 1)` reads each History. After a restart the first fits have no
-step to run, and get theirs back.
+Some of it is private (`_ema_weights_in_model`, TensorBoard's counters), which is why it lives here.
 """
 
 from __future__ import annotations

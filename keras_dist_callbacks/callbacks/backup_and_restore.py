@@ -34,7 +34,7 @@ from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.run_info import reproducibility_advice
-from keras_dist_callbacks.training.session import FitSession
+from keras_dist_callbacks.training.session import FitSession, SessionOptions
 from keras_dist_callbacks.validation import (
     OF_SHUTDOWN_OPTIONS,
     OF_STRATEGY,
@@ -197,18 +197,18 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         name = resume_mode.next_name("backup")
         engine = BackupEngine.open(self._storage, cluster, name, self._options)
         engine.prepare()
-        session = FitSession(
-            fit,
-            engine,
-            cluster,
-            self._policy,
-            self,
-            self._storage.display(),
-            self._announce,
-            ShutdownController(self._shutdown, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)),
+        shutdown = ShutdownController(
+            self._shutdown, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)
+        )
+        options = SessionOptions(
+            owner=self,
+            directory=self._storage.display(),
+            policy=self._policy,
+            announce=self._announce,
             strict=self._strict,
             read_again=self._read_again,
         )
+        session = FitSession(fit, engine, cluster, shutdown, options)
         saved = session.pick()
         self._session = session
         if saved is not None:

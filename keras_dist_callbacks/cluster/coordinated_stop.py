@@ -45,6 +45,23 @@ class StopRequest:
     worker: int
 
 
+@dataclass
+class _Round:
+    """One agreement on a boundary.
+
+    Attributes:
+        number: How many were reached before it.
+        answer: The boundary that this worker may not pass until all have answered; None if nobody asked.
+        request: What was asked for, once all have answered.
+        stop_at: Where all stop then.
+    """
+
+    number: int = 0
+    answer: int | None = None
+    request: StopRequest | None = None
+    stop_at: int = 0
+
+
 class CoordinatedStop:
     """The boundaries of one run, and where to stop.
 
@@ -66,11 +83,9 @@ class CoordinatedStop:
         self._lock = threading.Lock()
         self._wishes: queue.SimpleQueue[StopRequest | None] = queue.SimpleQueue()
         self._unmet: list[StopRequest] = []
-        self._passed = self._round = 0
-        self._answer: int | None = None
-        self._request: StopRequest | None = None
+        self._passed = 0
+        self._round = _Round()
         self._noted: StopRequest | None = None
-        self._stop_at = 0
         self._failure: ClusterError | None = None  # nothing can be agreed on any more
         self._decided, self._taken, self._closing = threading.Event(), threading.Event(), threading.Event()
 
@@ -84,7 +99,7 @@ class CoordinatedStop:
     def pending(self) -> StopRequest | None:
         """A request that is known here and was not acted on."""
         with self._lock:
-            return self._request or next(iter(self._unmet), None) or self._noted
+            return self._round.request or next(iter(self._unmet), None) or self._noted
 
     def note(self, kind: str, why: str) -> None:
         """Remembers a request that is to follow; it only sets a value, as a handler of signals may.
@@ -125,11 +140,11 @@ class CoordinatedStop:
             if self._failure is not None:
                 raise self._failure
             here = self._passed + 1
-            if self._answer is None and wish is None:
+            if self._round.answer is None and wish is None:
                 self._passed = here
                 return None
-            if self._answer is None:
-                self._answer = here
+            if self._round.answer is None:
+                self._round.answer = here
         if wish is not None:
             self._wishes.put(wish)
         return self._hold(here)
@@ -140,7 +155,7 @@ class CoordinatedStop:
         self._taken.set()
         self._wishes.put(None)
         if not self._alone and self._cluster.is_chief:
-            threading.Thread(target=self._tell_closed, args=(self._round,), daemon=True).start()
+            threading.Thread(target=self._tell_closed, args=(self._round.number,), daemon=True).start()
 
     def _hold(self, here: int) -> StopRequest | None:
         deadline = time.monotonic() + self._timeout
@@ -155,10 +170,10 @@ class CoordinatedStop:
                 )
         with self._lock:
             self._passed = here
-            if here < self._stop_at:
+            if here < self._round.stop_at:
                 return None
-            request, self._request, self._answer = self._request, None, None
-            self._round += 1
+            request = self._round.request
+            self._round = _Round(self._round.number + 1)
             self._decided.clear()
         self._taken.set()
         return request
@@ -170,13 +185,13 @@ class CoordinatedStop:
             with self._lock:
                 if all(unmet.kind != wish.kind for unmet in self._unmet):
                     self._unmet.append(wish)
-                number = self._round
+                number = self._round.number
             with contextlib.suppress(ClusterError):  # a lost cluster shows itself at the next training step
                 messaging.publish_once(self._of(number, "request"), json.dumps(asdict(wish)).encode(), self._timeout)
 
     def _watch(self) -> None:
         while not self._closing.is_set():
-            number = self._round
+            number = self._round.number
             try:
                 value = messaging.fetch(self._of(number, "request"), _FOREVER, self._closing.is_set)
                 if value is None:
@@ -202,9 +217,9 @@ class CoordinatedStop:
     def _agree(self, number: int, request: StopRequest) -> None:
         me = self._cluster.worker_index
         with self._lock:
-            if self._answer is None:
-                self._answer = self._passed + 1
-            mine = self._answer
+            if self._round.answer is None:
+                self._round.answer = self._passed + 1
+            mine = self._round.answer
         self._on_request(request)
         messaging.publish_once(self._of(number, f"answer/{me}"), str(mine).encode(), self._timeout)
         answers = [mine]
@@ -214,7 +229,7 @@ class CoordinatedStop:
                 source = f"worker {worker}, asked for its next boundary"
                 answers.append(0 if value is None else messaging.decode(value, _Boundary, source))
         with self._lock:
-            self._request, self._stop_at = request, max(answers)
+            self._round.request, self._round.stop_at = request, max(answers)
         self._decided.set()
 
     def _tell_closed(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Decides, hands over, picks and prunes: everything about backups that does not know Keras."""
+"""Saves the snapshots of one run and chooses the backup of an earlier one; it does not know Keras."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import platform
-import threading
+import queue
 from collections.abc import Mapping
 from typing import Self
 
@@ -61,8 +61,7 @@ class BackupEngine:
         self._outbox = WorkerOutbox(exchange, writer, self._note)
         self._failed = 0
         self.fenced: FencedError | None = None
-        self._lock = threading.Lock()
-        self._notes: list[str] = []
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
 
     @property
     def shows_progress(self) -> bool:
@@ -211,13 +210,14 @@ class BackupEngine:
         """Lets what happened in the background surface: failures are raised, notes become warnings."""
         if self._writer.failed:
             self._writer.raise_failure()
-        for note in self.take_notes() if self._notes else ():
+        for note in self.take_notes():
             warn(note)
 
     def take_notes(self) -> list[str]:
         """What happened in the background and was not reported yet."""
-        with self._lock:
-            notes, self._notes = self._notes, []
+        notes = []
+        while not self._notes.empty():  # one thread takes them
+            notes.append(self._notes.get())
         return notes
 
     def take_failure(self) -> BaseException | None:
@@ -340,5 +340,4 @@ class BackupEngine:
             self._skipped.record_commit(snapshot.position)
 
     def _note(self, text: str) -> None:
-        with self._lock:
-            self._notes.append(text)
+        self._notes.put(text)

@@ -1,4 +1,8 @@
-"""When to save: small frozen values, pure."""
+"""When the next backup is due: the user's policy, and the step, which is the same on every worker.
+
+A fixed interval needs no agreement. A measured one is decided by the chief at a few steps after the begin and at
+each save, so that no other step costs any communication.
+"""
 
 from __future__ import annotations
 

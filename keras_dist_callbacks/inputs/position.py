@@ -7,41 +7,27 @@ knows its own position, or past epochs are replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import tensorflow as tf
 
 from keras_dist_callbacks._compat import input_inspection, pipeline, replay, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.inputs.epoch_end_replay import EpochEndReplay
+from keras_dist_callbacks.inputs.passes import DatasetPasses
 from keras_dist_callbacks.inputs.sources import is_stateless, stateful_source_of
 from keras_dist_callbacks.inputs.variables import InputVariables
-from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import reading
 
 _TOPIC = "input"
-_BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not come to its end
 # Keras finds the end of such an input by a step without data, which runs in part on some replicas, and not always on
 # the same ones: counters, metrics and slots differ between two undisturbed runs.
 _UNKNOWN_LENGTH = (
     "with several replicas, the end of an input of unknown length leaves a step half done, not always in the same way; "
     "give the input a length (assert_cardinality), or repeat() it and give steps_per_epoch"
 )
-_PASSES = "input/passes"
-
-
-@dataclass
-class _Stages(Shared):
-    """How often stages that reshuffle in each pass were read."""
-
-    passes: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
-
-
 _BEGUN = (
     "the input was asked for its position when Keras had read its first batches to learn their types, and its dataset "
     "or sampler keeps a state of its own; give the dataset no state_dict, or use EpochDataset"
@@ -70,7 +56,6 @@ class DataPosition:
         self._read_again = read_again
         self._shown = shown
         self._addressing = [c for c in callbacks if getattr(c, "addresses_epochs", False)]
-        self._addressed = bool(self._addressing)
         self._source = fit.input
         self._source_state = stateful_source_of(fit.input, iterator_persists=bool(fit.steps_per_epoch))
         self._validation = fit.validation_source
@@ -83,10 +68,9 @@ class DataPosition:
         self._epoch_ends = EpochEndReplay(fit.input)
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None
-        self._runs: list[list[int]] = []
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, SharedTensor] = {}
-        self._passes = self._passes_until_now()  # over the same dataset object, before this run
+        self._passes = DatasetPasses(fit)
 
     def note(self) -> None:
         """An epoch begins or has ended: asks an input that knows its position.
@@ -102,7 +86,7 @@ class DataPosition:
         """The first batch of an epoch is about to be asked for, maybe of one that was interrupted."""
         if not self._fit.starts_fresh_iterator:
             return
-        self._note_passes(1)
+        self._passes.note(1)
         if resuming:
             self.hides.restore_epoch_start()
         else:
@@ -119,12 +103,12 @@ class DataPosition:
             What could not be put back, one sentence each.
         """
         account = self._source_state if _TOPIC in saved.state else None
-        notes = self._compare_passes(saved, by_itself=self._addressed or account is not None)
+        by_itself = bool(self._addressing) or account is not None
+        notes = self._passes.compare(saved, addressed=by_itself)
         notes += self.hides.match_backup(saved)
         self._epoch_ends.replay(saved.tensors)
-        self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
-        by_count = {epoch: batches for begin, end, batches in self._runs for epoch in range(begin, end)}
-        validations, by_itself = int(saved.state["num_validations"]), self._addressed or account is not None
+        self._passes.restore(saved)
+        by_count, validations = self._passes.by_count, int(saved.state["num_validations"])
         if self._read_again and not by_itself:
             self._read(first, saved.position.epoch, validations, by_count)
         else:
@@ -137,7 +121,7 @@ class DataPosition:
                 before_reading=self._before_reading,
                 by_count=by_count,
             )
-        self._note_passes(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
+        self._passes.note(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
         self._epoch_ends.replayed()
         self._note_moved()
         if account is not None:
@@ -152,9 +136,8 @@ class DataPosition:
 
     def continue_from(self, saved: WorkerState) -> None:
         """The run goes on in this process, and its input is where it was left."""
-        self._passes = int(saved.tensors.get(_PASSES, 0))
+        self._passes.continue_from(saved)
         self.hides.continue_from(saved)
-        self._runs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
 
     def _read(self, first: int, epoch: int, validations: int, by_count: Mapping[int, int]) -> None:
         batches = self._fit.steps_per_epoch or self._fit.known_length
@@ -166,22 +149,18 @@ class DataPosition:
 
     def epoch_trained(self, epoch: int, trained: int) -> None:
         """An epoch's last batch was trained, after so many."""
-        batches = self._fit.num_batches
-        if batches is None or trained < batches or not self._fit.created_unused_iterator:
-            return
-        if self._runs and self._runs[-1][1:] == [epoch, batches]:
-            self._runs[-1][1] = epoch + 1
-        else:
-            self._runs.append([epoch, epoch + 1, batches])
+        self._passes.epoch_trained(epoch, trained)
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """The topics and tensors of a snapshot: the input's own account, and what it hides."""
         topics, tensors = self.hides.capture()
-        if self._runs:
-            topics[_BY_COUNT] = [list(run) for run in self._runs]
-        if self._passes:
-            tensors[_PASSES] = SharedArray(np.array(self._passes))
-        return {**self.state, **topics}, {**self.tensors, **tensors, **self._epoch_ends.capture()}
+        of_passes, passes = self._passes.capture()
+        return {**self.state, **topics, **of_passes}, {
+            **self.tensors,
+            **tensors,
+            **passes,
+            **self._epoch_ends.capture(),
+        }
 
     def close(self) -> None:
         """Takes every wrapper away."""
@@ -249,26 +228,3 @@ class DataPosition:
         if not is_stateless(self._validation):
             found += [f"{name} of the validation data" for name in self.hides.validation.python]
         return list(dict.fromkeys(found))
-
-    def _compare_passes(self, saved: WorkerState, *, by_itself: bool) -> list[str]:
-        now, self._passes = self._passes, int(saved.tensors.get(_PASSES, 0))
-        if by_itself or now == self._passes or not saved.position.step:
-            return []
-        return [
-            f"this dataset object shuffles anew each time, and had been read {_times(self._passes)} before the "
-            f"interrupted run, but {_times(now)} before this one; build the dataset again before each fit(), or use "
-            "EpochDataset"
-        ]
-
-    def _passes_until_now(self) -> int:
-        passes = shared(_Stages).passes
-        return max((passes.get(stage, 0) for stage in pipeline.reshuffling_stages(self._fit.data)), default=0)
-
-    def _note_passes(self, count: int) -> None:
-        passes = shared(_Stages).passes
-        for stage in pipeline.reshuffling_stages(self._fit.data):
-            passes[stage] = passes.get(stage, 0) + count
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

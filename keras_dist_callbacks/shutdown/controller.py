@@ -1,8 +1,9 @@
-"""Leaving a run early: at a preemption, at Ctrl-C, and when one worker alone wants to stop."""
+"""Ends a run early: at a preemption, at Ctrl-C, and when one worker alone wants to stop."""
 
 from __future__ import annotations
 
 import builtins
+import enum
 import os
 import signal
 import threading
@@ -31,6 +32,30 @@ _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
 _ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
 _Wish = tuple[str, str, int] | None  # of a `StopRequest`
+
+
+class _Phase(enum.Enum):
+    """Where a run is.
+
+    Attributes:
+        NEW: It watches for nothing yet.
+        TRAINING: Requests are handled at the next boundary.
+        FINISHING: No boundary follows; requests come too late.
+        EXITING: It ends early; its exception is on the way.
+        EXITED: It has ended early.
+        CLOSED: It has ended otherwise.
+    """
+
+    NEW = enum.auto()
+    TRAINING = enum.auto()
+    FINISHING = enum.auto()
+    EXITING = enum.auto()
+    EXITED = enum.auto()
+    CLOSED = enum.auto()
+
+
+_OPEN = (_Phase.TRAINING, _Phase.FINISHING, _Phase.EXITING)
+_LISTENING = (_Phase.NEW, _Phase.TRAINING, _Phase.EXITING)
 
 
 @dataclass
@@ -93,8 +118,8 @@ class ShutdownController:
         self._process = os.getpid()
         self._impatience: threading.Timer | None = None
         self._signalled: signal.Signals | None = None
-        self._begun = self._finishing = self._stuck = False
-        self.has_exited = False
+        self._phase = _Phase.NEW
+        self._stuck = False  # a thread still writes
 
     def begin(self) -> None:
         """Training begins: from now on signals are taken over."""
@@ -103,7 +128,7 @@ class ShutdownController:
             self._notice.start()  # first: it may raise, and nothing is to be given back then
         for abandoned in [run for run in shared(Runs).open if not run._runs()]:
             abandoned.close()
-        self._begun = True
+        self._phase = _Phase.TRAINING
         shared(Runs).open.append(self)
         peer_monitor.begin(self._cluster, self._on_loss)
         self._stop.start()
@@ -129,7 +154,7 @@ class ShutdownController:
         wish = None if pending is None or pending.kind == STOPPED else [pending.kind, pending.why, pending.worker]
         found = next(filter(None, self._cluster.gather(wish, "leaving at the end", kind=_Wish)), None)
         if found is None:
-            self._finishing = True
+            self._phase = _Phase.FINISHING
             self._watchdog.cancel()
         return None if found is None else StopRequest(*found)
 
@@ -144,7 +169,7 @@ class ShutdownController:
             Preempted: The process was asked to end.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        self.has_exited = True
+        self._phase = _Phase.EXITING
         if self._impatience is not None:
             self._impatience.cancel()
         let_children_end()
@@ -175,7 +200,7 @@ class ShutdownController:
             PeerLostError: The exception means that another worker is lost; this one says which.
             Preempted: The process was asked to exit meanwhile; its children were too, maybe, and that is the reason.
         """
-        if self.has_exited or not self._is_here:
+        if self._phase in (_Phase.EXITING, _Phase.EXITED) or not self._is_here:
             return
         if self._is_preempted:
             let_children_end()
@@ -212,7 +237,7 @@ class ShutdownController:
             return
         reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         text = f"{_cause(pending, self._cluster.num_workers)}, then {reason}"
-        self.has_exited = True
+        self._phase = _Phase.EXITING
         self._say(f"{text}. Start the job again to resume")
         raise Preempted(text) from error
 
@@ -267,23 +292,24 @@ class ShutdownController:
 
     def close(self) -> None:
         """The run is over: gives signals back. A watchdog that counts goes on if the run was left for it."""
-        if not self._begun or not self._is_here:
+        if self._phase not in _OPEN or not self._is_here:
             return
-        self._begun = False
+        exits = self._phase is _Phase.EXITING
+        self._phase = _Phase.EXITED if exits else _Phase.CLOSED
         peer_monitor.end(self._on_loss)
         if self in shared(Runs).open:
             shared(Runs).open.remove(self)
         self._stop.close()
         if self._notice is not None:
             self._notice.stop()
-        self._signals.remove(keep_defaults=self.has_exited)  # its thread starts what is cancelled here
+        self._signals.remove(keep_defaults=exits)  # its thread starts what is cancelled here
         if self._impatience is not None:
             self._impatience.cancel()
-        if not self.has_exited:
+        if not exits:
             self._watchdog.cancel()
         if not self._stuck:  # else a thread that writes would hold up the process' end
             self._peer_loss_watchdog.cancel()
-        if self._signalled is not None and not self.has_exited:
+        if self._signalled is not None and not exits:
             self._report_lost_peers(self._signalled)
 
     def _report_lost_peers(self, number: signal.Signals) -> None:
@@ -327,7 +353,7 @@ class ShutdownController:
         return ours
 
     def _exit_at_once(self, number: signal.Signals) -> None:
-        if not self._finishing:
+        if self._phase in _LISTENING:
             self._stop.note(*self._meaning(number))
 
     def _meaning(self, number: signal.Signals) -> tuple[str, str]:
@@ -342,11 +368,11 @@ class ShutdownController:
             self._impatience.start()
         else:
             self._signalled = number
-        if not self._finishing:
+        if self._phase in _LISTENING:
             self._stop.request(kind, why)
 
     def _on_request(self, request: StopRequest) -> None:
-        if request.kind == PREEMPTED and not self._finishing:
+        if request.kind == PREEMPTED and self._phase in _LISTENING:
             self._watchdog.start()
 
     def _on_loss(self) -> None:

@@ -1,4 +1,11 @@
-"""Making the file system that a URL names, whatever its client raises."""
+"""The one door to every store: local paths and fsspec URLs behind a handful of atomic operations.
+
+Nothing above this module knows which store it talks to. The promises are: `create` publishes a whole
+object under a name that did not exist or publishes nothing; `replace` shows either the old object or the
+new one; `delete` of a missing object is no error. Listings are never cached (gcsfs and s3fs would serve
+stale ones for `ls` and for `exists`). Every request is bounded and repeated by one policy. No message shows
+a credential.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A variable's components for another number of replicas than they were saved from."""
+"""Variables, random states, callbacks and progress: captured into a snapshot, applied from a backup."""
 
 from __future__ import annotations
 

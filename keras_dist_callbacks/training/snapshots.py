@@ -1,4 +1,7 @@
-"""Where a fit is: counted by us, because `optimizer.iterations` stands still under gradient accumulation."""
+"""Where a fit is, and snapshots of it.
+
+Steps are counted here, because `optimizer.iterations` stands still under gradient accumulation.
+"""
 
 from __future__ import annotations
 
@@ -90,35 +93,41 @@ class Progress:
         self.shares_input = state.get("shares_input")
 
 
-def take(
-    fit: seam.RunningFit,
-    data: DataPosition,
-    unlisted: UntrackedState,
-    callbacks: Sequence[Any],
-    progress: Progress,
-    kind: Any,
-    missed: Sequence[str],
-    *,
-    is_chief: bool,
-) -> Snapshot:
+@dataclass
+class FitState:
+    """What a snapshot of a running fit() is made of, and what a backup is restored into.
+
+    Attributes:
+        fit: The running fit.
+        data: Its input.
+        untracked: What Keras does not list.
+        callbacks: All callbacks whose state belongs to training.
+        progress: How far it has come.
+    """
+
+    fit: seam.RunningFit
+    data: DataPosition
+    untracked: UntrackedState
+    callbacks: Sequence[Any]
+    progress: Progress
+
+
+def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -> Snapshot:
     """A snapshot of this worker.
 
     Args:
-        fit: The running fit.
-        data: Its input.
-        unlisted: What Keras does not list.
-        callbacks: All callbacks whose state belongs to training.
-        progress: How far it has come.
+        state: The fit's.
         kind: `"within"` an epoch, `"between"` two, or at the `"end"`.
-        missed: Callbacks that an exception kept from hearing of the last batch.
+        missed: Callbacks that did not hear of the last batch, because of an exception.
         is_chief: Whether this worker saves the model's architecture too.
     """
+    fit, progress = state.fit, state.progress
     topics: dict[str, JSON] = {
         "rng": rng.capture(),
         "num_batches": fit.num_batches,
         "first_epoch": progress.first_epoch or 0,
         "num_validations": progress.validations,
-        "is_finalized": kind == "end" and _finalizes(fit.model, callbacks),
+        "is_finalized": kind == "end" and _finalizes(fit.model, state.callbacks),
         "stop_training": bool(fit.model.stop_training),
     }
     if progress.shares_input is not None:
@@ -131,12 +140,12 @@ def take(
             topics["rng_before_epoch"] = progress.rng_before_epoch
         topics["logs"] = jsonable_logs(seam.current_logs(fit.model))
     else:
-        data.note()
-    found, tensors = unlisted.capture()
+        state.data.note()
+    found, tensors = state.untracked.capture()
     topics.update(found)
     if is_chief:
         tensors = {**tensors, **model_export.architecture_tensor(fit.model)}
-    return capture(fit.model, callbacks, progress.count.position(kind), topics, tensors)
+    return capture(fit.model, state.callbacks, progress.count.position(kind), topics, tensors)
 
 
 def _finalizes(model: Any, callbacks: Sequence[Any]) -> bool:

@@ -1,0 +1,97 @@
+"""How often a dataset object was read, and which past epochs did not reach its end.
+
+A dataset that reshuffles each pass has another order in each, so a resumed run must know both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from keras_dist_callbacks._compat import pipeline
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.process import Shared, shared
+
+_BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not reach its end
+_PASSES = "input/passes"
+
+
+@dataclass
+class _Stages(Shared):
+    """How often stages that reshuffle in each pass were read."""
+
+    passes: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+
+
+class DatasetPasses:
+    """The passes over one fit's dataset.
+
+    Args:
+        fit: The running fit.
+    """
+
+    def __init__(self, fit: RunningFit) -> None:
+        self._fit = fit
+        self._epochs: list[list[int]] = []
+        stages = pipeline.reshuffling_stages(fit.data)
+        passes = shared(_Stages).passes
+        self._before = max((passes.get(stage, 0) for stage in stages), default=0)  # over the same object
+
+    def note(self, count: int) -> None:
+        """The dataset is read so many times more."""
+        passes = shared(_Stages).passes
+        for stage in pipeline.reshuffling_stages(self._fit.data):
+            passes[stage] = passes.get(stage, 0) + count
+
+    def compare(self, saved: WorkerState, *, addressed: bool) -> list[str]:
+        """Why the orders of passes differ from those of the interrupted run, one sentence each.
+
+        Args:
+            saved: Its backup.
+            addressed: Whether the input can be put to any place without reading it.
+        """
+        now, self._before = self._before, int(saved.tensors.get(_PASSES, 0))
+        if addressed or now == self._before or not saved.position.step:
+            return []
+        return [
+            f"this dataset object shuffles anew each time, and had been read {_times(self._before)} before the "
+            f"interrupted run, but {_times(now)} before this one; build the dataset again before each fit(), or use "
+            "EpochDataset"
+        ]
+
+    def continue_from(self, saved: WorkerState) -> None:
+        """The run continues in this process."""
+        self._before = int(saved.tensors.get(_PASSES, 0))
+        self.restore(saved)
+
+    def restore(self, saved: WorkerState) -> None:
+        """Takes over which epochs did not reach the dataset's end."""
+        self._epochs = [[int(n) for n in run] for run in saved.state.get(_BY_COUNT) or ()]
+
+    @property
+    def by_count(self) -> dict[int, int]:
+        """The batches of each past epoch whose iterator did not reach its end."""
+        return {epoch: batches for begin, end, batches in self._epochs for epoch in range(begin, end)}
+
+    def epoch_trained(self, epoch: int, trained: int) -> None:
+        """An epoch's last batch was trained, after so many."""
+        batches = self._fit.num_batches
+        if batches is None or trained < batches or not self._fit.created_unused_iterator:
+            return
+        if self._epochs and self._epochs[-1][1:] == [epoch, batches]:
+            self._epochs[-1][1] = epoch + 1
+        else:
+            self._epochs.append([epoch, epoch + 1, batches])
+
+    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
+        """The topics and tensors of a snapshot."""
+        topics: dict[str, JSON] = {_BY_COUNT: [list(run) for run in self._epochs]} if self._epochs else {}
+        return topics, {_PASSES: SharedArray(np.array(self._before))} if self._before else {}
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,200 @@
+"""Restores a backup into a running fit(): before its first epoch, or within the interrupted one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from keras_dist_callbacks._compat import building, replay, variables
+from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine.schedule import Schedule
+from keras_dist_callbacks.training import captured_variables, resume_mode
+from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
+from keras_dist_callbacks.training.restored import assess
+from keras_dist_callbacks.training.snapshots import FitState
+
+_SAME_DATASET = (
+    "the script gives this fit() the dataset object of the fit() before it (a new dataset would begin its shuffled "
+    "orders again)"
+)
+
+
+class Mode(enum.Enum):
+    """What a backup means for a fit.
+
+    Attributes:
+        COMPLETE: It leaves the fit nothing to do: it is restored, and nothing is written.
+        CONTINUE: A fit of this process ended there, with the same model: nothing is restored.
+        RESTORE: It is restored, and training resumes.
+    """
+
+    COMPLETE = enum.auto()
+    CONTINUE = enum.auto()
+    RESTORE = enum.auto()
+
+
+@dataclass
+class Resume:
+    """The backup that a fit resumes from.
+
+    Attributes:
+        commit: Its name.
+        saved: Its content.
+        mode: What it means for this fit; `CONTINUE` is known when fit has begun.
+        has_ended: So many epochs were trained, or the run stopped early.
+        is_pending: It is not restored yet.
+    """
+
+    commit: CommitId
+    saved: WorkerState
+    mode: Mode
+    has_ended: bool
+    is_pending: bool = True
+
+    @classmethod
+    def of(cls, commit: CommitId, saved: WorkerState, epochs: int) -> Resume:
+        """What a backup means for a fit of so many epochs."""
+        mode = Mode.COMPLETE if resume_mode.is_finished(saved, epochs) else Mode.RESTORE
+        return cls(commit, saved, mode, resume_mode.has_ended(saved, epochs))
+
+
+def build(fit: seam.RunningFit, saved: WorkerState) -> None:
+    """Builds what a callback has compiled again and a backup holds variables of."""
+    if building.has_unbuilt_variables(fit.model):
+        captured_variables.build_like(saved, fit)
+
+
+class FitRestore:
+    """Restores one backup into one fit, on every worker.
+
+    Args:
+        resume: The backup.
+        state: The fit's.
+        cluster: The workers.
+        schedule: When to save; it begins at the restored step.
+        directory: The backup directory, as it is shown.
+    """
+
+    def __init__(self, resume: Resume, state: FitState, cluster: Cluster, schedule: Schedule, directory: str) -> None:
+        self._resume = resume
+        self._state = state
+        self._cluster = cluster
+        self._schedule = schedule
+        self._directory = directory
+        self._notes: list[str] = []  # of the input, until the interrupted epoch is entered
+        self._conditions: list[str] = []  # of the resume, which this fit alone knows
+        if resume.mode is not Mode.COMPLETE and self._continues_in_process():
+            resume.mode = Mode.CONTINUE
+
+    def begin(self) -> list[str]:
+        """Before the first epoch: restores what does not belong to an interrupted epoch; returns what failed."""
+        return self._agree(self._begin, "restoring")
+
+    def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
+        """In the interrupted epoch, before its first batch: drops what was trained, and restores the rest."""
+        self._resume.is_pending = False
+        return self._agree(lambda: self._enter_epoch(steps), "restoring within an epoch")
+
+    def assess(self, description: dict[str, JSON]) -> tuple[list[str], list[str]]:
+        """Why this resume cannot be exact, and on what it depends.
+
+        Args:
+            description: Of this run.
+        """
+        saved, state = self._resume.saved, self._state
+        if self._resume.mode is Mode.CONTINUE:
+            return [], []
+        if self._resume.mode is Mode.COMPLETE:
+            return list(filter(None, [self._finished_warning()])), self._conditions
+        generator = state.fit.is_python_generator
+        reasons, conditions = assess(saved, description, state.data.reasons, generator=generator)
+        return reasons, [*conditions, *self._conditions]
+
+    def _finished_warning(self) -> str | None:
+        untracked, saved = self._state.untracked, self._resume.saved
+        changes = untracked.changes_of_training if self._resume.has_ended else untracked.compile_changes
+        return resume_mode.finished_warning(self._directory, saved, changes(saved))
+
+    def _continues_in_process(self) -> bool:
+        generation, model = self._resume.commit.generation, self._state.fit.model
+        alike = resume_mode.continues_in_process(self._directory, generation, self._resume.saved, model)
+        if self._cluster.num_workers == 1:
+            return alike
+        return all(self._cluster.gather(alike, "whether a run continues in this process"))
+
+    def _agree(self, act: Callable[[], list[str]], what: str) -> list[str]:
+        if self._resume.mode is Mode.CONTINUE:
+            return self._cluster.agree(act, what)
+        untracked, saved = self._state.untracked, self._resume.saved
+        return self._cluster.agree(lambda: untracked.with_change_report(act, saved), what)
+
+    def _begin(self) -> list[str]:
+        saved, position = self._resume.saved, self._resume.saved.position
+        fit, progress, data = self._state.fit, self._state.progress, self._state.data
+        progress.count.resume(position)
+        self._schedule.begin(position.step)
+        if self._resume.mode is Mode.COMPLETE:
+            self._resume.is_pending = False
+            fit.set_initial_epoch(max(position.epoch, fit.epochs))
+            return self._apply()
+        fit.set_initial_epoch(position.epoch)
+        if self._resume.mode is Mode.CONTINUE:
+            self._continue_input()
+            return []
+        progress.resume(saved.state)
+        if position.kind == "end" and fit.initial_epoch == position.epoch:
+            self._begin_next_fit(position.epoch)
+        notes = data.restore(saved, progress.first_epoch or 0)
+        if position.kind == "within":
+            self._notes = notes
+            return []  # the rest follows in `enter_epoch`
+        self._resume.is_pending = False
+        notes += self._apply()
+        data.restore_rng(saved.state["rng"])
+        if saved.state["stop_training"]:
+            fit.set_initial_epoch(fit.epochs)
+            fit.model.stop_training = True
+        return notes
+
+    def _begin_next_fit(self, epoch: int) -> None:
+        """In a loop of fits: the script may give each fit a new dataset, or the same one again."""
+        progress = self._state.progress
+        if progress.shares_input is False:
+            progress.first_epoch, progress.validations = epoch, 0
+        elif progress.shares_input is None and self._state.data.reshuffles:
+            self._conditions.append(_SAME_DATASET)
+
+    def _continue_input(self) -> None:
+        """Model, callbacks and random states are as this process has left them."""
+        self._resume.is_pending = False
+        shares = resume_mode.same_input(self._directory, self._state.fit.input)
+        if shares:
+            self._state.progress.resume(self._resume.saved.state)
+            self._state.data.continue_from(self._resume.saved)
+        self._state.progress.shares_input = shares
+
+    def _enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> list[str]:
+        saved, batch = self._resume.saved, self._resume.saved.position.batch
+        fit, progress, data = self._state.fit, self._state.progress, self._state.data
+        progress.rng_at_epoch = saved.state["rng_at_epoch"]
+        data.restore_rng(progress.rng_at_epoch)
+        data.enter_epoch(resuming=True)
+        build(fit, saved)
+        replay.drop_steps(steps, batch, fit, may_end=bool(data.reasons))
+        data.read_again()
+        notes = self._notes + self._apply()
+        data.restore_rng(saved.state["rng"])
+        seam.current_logs(fit.model).update(saved.state["logs"])
+        progress.count.skip_to(batch)
+        return notes
+
+    def _apply(self) -> list[str]:
+        state, saved = self._state, self._resume.saved
+        moved_by_input = variables.global_seed_keys() & state.data.hides.keys
+        notes = apply_variables(state.fit.model, saved, self._cluster, leave=moved_by_input)
+        notes += state.untracked.restore(saved)
+        return notes + apply_callbacks(state.callbacks, saved)
