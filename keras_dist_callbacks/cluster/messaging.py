@@ -33,22 +33,22 @@ class Peers(Shared):
     """What is known of the other workers; a process has one cluster, and a lost worker does not come back.
 
     Attributes:
-        silence: Seconds after which a silent worker counts as lost; TensorFlow's own default.
+        heartbeat_timeout: Seconds after which a silent worker counts as lost; TensorFlow's own default.
         lost: Which worker is lost, and why.
     """
 
-    silence: float = 10.0
+    heartbeat_timeout: float = 10.0
     lost: str | None = None
 
 
 def expect_heartbeats(seconds: float) -> None:
     """After how many seconds a silent worker counts as lost, as the coordination service was told."""
-    shared(Peers).silence = seconds
+    shared(Peers).heartbeat_timeout = seconds
 
 
 def heartbeat_timeout() -> float:
     """Seconds after which a silent worker counts as lost."""
-    return shared(Peers).silence
+    return shared(Peers).heartbeat_timeout
 
 
 def mark_peer_lost(text: str) -> None:

@@ -88,8 +88,8 @@ import ctypes, json, os
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]},
                                       "task": {"type": "worker", "index": 0}})
 from keras_dist_callbacks._compat import multi_worker
-from keras_dist_callbacks.cluster import preflight, strategy
-preflight.wait_for_everyone = lambda *arguments: None
+from keras_dist_callbacks.cluster import rendezvous, strategy
+rendezvous.wait_for_everyone = lambda *arguments: None
 multi_worker.build_strategy = lambda *arguments: ctypes.PyDLL(None).sleep(60)
 strategy._STUCK_SECONDS = 0.5
 strategy.make_strategy(startup_timeout=1.0)
