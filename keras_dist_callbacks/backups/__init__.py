@@ -1,4 +1,4 @@
-"""What lies in the store: snapshots, their codec and manifest, blobs, commits, model files and their sidecars.
+"""The backup format: snapshots, their codec, manifests, blobs, commits, and the verdict that follows from them.
 
 Nothing here imports TensorFlow or Keras, asks who else is in the cluster, or decides when to save.
 """

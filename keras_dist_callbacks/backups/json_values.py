@@ -48,6 +48,10 @@ def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: b
     if isinstance(value, list | tuple):
         items = [to_json(v, f"{where}/{i}", tensors, copy=copy, depth=depth + 1) for i, v in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
+    return _put_array(value, where, tensors, copy=copy)
+
+
+def _put_array(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: bool) -> JSON:
     kind = _TORCH if _is_of_torch(value) else _ARRAY
     array = _numeric(value.detach().cpu() if kind == _TORCH else value)
     if array is None:

@@ -72,14 +72,7 @@ def _check_position(position: Position, where: str) -> None:
 
 def _check_places(manifest: Manifest) -> None:
     """That nothing leads outside or beyond a blob, and no two tensors have bytes in common unless all of them."""
-    blobs = {blob.path: blob for blob in manifest.blobs}
-    for blob in manifest.blobs:
-        if blob_generation(blob.path) != manifest.id.generation:
-            raise ValueError(f"the blob name {blob.path!r} is not one that a backup writes there")
-        if not 8 <= blob.header_size <= min(blob.size, MAX_MANIFEST_BYTES):
-            raise ValueError(f"{blob.path}: a header of {blob.header_size} bytes in a blob of {blob.size}")
-    if len(blobs) < len(manifest.blobs):
-        raise ValueError("a blob is listed twice")
+    blobs = _checked_blobs(manifest)
     ranges: dict[str, set[tuple[int, int]]] = {path: set() for path in blobs}
     for record in manifest.workers:
         for name, info in record.tensors.items():
@@ -90,6 +83,18 @@ def _check_places(manifest: Manifest) -> None:
         filled = sorted((start, end) for start, end in found if end > start)
         if any(after[0] < before[1] for before, after in itertools.pairwise(filled)):
             raise ValueError(f"{path}: tensors overlap")
+
+
+def _checked_blobs(manifest: Manifest) -> dict[str, BlobInfo]:
+    for blob in manifest.blobs:
+        if blob_generation(blob.path) != manifest.id.generation:
+            raise ValueError(f"the blob name {blob.path!r} is not one that a backup writes there")
+        if not 8 <= blob.header_size <= min(blob.size, MAX_MANIFEST_BYTES):
+            raise ValueError(f"{blob.path}: a header of {blob.header_size} bytes in a blob of {blob.size}")
+    blobs = {blob.path: blob for blob in manifest.blobs}
+    if len(blobs) < len(manifest.blobs):
+        raise ValueError("a blob is listed twice")
+    return blobs
 
 
 def _blob_of(name: str, info: TensorInfo, blobs: Mapping[str, BlobInfo]) -> BlobInfo:

@@ -1,4 +1,4 @@
-"""What users put into `fit()`: callbacks that translate Keras' events into calls of the rooms below, one a file.
+"""What users pass to `fit()`: callbacks that translate Keras' events into calls of the packages below, one a module.
 
-No capture, no files and no decisions here.
+Capture, files and decisions belong to those packages.
 """

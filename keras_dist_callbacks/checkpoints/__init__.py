@@ -1,4 +1,5 @@
 """Model files that `ModelCheckpoint` publishes: the record in each of them, finding, verifying and deleting them.
 
-Here belongs what knows the format of a checkpoint; nothing here imports TensorFlow or Keras.
+`restore.py` and `adopt_foreign.py` load models; the other modules know the format and import neither TensorFlow nor
+Keras.
 """

@@ -1,11 +1,11 @@
-"""`kdc`: looks at backups and checkpoints, and checks stores, from the shell.
+"""`kdc`: inspects backups and checkpoints, and checks stores, from the shell.
 
-    inventory   what a directory holds, read once            liveness   whether a run seems to be writing
+    inventory   what a directory holds, read once            activity   whether a run seems to be writing
     listing, details, verifying, pruning, doctor             what each command finds, as plain dataclasses
-    render, human, output                                    how that looks
+    render, formatting, output                               how that looks
     app                                                      the commands and their options
 
-Nothing here imports TensorFlow or Keras, and nothing claims a directory, so that it can be used beside a run.
+Nothing here imports TensorFlow or Keras, and nothing claims a directory, so it can be used next to a run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Starting and watching processes: workers that cannot be left behind, and templates that fork them.
+"""Starts and watches processes: workers that end with their owner, and the fork server that starts them fast.
 
-Knows commands, environments, signals and exit codes; nothing of training. The parts that watch import neither
-TensorFlow nor Keras.
+It knows commands, environments, signals and exit codes, and nothing of training. It imports neither TensorFlow nor
+Keras.
 """

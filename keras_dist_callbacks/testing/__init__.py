@@ -1,7 +1,7 @@
-"""Real local clusters, real kills and exact comparison, for proving that training resumes.
+"""Real local clusters, real kills and exact comparison, to prove that training resumes.
 
-Names are loaded when they are first used: the processes that only start and watch others need neither Keras
-nor TensorFlow.
+Names are loaded when they are first used: processes that only start and watch others need neither Keras nor
+TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A running fit() or loop: what of it is captured, and how it is put back where it was.
+"""A running fit() or loop: what of it is captured, and how it is restored.
 
-May use Keras and TensorFlow, privately through `_compat` alone. Nothing about stores or files.
+It may use Keras and TensorFlow, and their private names through `_compat` alone. Nothing here knows stores or files.
 """

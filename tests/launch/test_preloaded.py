@@ -14,7 +14,7 @@ import pytest
 from keras_dist_callbacks.launch.preloaded import PreloadedProcess, start_process
 from keras_dist_callbacks.launch.processes import Process, WorkerProcess
 from keras_dist_callbacks.testing import LocalCluster, compare_runs
-from tests.launch.as_fresh_cases import BEGINNINGS, ENDINGS
+from tests.launch.fork_child_cases import BEGINNINGS, ENDINGS
 from tests.support import ROOT
 
 pytestmark = pytest.mark.process

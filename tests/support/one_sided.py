@@ -62,14 +62,25 @@ class Acts(keras.callbacks.Callback):
 os.environ["KDC_PEER_TIMEOUT"] = "22"
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory")
     parser.add_argument("--who", type=int, default=1, help="which worker; -1: all of them")
     parser.add_argument("--does", default="nothing")
     parser.add_argument("--write-on", choices=["chief", "all"], help="checkpoints and events of each worker")
     parser.add_argument("--own-strategy", action="store_true", help="TensorFlow's own way to join the cluster")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def make_data(rows: int) -> tf.data.Dataset:
+    x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(BATCH).with_options(options)
+
+
+def main() -> None:
+    args = parse_arguments()
     me = kdc.Cluster.detect().worker_index
     does = args.does if args.who in (me, -1) else "nothing"
     if does == "too late":
@@ -79,11 +90,7 @@ def main() -> None:
     directory = Path(args.directory, "elsewhere" if does == "directory" else "backup")
     save_freq = 2 if does == "save_freq" else "epoch"
     backup = kdc.BackupAndRestore(directory, save_freq=save_freq, delete_checkpoint=False)
-    rows = BATCH * (STEPS - 1 if does == "rows" else STEPS)
-    x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(BATCH).with_options(options)
+    data = make_data(BATCH * (STEPS - 1 if does == "rows" else STEPS))
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.1), "mse")

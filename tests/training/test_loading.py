@@ -13,11 +13,11 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
-from tests.campaigns.test_kill_matrix import STRATEGIES
+from tests.stress.test_kill_matrix import STRATEGIES
 from tests.support import tiny
 from tests.support.processes import job
 from tests.training.test_checkpointer import loop
-from tests.training.test_elastic import recorded, run
+from tests.training.test_resharding import recorded, run
 
 pytestmark = pytest.mark.slow  # whole fits
 

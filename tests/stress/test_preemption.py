@@ -11,7 +11,7 @@ import pytest
 
 from keras_dist_callbacks.testing import LocalCluster, read_steps
 from keras_dist_callbacks.testing.local_cluster import Attempt, run_until_done
-from tests.campaigns.test_kill_matrix import STRATEGIES, WORKLOAD, assert_only_the_chief_wrote, assert_same
+from tests.stress.test_kill_matrix import STRATEGIES, WORKLOAD, assert_only_the_chief_wrote, assert_same
 from tests.support.processes import job
 
 TRAIN, VALIDATION = "phase=train_batch_end,epoch=1,batch=3", "phase=test_batch_end,epoch=1,batch=0"

@@ -1,4 +1,4 @@
-"""The house: contracts that notice what they forbid, rooms that say what they are for, nothing overgrown."""
+"""Packages: the import contracts notice what they forbid, and each package says what belongs there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support import ROOT
 
 PACKAGE = "keras_dist_callbacks"
-ROOMS = sorted(path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py"))
+PACKAGES = sorted(path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py"))
 FORBIDDEN = [
     ("storage/retry.py", f"import {PACKAGE}.cluster.roles", "Layers import downward only"),
     ("backups/codec.py", f"import {PACKAGE}.engine.writer", "Layers import downward only"),
@@ -46,8 +46,8 @@ def test_a_forbidden_import_breaks_its_contract(tmp_path: Path, module: str, lin
     assert contract in broken[0]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_each_room_says_what_lives_there_and_has_its_tests(room: str) -> None:
-    module = ast.parse((ROOT / PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_says_what_belongs_there_and_has_its_tests(package: str) -> None:
+    module = ast.parse((ROOT / PACKAGE / package / "__init__.py").read_text(encoding="utf-8"))
     assert len((ast.get_docstring(module) or "").split()) > 12
-    assert list((ROOT / "tests" / room).glob("test_*.py"))
+    assert list((ROOT / "tests" / package).glob("test_*.py"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.training.capture import redistribute
-from tests.campaigns.test_kill_matrix import MID_EPOCH, STRATEGIES, WORKLOAD
+from tests.stress.test_kill_matrix import MID_EPOCH, STRATEGIES, WORKLOAD
 from tests.support.processes import job
 
 
