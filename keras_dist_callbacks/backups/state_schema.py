@@ -20,7 +20,7 @@ from keras_dist_callbacks.errors import DamagedBackupError
 
 CALLBACK = "callback:"
 """In front of a callback's name."""
-OF_LOOP = verdict.OF_LOOP
+USER_STATE = verdict.USER_STATE
 ATTRIBUTES = "callback_attributes"
 """The topic with plain attributes of what a fit calls."""
 
@@ -114,14 +114,14 @@ _TYPES: dict[str, Any] = {
     "untracked_variables": Specs,
     "epochs_by_count": list[tuple[Count, Count, Count]],
     ATTRIBUTES: dict[str, dict[str, Attribute]],
-    verdict.INPUT: Hidden,
+    verdict.UNTRACKED_INPUT: Hidden,
     verdict.RANDOM_OPERATIONS: Texts,
     verdict.NOT_SAVED: Texts,
-    verdict.UNSEEN: Texts,
-    verdict.UNTOLD: Texts,
+    verdict.CONDITIONS: Texts,
+    verdict.CALLBACKS_NOT_CALLED: Texts,
     LOCAL_STATE_DROPPED: bool,
     "input": _STORABLE,
-    OF_LOOP: _STORABLE,
+    USER_STATE: _STORABLE,
 }
 _OF_FIT = {
     "num_batches",
@@ -133,7 +133,7 @@ _OF_FIT = {
     "untracked_variables",
     verdict.RANDOM_OPERATIONS,
 }
-_OF_ALL = {"rng", "metric_variables", verdict.INPUT, verdict.NOT_SAVED, verdict.UNSEEN}
+_OF_ALL = {"rng", "metric_variables", verdict.UNTRACKED_INPUT, verdict.NOT_SAVED, verdict.CONDITIONS}
 _OF_THE_LOOP = {"rng_at_epoch"}
 _WITHIN = {"logs"}
 
@@ -175,9 +175,11 @@ def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
         DamagedBackupError: Something is.
     """
     of_fit = _OF_FIT | (_WITHIN if within else set())
-    needed = _OF_ALL | (_OF_THE_LOOP if OF_LOOP in state else of_fit)
+    needed = _OF_ALL | (_OF_THE_LOOP if USER_STATE in state else of_fit)
     missing = sorted(needed - state.keys())
-    if within and OF_LOOP not in state and state.get("rng_at_epoch") is None:  # a loop has none before its first epoch
+    if (
+        within and USER_STATE not in state and state.get("rng_at_epoch") is None
+    ):  # a loop has none before its first epoch
         missing.append("rng_at_epoch")
     if missing:
         raise DamagedBackupError(f"{where} lacks {', '.join(missing)}")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
 from keras_dist_callbacks.terminal import escape_controls
 
-INPUT = "untracked_input"
+UNTRACKED_INPUT = "untracked_input"
 """The topic with what was found in the input: `python` code, and why it is `unordered`."""
 
 RANDOM_OPERATIONS = "random_operations"
@@ -16,13 +16,13 @@ RANDOM_OPERATIONS = "random_operations"
 NOT_SAVED = "not_saved"
 """The topic with the names of variables that a backup does not hold."""
 
-UNSEEN = "conditions"
+CONDITIONS = "conditions"
 """The topic with conditions under which a continuation is exact."""
 
-UNTOLD = "callbacks_not_called"
+CALLBACKS_NOT_CALLED = "callbacks_not_called"
 """The topic with callbacks that an exception kept from hearing of the last batch."""
 
-OF_LOOP = "user"
+USER_STATE = "user"
 """The topic that a loop's backup has and a fit's has not: the user's own state."""
 
 _LOOP = "your loop changes nothing but what the Checkpointer was given"
@@ -69,10 +69,10 @@ def inexact_reasons(
         reasons.append(_LOCAL_STATE_DROPPED)
     if saved.state.get(NOT_SAVED):
         reasons.append(not_saved_reason(saved.state[NOT_SAVED]))
-    if saved.state.get(UNTOLD):
-        reasons.append(_missed_hooks_reason(saved.state[UNTOLD]))
+    if saved.state.get(CALLBACKS_NOT_CALLED):
+        reasons.append(_missed_hooks_reason(saved.state[CALLBACKS_NOT_CALLED]))
     reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
-    reasons += saved.state[INPUT]["unordered"]
+    reasons += saved.state[UNTRACKED_INPUT]["unordered"]
     if goes_on_after_end and saved.state.get("is_finalized"):
         reasons.append(_FINALIZED)
     if now["replicas"] != 1 and generator:
@@ -82,9 +82,9 @@ def inexact_reasons(
 
 def conditions(saved: WorkerState) -> list[str]:
     """On what an exact continuation depends that could not be seen, each to be read behind "exact if"."""
-    found = [_untracked_in_input(name) for name in saved.state[INPUT]["python"]]
-    found += saved.state.get(UNSEEN, ())
-    if OF_LOOP in saved.state:
+    found = [_untracked_in_input(name) for name in saved.state[UNTRACKED_INPUT]["python"]]
+    found += saved.state.get(CONDITIONS, ())
+    if USER_STATE in saved.state:
         found.append(_LOOP)
     return list(dict.fromkeys(escape_controls(str(condition)) for condition in found))
 

@@ -16,7 +16,7 @@ from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 
-_WHOLE_MODELS = (".keras", ".h5", ".hdf5")
+_MODELS = (".keras", ".h5", ".hdf5")
 _WEIGHTS = ".weights.h5"
 _INDEX = ".index"
 _SHARD = re.compile(r"\.data-\d{5}-of-\d{5}", re.ASCII)
@@ -91,7 +91,7 @@ def _foreign(name: str, names: Sequence[str], with_record: Collection[str]) -> F
         return None
     if name.endswith(_WEIGHTS):
         return ForeignCheckpoint(name, "weights", (name,))
-    if name.endswith(_WHOLE_MODELS):
+    if name.endswith(_MODELS):
         return ForeignCheckpoint(name, "model", (name,))
     if name.endswith(_INDEX):
         prefix = name.removesuffix(_INDEX)

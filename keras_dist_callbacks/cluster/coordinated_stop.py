@@ -25,7 +25,7 @@ from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerL
 
 _FOREVER = 1e8
 _RETRY_SECONDS = 1.0
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _CLOSED = "closed"
 _Boundary = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -159,7 +159,7 @@ class CoordinatedStop:
 
     def _hold(self, here: int) -> StopRequest | None:
         deadline = time.monotonic() + self._timeout
-        while not self._decided.wait(_LOOK_SECONDS):
+        while not self._decided.wait(_POLL_SECONDS):
             messaging.raise_if_lost()
             if self._failure is not None:
                 raise self._failure

@@ -24,7 +24,7 @@ from keras_dist_callbacks.process import Shared, shared
 _T = TypeVar("_T")
 _CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB
 _SLICE_MS = 1000
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _COUNT = re.compile(r"[0-9]{1,6}")
 
 
@@ -210,11 +210,11 @@ def call_with_timeout(operation: Callable[[], _T], timeout: float, what: str) ->
     thread.start()
     deadline = time.monotonic() + timeout
     while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
-        thread.join(min(left, _LOOK_SECONDS))
+        thread.join(min(left, _POLL_SECONDS))
         if thread.is_alive():
             raise_if_lost()
     if thread.is_alive():
-        thread.join(_LOOK_SECONDS)  # this process may have stood still for all of that time, and not the service
+        thread.join(_POLL_SECONDS)  # this process may have stood still for all of that time, and not the service
     if failure:
         if isinstance(failure[0], coordination.service_errors()):
             raise PeerLostError(f"{what}: the coordination service is gone ({failure[0]})") from failure[0]

@@ -45,7 +45,7 @@ class LoopInput:
     def resume(self, saved: WorkerState) -> None:
         """The loop goes on from a backup."""
         self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
-        unseen = saved.state.get(verdict.UNSEEN, ())
+        unseen = saved.state.get(verdict.CONDITIONS, ())
         self._around, self._uncounted = _AROUND in unseen, _UNCOUNTED in unseen
 
     @property
@@ -126,14 +126,14 @@ class LoopInput:
         """The topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {
             "rng_at_epoch": self._rng_at_epoch,
-            verdict.INPUT: {"python": [], "unordered": []},
-            verdict.UNSEEN: self._conditions(),
+            verdict.UNTRACKED_INPUT: {"python": [], "unordered": []},
+            verdict.CONDITIONS: self._conditions(),
         }
         if self._state is None:
             return topics, {}
         state, held = self._state.capture()
         topics.update(state)
-        topics[verdict.INPUT] = {
+        topics[verdict.UNTRACKED_INPUT] = {
             "python": [] if is_stateless(self._read) else list(self._state.hidden.python),
             "unordered": [*self._state.hidden.unordered, *self._state.shared(self._trains)],
         }

@@ -31,7 +31,7 @@ _LOSS_BUDGET_SECONDS = 8.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
 _ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
-_Wish = tuple[str, str, int] | None  # of a `StopRequest`
+_Request = tuple[str, str, int] | None  # of a `StopRequest`
 
 
 class _Phase(enum.Enum):
@@ -152,7 +152,7 @@ class ShutdownController:
         self._signals.release(signal.SIGINT)  # there is no step left for it to wait for
         pending = self._stop.pending
         wish = None if pending is None or pending.kind == STOPPED else [pending.kind, pending.why, pending.worker]
-        found = next(filter(None, self._cluster.gather(wish, "leaving at the end", kind=_Wish)), None)
+        found = next(filter(None, self._cluster.gather(wish, "leaving at the end", kind=_Request)), None)
         if found is None:
             self._phase = _Phase.FINISHING
             self._watchdog.cancel()

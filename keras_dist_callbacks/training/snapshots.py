@@ -133,7 +133,7 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
     if progress.shares_input is not None:
         topics["shares_input"] = progress.shares_input
     if missed:
-        topics[verdict.UNTOLD] = list(missed)
+        topics[verdict.CALLBACKS_NOT_CALLED] = list(missed)
     if kind == "within":
         topics["rng_at_epoch"] = progress.rng_at_epoch
         if progress.rng_before_epoch != progress.rng_at_epoch:

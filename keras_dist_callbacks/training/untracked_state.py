@@ -47,8 +47,8 @@ class UntrackedState:
             topics.update(state)
             tensors.update(held)
         topics[verdict.NOT_SAVED] = self._not_saved()
-        topics[verdict.INPUT] = self._data.topic(self._used_by_training)
-        topics[verdict.UNSEEN] = [*self._step.conditions, *self._attributes.conditions]
+        topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training)
+        topics[verdict.CONDITIONS] = [*self._step.conditions, *self._attributes.conditions]
         return topics, tensors
 
     def restore(self, saved: WorkerState) -> list[str]:

@@ -10,7 +10,7 @@ from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import Position, WorkerState
 
 NOW = {"seed": 7, "replicas": 1, "workers": 1}
-SEEN = {verdict.INPUT: {"python": [], "unordered": []}}
+SEEN = {verdict.UNTRACKED_INPUT: {"python": [], "unordered": []}}
 
 
 def saved(**state: Any) -> WorkerState:
@@ -37,7 +37,12 @@ def test_what_was_seen_whole_is_exact() -> None:
 
 
 def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
-    state = saved(**{verdict.INPUT: {"python": ["the PyDataset Rows"], "unordered": []}, verdict.UNSEEN: ["x holds"]})
+    state = saved(
+        **{
+            verdict.UNTRACKED_INPUT: {"python": ["the PyDataset Rows"], "unordered": []},
+            verdict.CONDITIONS: ["x holds"],
+        }
+    )
     first, second = verdict.conditions(state)
     assert first.startswith("the Python code of the PyDataset Rows keeps no state")
     assert second == "x holds"
@@ -54,7 +59,7 @@ def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
     ],
 )
 def test_code_that_runs_in_parallel_must_draw_from_no_global_random_state(name: str, draws: str) -> None:
-    (condition,) = verdict.conditions(saved(**{verdict.INPUT: {"python": [name], "unordered": []}}))
+    (condition,) = verdict.conditions(saved(**{verdict.UNTRACKED_INPUT: {"python": [name], "unordered": []}}))
     assert f"keeps no state of its own, and {draws} (" in condition
 
 
@@ -62,7 +67,7 @@ def test_kernels_with_a_state_and_open_orders_are_reasons() -> None:
     state = saved(
         **{
             verdict.RANDOM_OPERATIONS: ["RandomUniform (dropout)"],
-            verdict.INPUT: {"python": [], "unordered": ["two runs differ"]},
+            verdict.UNTRACKED_INPUT: {"python": [], "unordered": ["two runs differ"]},
         }
     )
     first, second = verdict.inexact_reasons(state, NOW)
