@@ -25,7 +25,6 @@ _TAG = "make_or_restore_model"
 _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 
 
-@explains_arguments(OF_READERS)
 @dataclasses.dataclass(frozen=True)
 class RestoredFrom:
     """Where `make_or_restore_model` got a model from.
@@ -46,6 +45,7 @@ class RestoredFrom:
         return self.epoch
 
 
+@explains_arguments(OF_READERS)
 def latest_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
     *,

@@ -70,9 +70,9 @@ def test_it_is_seen_while_the_main_thread_runs_no_bytecode() -> None:
     """A step may take longer than the grace period; Python's own handlers wait for its end."""
     code = """
         import ctypes, os, signal, threading, time
-        from keras_dist_callbacks.shutdown.signals import SignalWatch
+        from keras_dist_callbacks.shutdown.signals import SignalListener
         seen = []
-        watch = SignalWatch(lambda number: seen.append(time.monotonic()), lambda number: None)
+        watch = SignalListener(lambda number: seen.append(time.monotonic()), lambda number: None)
         watch.install([signal.SIGUSR1])
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         begin = time.monotonic()
@@ -134,10 +134,10 @@ def test_a_forked_child_has_the_users_handlers_and_says_nothing_to_its_parent() 
     """A fork of another thread too, as pools make them; and a child that gets a signal as it begins."""
     code = """
         import os, signal, threading, time
-        from keras_dist_callbacks.shutdown.signals import SignalWatch
+        from keras_dist_callbacks.shutdown.signals import SignalListener
         signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))
         seen = []
-        watch = SignalWatch(seen.append, seen.append)
+        watch = SignalListener(seen.append, seen.append)
         watch.install([signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
         ends = watch._pipe
         def fork(number, expected):
@@ -199,13 +199,13 @@ def test_an_event_loop_keeps_its_signals(seen: Seen, watch: SignalListener) -> N
 def test_a_handler_of_another_language_is_told_from_pythons() -> None:
     code = """
         import ctypes, signal
-        from keras_dist_callbacks.shutdown.signals import is_foreign
-        assert not is_foreign(signal.SIGUSR1)
+        from keras_dist_callbacks.shutdown.signals import has_non_python_handler
+        assert not has_non_python_handler(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, lambda *_: None)
-        assert not is_foreign(signal.SIGUSR1)
+        assert not has_non_python_handler(signal.SIGUSR1)
         handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
         ctypes.CDLL(None).signal(int(signal.SIGUSR2), handler)
-        assert is_foreign(signal.SIGUSR2)
+        assert has_non_python_handler(signal.SIGUSR2)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
     assert not has_non_python_handler(signal.SIGUSR1)

@@ -22,7 +22,7 @@ class Failing:
     async_impl = False
 
     def __init__(self, failures: int) -> None:
-        self.left = store_errors
+        self.left = failures
 
     def ls(self, *given: Any, **options: Any) -> list[Any]:
         self.left -= 1
