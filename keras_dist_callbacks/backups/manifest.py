@@ -40,11 +40,11 @@ def decode_manifest(content: bytes, where: str, limit: int = MAX_MANIFEST_BYTES)
         _check_places(manifest)
     except ValueError as error:
         raise DamagedBackupError(f"{where} is not a valid manifest: {error}") from error
-    check_workers(manifest, where)
+    check_content(manifest, where)
     return manifest
 
 
-def check_workers(manifest: Manifest, where: str) -> None:
+def check_content(manifest: Manifest, where: str) -> None:
     """Makes sure that all is there that a worker needs to go on, and nothing that this version would not put back.
 
     Raises:

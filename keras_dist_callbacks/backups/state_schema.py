@@ -1,4 +1,4 @@
-"""What a worker's state consists of: every topic by name, and what its value must look like. Pure.
+"""What a worker's state and a manifest's run information consist of: every name, and how its value looks. Pure.
 
 A topic that is not listed here is one that this version could not put back: such a backup is refused, because to
 leave it out in silence would be to call a continuation exact that is not. A new topic needs a new format version.

@@ -23,7 +23,7 @@ from keras_dist_callbacks.checkpoints.record import (
     TAIL_BYTES,
     Checkpoint,
     Record,
-    embed,
+    append_record,
     parse_tail,
     read_local,
     read_verified_record,
@@ -231,7 +231,7 @@ def publish(storage: Storage, source: Path, record: Record) -> Checkpoint:
             f"{storage.display(name)} was published by a newer run (generation {earlier.generation}, this run has "
             f"{record.generation}). Two runs write to one directory: stop one of them"
         )
-    checkpoint = Checkpoint(name, embed(source, record))
+    checkpoint = Checkpoint(name, append_record(source, record))
     storage.replace(name, source)
     arrived = storage.size(name)
     if arrived != checkpoint.file_size:

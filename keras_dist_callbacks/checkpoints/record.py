@@ -120,7 +120,7 @@ def kind_of(name: str) -> str:
     return "weights" if name.endswith(".weights.h5") else "model"
 
 
-def embed(path: Path, record: Record) -> Record:
+def append_record(path: Path, record: Record) -> Record:
     """Writes a record into a local file that Keras has saved, in place of the one that it may have.
 
     Args:
@@ -147,7 +147,7 @@ def embed(path: Path, record: Record) -> Record:
                 "shorter filepath, or monitor a quantity with a shorter name"
             )
         if kind_of(path.name) == "model":
-            _announce_comment(file, path.name, length, has_comment=earlier is not None)
+            _write_comment_length(file, path.name, length, has_comment=earlier is not None)
         record = dataclasses.replace(record, digest=digest_of(_reader(file), end))
         file.seek(0, os.SEEK_END)
         file.write(_trailer(record))
@@ -224,7 +224,7 @@ def _trailer(record: Record) -> bytes:
     return content + _LENGTH.pack(len(content)) + _MAGIC
 
 
-def _announce_comment(file: BinaryIO, name: str, length: int, *, has_comment: bool) -> None:
+def _write_comment_length(file: BinaryIO, name: str, length: int, *, has_comment: bool) -> None:
     """Writes the length of the comment that will follow into the last structure of a zip archive."""
     file.seek(-_END_OF_ZIP_BYTES, os.SEEK_END)
     end = file.read()

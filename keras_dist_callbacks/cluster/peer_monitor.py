@@ -59,7 +59,7 @@ def monitoring(role: Role) -> Iterator[None]:
 
 
 def begin(role: Role, on_loss: Callable[[], None] | None = None) -> None:
-    """As `watching`, until `end`.
+    """As `monitoring`, until `end`.
 
     Args:
         role: Of this worker.
@@ -87,7 +87,7 @@ def end(on_loss: Callable[[], None] | None = None) -> None:
 
 
 def _watch(role: Role) -> None:
-    """Until a worker is lost, or nothing is `watching`."""
+    """Until a worker is lost, or `monitoring` has ended."""
     try:
         failures, fails_since = 0, 0.0
         while _is_alive():
@@ -221,7 +221,7 @@ def _exit_soon(process: int) -> None:
 
 
 def describe_if_peer_failure(error: Exception) -> Exception:
-    """An error of TensorFlow's as `explained`; another one, or one of a single worker, as it is."""
+    """TensorFlow's error as `describe_peer_failure` words it; any other, and that of a single worker, unchanged."""
     role = Role.detect()
     if not is_loss(role, error):
         return error

@@ -110,7 +110,7 @@ class ShutdownController:
         self._say = say
         self._name = name
         self._stop = CoordinatedStop(cluster, name, self._on_request)
-        self._signals = SignalListener(self._on_signal, self._exit_at_once)
+        self._signals = SignalListener(self._on_signal, self._note_in_handler)
         self._notice: NoticePoller | None = None
         self._watchdog = Watchdog(options.grace_period, self._last_message)
         self._peer_loss_watchdog = Watchdog(max(_LEAST_SECONDS, peer_timeout - known), self._message_after_loss)
@@ -192,7 +192,7 @@ class ShutdownController:
         """An exception ends the run: what was handed over is committed before it is raised on, and notes say more.
 
         Args:
-            error: The exception; one of `depart` is left as it is.
+            error: The exception; one of `save_and_exit` is left as it is.
             step: Batches trained; None if they were not counted.
             at_hand: Captures the state behind the last step; None if it is not known.
 
@@ -310,9 +310,9 @@ class ShutdownController:
         if not self._stuck:  # else a thread that writes would hold up the process' end
             self._peer_loss_watchdog.cancel()
         if self._signalled is not None and not exits:
-            self._report_lost_peers(self._signalled)
+            self._pass_late_signal_on(self._signalled)
 
-    def _report_lost_peers(self, number: signal.Signals) -> None:
+    def _pass_late_signal_on(self, number: signal.Signals) -> None:
         """Leaves a signal that came too late for this run to the run around it, to the user, or to the next run."""
         outer = next((run for run in reversed(shared(Runs).open) if run._signals.watches(number)), None)
         handler = self._signals.previous_handler(number)
@@ -352,7 +352,7 @@ class ShutdownController:
             ours.append(signal.SIGINT)
         return ours
 
-    def _exit_at_once(self, number: signal.Signals) -> None:
+    def _note_in_handler(self, number: signal.Signals) -> None:
         if self._phase in _LISTENING:
             self._stop.note(*self._meaning(number))
 

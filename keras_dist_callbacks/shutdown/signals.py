@@ -64,18 +64,18 @@ class SignalListener:
 
     Args:
         on_signal: Called with each signal, in the thread.
-        at_once: Called with it in Python's handler too; it may set a value, and nothing else.
+        in_handler: Called with it in Python's handler too; it may set a value, and nothing else.
         held: Signals whose second arrival raises what Python's own handler does.
     """
 
     def __init__(
         self,
         on_signal: Callable[[signal.Signals], None],
-        at_once: Callable[[signal.Signals], None],
+        in_handler: Callable[[signal.Signals], None],
         held: Sequence[signal.Signals] = (signal.SIGINT,),
     ) -> None:
         self._on_signal = on_signal
-        self._exit_at_once = at_once
+        self._note_in_handler = in_handler
         self._held = set(held)
         self._arrived: set[int] = set()
         self._previous: dict[signal.Signals, Any] = {}
@@ -157,7 +157,7 @@ class SignalListener:
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):  # the thread has enough to read
                 os.write(self._pipe[1], bytes([number]))
-            self._exit_at_once(signal.Signals(number))
+            self._note_in_handler(signal.Signals(number))
         if number in self._held:
             if number in self._arrived:
                 signal.default_int_handler(number, frame)
@@ -192,7 +192,7 @@ def _is_ours(descriptor: int) -> bool:
 @functools.cache
 def _register_fork_hooks() -> None:
     """A forked child must not answer a signal in its parent's place, nor fail to end at one."""
-    os.register_at_fork(before=_block, after_in_parent=_unblock)  # in a child: _Watches.in_child
+    os.register_at_fork(before=_block, after_in_parent=_unblock)  # in a child: _Listeners.in_child
 
 
 def _block() -> None:

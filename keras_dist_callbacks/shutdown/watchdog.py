@@ -26,12 +26,12 @@ class Watchdog:
 
     Args:
         seconds: From `start` on.
-        last_words: Called when the time is over; what it returns goes to stderr.
+        last_message: Called when the time is over; what it returns goes to stderr.
     """
 
-    def __init__(self, seconds: float, last_words: Callable[[], str]) -> None:
+    def __init__(self, seconds: float, last_message: Callable[[], str]) -> None:
         self._seconds = seconds
-        self._last_message = last_words
+        self._last_message = last_message
         self._lock = threading.Lock()
         self._deadline: float | None = None
         self._cancelled = threading.Event()

@@ -17,7 +17,7 @@ from keras_dist_callbacks.checkpoints.record import (
     TAIL_BYTES,
     Checkpoint,
     Record,
-    embed,
+    append_record,
     parse_tail,
     read_local,
 )
@@ -35,7 +35,7 @@ def tail(path: Path) -> Record | None:
 def test_a_record_is_read_back_with_size_and_digest_of_the_bytes_before_it(tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / name)
     size = path.stat().st_size
-    written = embed(path, record(name, monitor="val_loss", value=0.5, best_only=True))
+    written = append_record(path, record(name, monitor="val_loss", value=0.5, best_only=True))
     assert written.size == size
     assert written.digest != "0" * 32
     assert tail(path) == read_local(path, name) == written
@@ -48,7 +48,7 @@ def test_keras_and_h5py_load_a_file_with_a_record(tmp_path: Path, name: str) -> 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     path = tmp_path / name
     model.save_weights(path) if name.endswith(".h5") else model.save(path)
-    embed(path, record(name))
+    append_record(path, record(name))
     if name.endswith(".h5"):
         with h5py.File(path) as file:
             assert "layers" in file
@@ -66,7 +66,7 @@ def test_h5py_that_changes_a_file_drops_the_record(tmp_path: Path) -> None:
     path = tmp_path / "1.weights.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.arange(3)
-    embed(path, record(path.name))
+    append_record(path, record(path.name))
     with h5py.File(path, "r+") as file:
         file["y"] = np.arange(4)
     assert tail(path) is None
@@ -76,7 +76,7 @@ def test_h5py_that_changes_a_file_drops_the_record(tmp_path: Path) -> None:
 
 def test_a_zip_archive_that_another_program_extended_is_damaged(tmp_path: Path) -> None:
     path = write_model(tmp_path / "1.keras")
-    embed(path, record())
+    append_record(path, record())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("more", b"x")
     with pytest.raises(DamagedBackupError, match=r"has \d+ bytes, but \d+ by its record"):
@@ -86,8 +86,8 @@ def test_a_zip_archive_that_another_program_extended_is_damaged(tmp_path: Path) 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_second_record_takes_the_place_of_the_first(tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / name)
-    first = embed(path, record(name, monitor="a long name of a metric", value=1.0))
-    second = embed(path, record(name, generation=2))
+    first = append_record(path, record(name, monitor="a long name of a metric", value=1.0))
+    second = append_record(path, record(name, generation=2))
     assert (second.size, second.generation) == (first.size, 2)
     assert read_local(path, name) == second
     if name.endswith(".keras"):
@@ -97,7 +97,7 @@ def test_a_second_record_takes_the_place_of_the_first(tmp_path: Path, name: str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_changed_byte_of_content_record_length_and_magic_is_noticed(tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / name)
-    written = embed(path, record(name))
+    written = append_record(path, record(name))
     content = path.read_bytes()
     for position in range(len(content)):
         for bit in (1, 128):
@@ -127,7 +127,7 @@ def test_a_record_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pyt
         from keras_dist_callbacks.checkpoints import record as module
 
         patch.setattr(module, "CHECKPOINT", dataclasses.replace(module.CHECKPOINT, version=7))
-        embed(path, record())
+        append_record(path, record())
     with pytest.raises(BackupMismatchError, match=r"1\.keras: format version 7 is not supported \(known: 1 to 1\)"):
         tail(path)
 
@@ -136,7 +136,7 @@ def test_a_record_that_would_be_too_long_is_refused_and_the_file_stays(tmp_path:
     path = write_model(tmp_path / "1.keras")
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="of at most 4096: use a shorter filepath"):
-        embed(path, record(monitor="m" * 4000))
+        append_record(path, record(monitor="m" * 4000))
     assert path.read_bytes() == before
 
 
@@ -144,7 +144,7 @@ def test_a_keras_file_that_is_not_a_zip_archive_is_refused(tmp_path: Path) -> No
     path = tmp_path / "1.keras"
     path.write_bytes(b"x" * 100)
     with pytest.raises(ValueError, match="does not end like a zip archive"):
-        embed(path, record())
+        append_record(path, record())
 
 
 def test_an_archive_of_more_than_four_gibibytes_of_directory_has_the_same_end(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_archive_of_more_than_four_gibibytes_of_directory_has_the_same_end(tm
     with zipfile.ZipFile(path, "w") as archive:
         for index in range(70_000):  # more members than fit into the old format
             archive.writestr(zipfile.ZipInfo(str(index)), b"")
-    embed(path, record())
+    append_record(path, record())
     read_local(path, path.name)
     with zipfile.ZipFile(path) as archive:
         assert len(archive.namelist()) == 70_000
@@ -166,13 +166,13 @@ def test_a_value_that_json_does_not_have_is_not_recorded(value: float) -> None:
 
 def test_texts_of_any_language_are_recorded(tmp_path: Path) -> None:
     path = write_model(tmp_path / "größe-中文-1.keras")
-    written = embed(path, record(path.name, template="größe-中文-{epoch}.keras", monitor="\x1b\u202e"))
+    written = append_record(path, record(path.name, template="größe-中文-{epoch}.keras", monitor="\x1b\u202e"))
     assert read_local(path, path.name) == written
 
 
 def test_a_copy_is_not_the_original_and_comes_after_it(tmp_path: Path) -> None:
     path = write_model(tmp_path / "1.keras")
-    written = embed(path, record())
+    written = append_record(path, record())
     shutil.copy(path, tmp_path / "release.keras")
     copy = Checkpoint("release.keras", read_local(tmp_path / "release.keras", "it"))
     original = Checkpoint("1.keras", written)

@@ -24,7 +24,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.signals: list[signal.Signals] = []
-        self.at_once: list[signal.Signals] = []
+        self.in_handler: list[signal.Signals] = []
         self.thread = ""
         self.came = threading.Event()
 
@@ -41,7 +41,7 @@ def seen() -> Seen:
 
 @pytest.fixture
 def watch(seen: Seen) -> Iterator[SignalListener]:
-    made = SignalListener(seen, seen.at_once.append)
+    made = SignalListener(seen, seen.in_handler.append)
     yield made
     made.remove()
 
@@ -51,7 +51,7 @@ def test_a_signal_is_told_in_a_thread_and_in_the_handler(seen: Seen, watch: Sign
     os.kill(os.getpid(), signal.SIGUSR1)
     assert seen.came.wait(SOON)
     assert seen.signals == [signal.SIGUSR1]
-    assert seen.at_once == [signal.SIGUSR1]
+    assert seen.in_handler == [signal.SIGUSR1]
     assert seen.thread == "kdc-signals"
 
 
@@ -89,7 +89,7 @@ def test_signals_are_given_back(seen: Seen) -> None:
 
     before = signal.signal(signal.SIGUSR1, own)
     try:
-        watch = SignalListener(seen, seen.at_once.append)
+        watch = SignalListener(seen, seen.in_handler.append)
         watch.install([signal.SIGUSR1, signal.SIGUSR2])
         assert watch.previous_handler(signal.SIGUSR1) is own
         assert watch.previous_handler(signal.SIGUSR2) is None
@@ -103,16 +103,16 @@ def test_signals_are_given_back(seen: Seen) -> None:
 
 def test_the_outer_watch_gets_signals_again_when_the_inner_one_is_removed(seen: Seen, watch: SignalListener) -> None:
     within = Seen()
-    inner = SignalListener(within, within.at_once.append)
+    inner = SignalListener(within, within.in_handler.append)
     watch.install([signal.SIGUSR1])
     inner.install([signal.SIGUSR1])
     os.kill(os.getpid(), signal.SIGUSR1)
     assert within.came.wait(SOON)
-    assert seen.signals == seen.at_once == []
+    assert seen.signals == seen.in_handler == []
     inner.remove()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert seen.came.wait(SOON)
-    assert seen.at_once == within.at_once == [signal.SIGUSR1]
+    assert seen.in_handler == within.in_handler == [signal.SIGUSR1]
     watch.remove()
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     assert signal.set_wakeup_fd(-1) == -1
@@ -169,7 +169,7 @@ def test_a_forked_child_has_the_users_handlers_and_says_nothing_to_its_parent() 
 def test_a_handler_that_was_set_meanwhile_stays(seen: Seen) -> None:
     def own(number: int, frame: object) -> None: ...
 
-    watch = SignalListener(seen, seen.at_once.append)
+    watch = SignalListener(seen, seen.in_handler.append)
     watch.install([signal.SIGUSR1])
     signal.signal(signal.SIGUSR1, own)
     try:
