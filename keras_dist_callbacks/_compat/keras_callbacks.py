@@ -181,6 +181,7 @@ class Known(NamedTuple):
         identity: Names of attributes that tell two callbacks of the class apart.
         finer: Names of further attributes, asked where `identity` does not do.
         prepare: Called with the state before `on_train_begin`, for what that would destroy.
+        attributes: Names of the attributes that are saved; None: what the class needs of its own is all saved.
     """
 
     get: Callable[[Any], dict[str, Any]]
@@ -188,6 +189,7 @@ class Known(NamedTuple):
     identity: tuple[str, ...] = ()
     finer: tuple[str, ...] = ()
     prepare: Callable[[Any, dict[str, Any]], Prepared] | None = None
+    attributes: frozenset[str] | None = None
 
 
 UNANNOUNCED = ("ProgbarLogger", "History")
@@ -243,7 +245,7 @@ def _attributes(*names: str, identity: tuple[str, ...] = (), finer: tuple[str, .
             if name in state:
                 setattr(callback, name, state[name])
 
-    return Known(get, put, identity, finer)
+    return Known(get, put, identity, finer, attributes=frozenset(names))
 
 
 def _get_progress(callback: Any) -> dict[str, Any]:
@@ -309,7 +311,7 @@ _TABLE: dict[str, Known] = {
     "SwapEMAWeights": _attributes("_ema_weights_in_model", finer=("swap_on_epoch",)),
     "CSVLogger": Known(get_rows, set_rows, ("filename",), prepare=_prepare_rows),
     "ProgbarLogger": Known(_get_progress, _set_progress),
-    "History": Known(get, _set_histories),
+    "History": Known(get, _set_histories, attributes=frozenset(["epoch", "history"])),
     # Without a state; known so that one that is new or gone is named.
     "LearningRateScheduler": _attributes(),
     "TerminateOnNaN": _attributes(finer=("raise_error",)),
@@ -327,6 +329,25 @@ def known(callback: Any) -> Known | None:
     return None
 
 
+_DERIVED = frozenset(["monitor_op"])
+"""Attributes that Keras makes of others when it first needs them."""
+
+
+def saved_names(cls: type, set_by_keras: Callable[[type], frozenset[str]]) -> frozenset[str]:
+    """Names of attributes of a callback class that the table saves, or that hold what a library has for itself.
+
+    Args:
+        cls: The class, Keras' own or one that extends it.
+        set_by_keras: Returns the names of all attributes that Keras' methods set.
+    """
+    import keras
+
+    for name, entry in _TABLE.items():
+        if issubclass(cls, getattr(keras.callbacks, name)):
+            return _DERIVED | (entry.attributes or (set_by_keras(cls) if entry.attributes is None else frozenset()))
+    return frozenset()
+
+
 def describe(callback: Any, names: tuple[str, ...]) -> str:
     """The values of identifying attributes, as `name=value, ...`; those that are None are left out.
 
@@ -339,19 +360,6 @@ def describe(callback: Any, names: tuple[str, ...]) -> str:
     if isinstance(delta, int | float):
         values["min_delta"] = abs(delta)  # Keras flips its sign while it trains
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-
-
-def is_of_functions(callback: Any) -> bool:
-    """Whether it is a `LambdaCallback`, whose functions may hold on to anything."""
-    import keras
-
-    return isinstance(callback, keras.callbacks.LambdaCallback)
-
-
-def names_used_by_keras(cls: type) -> frozenset[str]:
-    """Names of attributes that the Keras classes which a user's callback extends work with."""
-    functions = (f for base in cls.__mro__ if base.__module__.startswith("keras.") for f in vars(base).values())
-    return frozenset(name for f in functions if isinstance(f, types.FunctionType) for name in f.__code__.co_names)
 
 
 def never_changes_arrays(callback: Any) -> bool:

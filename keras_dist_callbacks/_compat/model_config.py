@@ -62,6 +62,16 @@ def compile_facts(model: Any) -> dict[str, str]:
     return facts
 
 
+def compiled_objects(model: Any) -> dict[str, Any]:
+    """What compile() was given beside the optimizer: the losses and metrics as the user gave them."""
+    losses, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    return {
+        "loss": getattr(losses, "_user_loss", None) or getattr(model, "loss", None),
+        "metrics": getattr(metrics, "_user_metrics", None),
+        "weighted metrics": getattr(metrics, "_user_weighted_metrics", None),
+    }
+
+
 def file_facts(config: Mapping[str, Any], *, compiled: bool) -> dict[str, str]:
     """The facts of a model's JSON, as a `.keras` file holds it, with its compile() unless that is not compared."""
     model = {key: value for key, value in config["config"].items() if key != "name"}

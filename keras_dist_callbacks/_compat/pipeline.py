@@ -101,6 +101,12 @@ def _draws(stage: Any) -> bool:
     return _is_shuffle(stage) or bool(getattr(stage, "_rerandomize", False)) or _captures_datasets(stage)
 
 
+def python_functions(dataset: Any) -> list[Any]:
+    """The Python functions that the stages were given, such as that of `map`."""
+    found = [getattr(f, "_func", None) for stage in stages(original(dataset)) for f in _functions(stage)]
+    return list({id(f): f for f in found if callable(f)}.values())
+
+
 def _captures_datasets(stage: Any) -> bool:
     import tensorflow as tf
 

@@ -95,6 +95,11 @@ def hold_resource(handle: Any, dtype: Any) -> SharedRead:
     return _hold(handle, dtype, _on_host(handle.device))
 
 
+def read(component: Any) -> np.ndarray[Any, Any]:
+    """One component's value, which does not change when it is assigned."""
+    return hold_resource(component.handle, component.dtype).array()
+
+
 def _hold(handle: Any, dtype: Any, on_host: bool) -> SharedRead:
     import tensorflow as tf
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups import python_values, verdict
 from keras_dist_callbacks.backups.json_values import check_storable
 from keras_dist_callbacks.backups.record_io import Count, Time, checked, require_time
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED
@@ -21,8 +21,8 @@ from keras_dist_callbacks.errors import DamagedBackupError
 CALLBACK = "callback:"
 """In front of a callback's name."""
 USER_STATE = verdict.USER_STATE
-ATTRIBUTES = "callback_attributes"
-"""The topic with plain attributes of what a fit calls."""
+PYTHON = "python_state"
+"""The topic with what training has changed in the user's objects: by path, what it is now and a digest of it."""
 
 Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -70,13 +70,6 @@ class Hidden(msgspec.Struct, forbid_unknown_fields=True):
     unordered: Texts
 
 
-class Attribute(msgspec.Struct, forbid_unknown_fields=True):
-    """A plain attribute: what it was when training began, as digest and text, and what it is now."""
-
-    began: tuple[str | None, str]
-    now: Any
-
-
 class Info(msgspec.Struct, forbid_unknown_fields=True):
     """What a manifest tells about the run; what a custom training loop does not have is None."""
 
@@ -113,7 +106,8 @@ _TYPES: dict[str, Any] = {
     "input_variables": Specs,
     "untracked_variables": Specs,
     "epochs_by_count": list[tuple[Count, Count, Count]],
-    ATTRIBUTES: dict[str, dict[str, Attribute]],
+    PYTHON: dict[str, tuple[Any, str]],
+    verdict.LOST: Texts,
     verdict.UNTRACKED_INPUT: Hidden,
     verdict.RANDOM_OPERATIONS: Texts,
     verdict.NOT_SAVED: Texts,
@@ -159,8 +153,9 @@ def check_topics(state: Mapping[str, JSON], tensors: Collection[str], where: str
             raise DamagedBackupError(f"{where}: the topic {topic!r} is not one that a backup holds")
         else:
             found = checked(value, _TYPES[topic], place)
-            if topic == ATTRIBUTES:
-                _check_attributes(found, tensors, place)
+            if topic == PYTHON:
+                for path, (record, _) in found.items():
+                    python_values.check(record, tensors, f"{place}: {path}")
 
 
 def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
@@ -188,9 +183,3 @@ def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
 def _require_place(state: Python | None) -> None:
     if state is not None and (state[1][-1] > 624 or not math.isfinite(state[2] or 0)):
         raise ValueError("a random state's place is beyond its words, or its rest is not finite")
-
-
-def _check_attributes(found: Mapping[str, Mapping[str, Attribute]], tensors: Collection[str], where: str) -> None:
-    for owner, attributes in found.items():
-        for name, attribute in attributes.items():
-            check_storable(attribute.now, tensors, f"{where}: {owner}: {name}", also={"$numbers"})

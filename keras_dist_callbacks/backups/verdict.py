@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
 from keras_dist_callbacks.terminal import escape_controls
@@ -19,11 +20,36 @@ NOT_SAVED = "not_saved"
 CONDITIONS = "conditions"
 """The topic with conditions under which a continuation is exact."""
 
+LOST = "lost_state"
+"""The topic with what the user's code holds and a backup does not, a sentence each."""
+
 CALLBACKS_NOT_CALLED = "callbacks_not_called"
 """The topic with callbacks that an exception kept from hearing of the last batch."""
 
 USER_STATE = "user"
 """The topic that a loop's backup has and a fit's has not: the user's own state."""
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One object of the user's code that is neither saved, constant, asserted to be stateless nor output-only.
+
+    Attributes:
+        kind: `"unknown"`: it cannot be inspected, so it may hold state. `"lost"`: it has changed and is not saved.
+        owner: The callback, function, class or module that it belongs to.
+        place: Where in it; empty for the owner's own code.
+        why: What it is.
+        assertion: The line by which the user asserts that it keeps no state.
+    """
+
+    kind: str
+    owner: str
+    place: str
+    why: str
+    assertion: str = ""
+
 
 _LOOP = "your loop changes nothing but what the Checkpointer was given"
 _MUST_NOT_CHANGE = (
@@ -71,6 +97,7 @@ def inexact_reasons(
         reasons.append(not_saved_reason(saved.state[NOT_SAVED]))
     if saved.state.get(CALLBACKS_NOT_CALLED):
         reasons.append(_missed_hooks_reason(saved.state[CALLBACKS_NOT_CALLED]))
+    reasons += saved.state.get(LOST) or ()
     reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
     reasons += saved.state[UNTRACKED_INPUT]["unordered"]
     if goes_on_after_end and saved.state.get("is_finalized"):
@@ -97,7 +124,35 @@ def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> st
 def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
     """The verdict as it is printed, with its conditions."""
     found = verdict_of(reasons, open_conditions)
-    return f"{found} {'; and if '.join(open_conditions)}" if found == "exact if" else found
+    if found != "exact if":
+        return found
+    shown = list(open_conditions)[:_SHOWN]
+    more = len(open_conditions) - len(shown)
+    return f"{found} {'; and if '.join(shown)}" + (f"; and {more} more (callback.restored.conditions)" if more else "")
+
+
+def group(findings: Iterable[Finding]) -> tuple[list[str], list[str]]:
+    """What was found in the user's code, a sentence for each owner: conditions, and what is not saved."""
+    owners: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        owners.setdefault((finding.kind, finding.owner), []).append(finding)
+    conditions = [_condition(owner, found) for (kind, owner), found in owners.items() if kind == "unknown"]
+    return conditions, [_lost(owner, found) for (kind, owner), found in owners.items() if kind == "lost"]
+
+
+def _condition(owner: str, found: list[Finding]) -> str:
+    assertion = next((finding.assertion for finding in found if finding.assertion), None)
+    advice = f"; {assertion} asserts that" if assertion else ""
+    return f"{owner} keeps no state in {_places(found)}{advice}"
+
+
+def _lost(owner: str, found: list[Finding]) -> str:
+    return f"the state of {owner} is not restored: {_places(found)}; give it get_state and set_state"
+
+
+def _places(found: list[Finding]) -> str:
+    shown = [f"{f.place or 'its code'} ({f.why})" for f in found[:_SHOWN]]
+    return ", ".join(shown) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 def random_operation_reason(label: str) -> str:

@@ -20,8 +20,8 @@ from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.backups.state_schema import CALLBACK
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
+from keras_dist_callbacks.inputs.sources import is_stateless
 from keras_dist_callbacks.process import Shared, shared
-from keras_dist_callbacks.training.callback_attributes import WatchedObject
 
 GetState = Callable[[Any], dict[str, Any]]
 SetState = Callable[[Any, dict[str, Any]], None]
@@ -117,18 +117,30 @@ def register_callback_state(
     shared(Classes).registered[callback_class] = _Entry(get, set, names)
 
 
-def watched_callbacks(callbacks: Iterable[Any]) -> dict[str, WatchedObject]:
-    """Users' callbacks that do not say what their state is, by the names of `capture_callbacks`."""
-    watched = {}
-    for name, member in _members(callbacks).items():
-        callback, cls = member.callback, type(member.callback)
-        if not member.runs_here or _is_ours(cls) or _has_own_state_methods(callback):
-            continue
-        if keras_callbacks.is_of_functions(callback):
-            watched[f"callback {name}"] = WatchedObject(callback)
-        elif cls.__module__.partition(".")[0] != "keras":
-            watched[f"callback {name}"] = WatchedObject(callback, keras_callbacks.names_used_by_keras(cls))
-    return watched
+def walked_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Callbacks that do not say themselves what their state is, by the names of `capture_callbacks`."""
+    return {
+        name: member.callback
+        for name, member in _members(callbacks).items()
+        if member.runs_here and not _is_ours(type(member.callback)) and not _says_itself(member.callback)
+    }
+
+
+def is_asserted(value: Any) -> bool:
+    """Whether the user has asserted that an object, a function or a class keeps no state."""
+    if is_stateless(value):
+        return True
+    mro = value.__mro__ if isinstance(value, type) else type(value).__mro__
+    registered = next((cls for cls in mro if cls in shared(Classes).registered), None)
+    return registered is not None and shared(Classes).registered[registered] is None
+
+
+def own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
+    """How the state of an object that is not a callback is got and set, if it or the user says so."""
+    if isinstance(value, type) or not _says_itself(value):
+        return None
+    entry = _entry(value)
+    return None if entry is None else (lambda: entry.get(value), lambda state: entry.set(value, state))
 
 
 def may_keep_state(callback: Any) -> bool:
@@ -139,9 +151,9 @@ def may_keep_state(callback: Any) -> bool:
     return not declared and not _is_ours(type(callback)) and type(callback).__module__.partition(".")[0] != "keras"
 
 
-def _has_own_state_methods(callback: Any) -> bool:
-    registered = any(base in shared(Classes).registered for base in type(callback).__mro__)
-    return registered or callable(getattr(callback, "get_state", None))
+def _says_itself(value: Any) -> bool:
+    registered = any(base in shared(Classes).registered for base in type(value).__mro__)
+    return registered or all(callable(getattr(value, name, None)) for name in ("get_state", "set_state"))
 
 
 def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any, bool]]) -> None:

@@ -54,6 +54,11 @@ class Fingerprint:
         changed = [_changed(name, before.get(name), self._facts.get(name)) for name in self._differing(before)]
         return first_few(changed if rate_is_loaded else changed + self._changed_rates(before))
 
+    def names_that_differ(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> set[str]:
+        """The last parts of the names of facts that `differences` reports."""
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
+        return {name.rpartition("/")[2] for name in self._differing(before)} if before else set()
+
     def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """What tells this training from the one whose finished backup was found, one sentence each.
 

@@ -112,7 +112,7 @@ class FitRestore:
             return list(filter(None, [self._finished_warning()])), self._conditions
         generator = state.fit.is_python_generator
         reasons, conditions = assess(saved, description, state.data.reasons, generator=generator)
-        return reasons, [*conditions, *self._conditions]
+        return reasons, [*conditions, *self._conditions, *state.untracked.conditions]
 
     def _finished_warning(self) -> str | None:
         untracked, saved = self._state.untracked, self._resume.saved

@@ -28,6 +28,7 @@ from keras_dist_callbacks.training.run_info import describe_fit
 from keras_dist_callbacks.training.snapshots import FitState, Progress, take
 from keras_dist_callbacks.training.training_objects import require_fit
 from keras_dist_callbacks.training.untracked_state import UntrackedState
+from keras_dist_callbacks.training.user_state.state import UserState
 
 _BEGIN, _END = ("on_train_batch_begin", "on_batch_begin"), ("on_train_batch_end", "on_batch_end")
 
@@ -140,10 +141,11 @@ class FitSession:
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         others = [c for c in callbacks if c is not self._options.owner]
+        user = UserState(self._fit, others)
         if self._resume is not None:
             build(self._fit, self._resume.saved)
         data = DataPosition(self._fit, others, read_again=self._options.read_again, shown=self._engine.shows_progress)
-        untracked = UntrackedState(self._fit, data, others, warn=self._cluster.is_chief)
+        untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
         self._state = FitState(self._fit, data, untracked, others, self._progress)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
         if not self.is_complete:
@@ -203,6 +205,7 @@ class FitSession:
     def step_done(self, end_step: int) -> None:
         """A step is complete; no callback was told yet."""
         self._progress.count.trained_to(end_step)
+        self._state.untracked.step_done()
 
     def batch_end(self) -> None:
         """Behind a step and all callbacks; fit looks at `stop_training` next."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from keras_dist_callbacks._compat import keras_callbacks, model_parts, variables
+from keras_dist_callbacks._compat import graphs, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.state_schema import PYTHON
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.terminal import warn
-from keras_dist_callbacks.training import callback_attributes, resume_mode
-from keras_dist_callbacks.training.callback_attributes import CallbackAttributes, WatchedObject
-from keras_dist_callbacks.training.callback_state import watched_callbacks
+from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.captured_variables import CapturedVariables
 from keras_dist_callbacks.training.config_diff import Fingerprint
+from keras_dist_callbacks.training.user_state.state import UserState
 
 
 class UntrackedState:
@@ -25,16 +25,21 @@ class UntrackedState:
     Args:
         fit: The running fit, after all `on_train_begin` and before a restore.
         data: Its input.
-        callbacks: All callbacks whose state belongs to training.
+        user: The state of the user's Python code, as of the start.
         warn: Whether this worker warns of what cannot be saved.
+
+    Attributes:
+        conditions: What an exact continuation depends on, as of the restore, beyond what the backup says.
     """
 
-    def __init__(self, fit: RunningFit, data: DataPosition, callbacks: Sequence[Any], *, warn: bool) -> None:
+    def __init__(self, fit: RunningFit, data: DataPosition, user: UserState, *, warn: bool) -> None:
         self._fit = fit
         self._data = data
         self._warn = warn
         self._step = CapturedVariables(fit)
-        self._attributes = CallbackAttributes({**watched_callbacks(callbacks), **_run_by_python(fit.model)})
+        self._user = user
+        user.is_saved = self._is_saved
+        self.conditions: list[str] = []
         self._facts = Fingerprint(fit)
         self._unknown: list[str] | None = None
 
@@ -43,24 +48,33 @@ class UntrackedState:
         topics: dict[str, JSON] = {}
         tensors = self._facts.capture()
         step = self._step.capture()
-        for state, held in (self._data.capture(), step, self._attributes.capture(self._is_saved)):
+        for state, held in (self._data.capture(), step, self._user.capture()):
             topics.update(state)
             tensors.update(held)
         topics[verdict.NOT_SAVED] = self._not_saved()
         topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training)
-        topics[verdict.CONDITIONS] = [*self._step.conditions, *self._attributes.conditions]
+        topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions]
+        topics[verdict.LOST] = self._user.lost
         return topics, tensors
+
+    def step_done(self) -> None:
+        """A step is complete, and no callback was called yet."""
+        self._user.note_trace()
 
     def restore(self, saved: WorkerState) -> list[str]:
         """Puts it back, after the variables that Keras lists; returns what differs, one sentence each."""
         self._unknown = saved.state[verdict.NOT_SAVED] or None
         notes = self._step.restore(saved)
-        notes += self._attributes.restore(saved.state.get(callback_attributes.TOPIC) or {}, saved.tensors)
+        python = saved.state.get(PYTHON) or {}
+        notes += self._user.restore(python, saved.tensors)
+        if python and graphs.traces(self._fit.model):
+            self._fit.model.make_train_function(force=True)  # what was traced holds the values from before the restore
         if resume_mode.is_finished(saved, self._fit.epochs):
             return notes  # no step is left that could differ
         noted = hasattr(self._fit.model, "_kdc_compiled_rates")
         loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None and not noted
-        return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded)
+        settings, self.conditions = self._user.edits(saved.tensors, self._facts.names_that_differ(saved.tensors))
+        return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded) + settings
 
     def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
         """What a restore returns; an error of it tells what is known to have changed since the backup.
@@ -111,15 +125,3 @@ class UntrackedState:
             if self._unknown and self._warn:
                 warn(verdict.not_saved_reason(self._unknown))
         return self._unknown
-
-
-def _run_by_python(model: Any) -> dict[str, WatchedObject]:
-    """The user's own objects whose Python code runs in each step: under `run_eagerly`."""
-    if not model.run_eagerly:
-        return {}
-    parts = {f"layer {layer.name}": layer for layer in model_parts.all_layers(model)}
-    return {
-        name: WatchedObject(part, keras_callbacks.names_used_by_keras(type(part)))
-        for name, part in {"model": model, **parts, "loss": model.loss, "optimizer": model.optimizer}.items()
-        if hasattr(part, "__dict__") and type(part).__module__.partition(".")[0] not in {"keras", "builtins"}
-    }

@@ -1,0 +1,282 @@
+"""Values of the user's Python code as JSON and arrays, and back: more types than `json_values`, and references.
+
+There is no pickle: nothing is imported, and a class or function is only taken from those that the restoring process has
+found in its own objects.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import enum
+import math
+import pathlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from keras_dist_callbacks.backups.codec import dtype_of
+from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
+from keras_dist_callbacks.errors import BackupError, DamagedBackupError
+
+_DEEPEST = 100
+_LONG = 64
+_SEQUENCES = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$list": list}
+_TEXTS: dict[str, Callable[[Any], Any]] = {
+    "$int": int,
+    "$float": float,
+    "$bytes": bytes.fromhex,
+    "$bytearray": bytearray.fromhex,
+    "$complex": complex,
+    "$path": pathlib.PurePath,
+    "$datetime": datetime.datetime.fromisoformat,
+    "$date": datetime.date.fromisoformat,
+    "$time": datetime.time.fromisoformat,
+}
+
+
+class UnstorableError(BackupError, ValueError):
+    """A value holds something that a backup cannot hold."""
+
+
+class References(Protocol):
+    """What stands for objects that a value only refers to."""
+
+    def find(self, value: Any, path: str) -> JSON | None:
+        """The reference to store instead of a value; None to store the value itself."""
+        ...
+
+
+def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int = 0) -> JSON:
+    """`value` as JSON; its arrays are put into `tensors`.
+
+    Args:
+        value: What to store.
+        where: Its path, which begins the names of its arrays.
+        tensors: Gets the arrays.
+        find: References.
+        depth: How deep in the whole `value` is.
+
+    Raises:
+        UnstorableError: It holds something else than plain values, containers and arrays.
+    """
+    if value is None or isinstance(value, bool) or type(value) is str:
+        return value
+    if type(value) in (int, float):
+        return _number(value)
+    reference = find.find(value, where)
+    if reference is not None:
+        return reference
+    if depth > _DEEPEST:
+        raise UnstorableError(f"{where} is nested more than {_DEEPEST} levels deep")
+    if isinstance(value, list | tuple | set | frozenset | collections.deque | dict):
+        return _container(value, where, tensors, find, depth + 1)
+    return _leaf(value, where, tensors)
+
+
+def _number(value: float) -> JSON:
+    if isinstance(value, int):
+        return value if abs(value) < 2**53 else {"$int": str(value)}
+    return value if math.isfinite(value) else {"$float": repr(value)}
+
+
+def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int) -> JSON:
+    if isinstance(value, dict):
+        pairs = [
+            [encode(k, f"{where}/{k}", tensors, find, depth), encode(v, f"{where}/{k}", tensors, find, depth)]
+            for k, v in value.items()
+        ]
+        return {"$dict": pairs}
+    items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+    numbers = _as_array(items)
+    if numbers is not None and isinstance(value, list):
+        return {"$numbers": _put(numbers, where, tensors)}
+    encoded = [encode(item, f"{where}/{i}", tensors, find, depth) for i, item in enumerate(items)]
+    if isinstance(value, collections.deque):
+        return {"$deque": [value.maxlen, encoded]}
+    kind = next(name for name, cls in _SEQUENCES.items() if isinstance(value, cls))
+    return encoded if kind == "$list" else {kind: encoded}
+
+
+def _as_array(items: list[Any]) -> np.ndarray[Any, Any] | None:
+    """A long list of numbers, such as the losses of all steps, is a tensor: quick to write, and no part of the JSON."""
+    if len(items) < _LONG:
+        return None
+    (kind, *others) = set(map(type, items))
+    if others or kind not in (float, int):
+        return None
+    try:
+        return np.array(items, np.float64 if kind is float else np.int64)
+    except OverflowError:
+        return None
+
+
+def _leaf(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
+    if isinstance(value, np.ndarray | np.generic):
+        return _array(value, where, tensors)
+    if isinstance(value, bytes | bytearray):
+        return {f"${type(value).__name__}": value.hex()}
+    if isinstance(value, complex):
+        return {"$complex": repr(value)}
+    if isinstance(value, pathlib.PurePath):
+        return {"$path": str(value)}
+    if isinstance(value, datetime.timedelta):
+        return {"$timedelta": [value.days, value.seconds, value.microseconds]}
+    if isinstance(value, datetime.date | datetime.time):
+        return {f"${type(value).__name__}": value.isoformat()}
+    if isinstance(value, enum.Enum):
+        return {"$member": [type(value).__qualname__, value.name]}
+    raise UnstorableError(f"{where}: a {type(value).__name__} cannot be stored")
+
+
+def _array(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
+    array = np.asarray(value)
+    if array.dtype.kind in "UO":
+        return {"$texts": [list(array.shape), [str(item) for item in array.reshape(-1)]]}
+    try:
+        survives = array.dtype.kind in "biufcV" and dtype_of(array.dtype.name) == array.dtype
+    except (TypeError, ValueError):
+        survives = False
+    if not survives:
+        raise UnstorableError(f"{where}: an array of {array.dtype} cannot be stored")
+    kind = "$scalar" if isinstance(value, np.generic) else "$array"
+    return {kind: _put(np.array(array, order="C"), where, tensors)}
+
+
+def _put(array: np.ndarray[Any, Any], where: str, tensors: dict[str, SharedTensor]) -> str:
+    name = where
+    while name in tensors:
+        name += "'"
+    tensors[name] = SharedArray(array)
+    return name
+
+
+class Objects(Protocol):
+    """What references and objects of the process' own stand for when values are decoded."""
+
+    def resolve(self, kind: str, value: JSON, present: Any) -> Any:
+        """The object that `{kind: value}` stands for; raises LookupError if there is none."""
+        ...
+
+
+def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Objects, present: Any = None) -> Any:
+    """What `encode` was given.
+
+    Args:
+        value: JSON, checked by `check`.
+        tensors: The arrays.
+        objects: What references stand for.
+        present: What is now in its place.
+
+    Raises:
+        LookupError: A reference stands for nothing here.
+    """
+    if isinstance(value, list):
+        return _items(value, tensors, objects, present)
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind in _TEXTS:
+        return _TEXTS[kind](content)
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](_items(content, tensors, objects, present))
+    if kind in ("$dict", "$deque"):
+        return _decode_container(kind, content, tensors, objects, present)
+    if kind in _PLAIN:
+        return _decode_plain(kind, content, tensors)
+    return objects.resolve(kind, content, present)
+
+
+_PLAIN = ("$timedelta", "$texts", "$array", "$scalar", "$numbers")
+
+
+def _decode_container(kind: str, content: Any, tensors: Mapping[str, Any], objects: Objects, present: Any) -> Any:
+    if kind == "$deque":
+        return collections.deque(_items(content[1], tensors, objects, present), content[0])
+    known = present if isinstance(present, dict) else {}
+    return {_key(k, tensors, objects): decode(v, tensors, objects, known.get(_plain(k))) for k, v in content}
+
+
+def _decode_plain(kind: str, content: Any, tensors: Mapping[str, Any]) -> Any:
+    if kind == "$timedelta":
+        return datetime.timedelta(*content)
+    if kind == "$texts":
+        return np.array(content[1]).reshape(content[0])
+    array = np.array(tensors[content])
+    return array if kind == "$array" else array[()] if kind == "$scalar" else array.tolist()
+
+
+def _items(value: list[JSON], tensors: Mapping[str, Any], objects: Objects, present: Any) -> list[Any]:
+    known = list(present) if isinstance(present, list | tuple | collections.deque) else []
+    return [decode(v, tensors, objects, known[i] if i < len(known) else None) for i, v in enumerate(value)]
+
+
+def _key(value: JSON, tensors: Mapping[str, Any], objects: Objects) -> Any:
+    found = decode(value, tensors, objects)
+    return tuple(found) if isinstance(found, list) else found
+
+
+def _plain(value: JSON) -> Any:
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def check(value: JSON, tensors: Collection[str], where: str, depth: int = 0) -> None:
+    """Makes sure that `decode` can make sense of a value.
+
+    Raises:
+        DamagedBackupError: It cannot.
+    """
+    if depth > 3 * _DEEPEST:
+        raise DamagedBackupError(f"{where[:_DEEPEST]}...: it is nested more than {_DEEPEST} levels deep")
+    if isinstance(value, list):
+        for item in value:
+            check(item, tensors, where, depth + 1)
+    elif isinstance(value, dict):
+        try:
+            ((kind, content),) = value.items()
+            _check_tagged(kind, content, tensors, where, depth + 1)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DamagedBackupError(f"{where}: a value of {list(value)[:2]} cannot be restored: {error}") from error
+
+
+def _check_tagged(kind: str, content: Any, tensors: Collection[str], where: str, depth: int) -> None:
+    _require(kind in _CHECKS or kind in _TEXTS or kind in _SEQUENCES or kind in _NESTED)
+    if kind in _CHECKS:
+        _require(_CHECKS[kind](content, tensors))
+    elif kind in _TEXTS:
+        _require(isinstance(content, str) and len(content) < _LONGEST_TEXT)
+        _TEXTS[kind](content)
+    elif kind in _SEQUENCES:
+        _require(isinstance(content, list))
+    if kind not in _TEXTS and kind not in _CHECKS:
+        check(content, tensors, where, depth)
+    if kind == "$deque":
+        check(content[1], tensors, where, depth)
+
+
+_LONGEST_TEXT = 2**20
+_NESTED = frozenset(["$random", "$iterator", "$new", "$variable", "$tensor", "$bound", "$own", "$dict", "$deque"])
+
+
+def _is_pair_of_texts(content: Any, tensors: Collection[str]) -> bool:
+    return isinstance(content, list) and len(content) == 2 and all(isinstance(text, str) for text in content)
+
+
+def _is_texts(content: Any, tensors: Collection[str]) -> bool:
+    np.empty(len(content[1])).reshape(content[0])
+    return all(isinstance(text, str) for text in content[1])
+
+
+_CHECKS: dict[str, Callable[[Any, Collection[str]], bool]] = {
+    **dict.fromkeys(("$array", "$scalar", "$numbers"), lambda c, tensors: isinstance(c, str) and c in tensors),
+    **dict.fromkeys(("$ref", "$named", "$keep"), lambda c, tensors: isinstance(c, str)),
+    "$timedelta": lambda c, tensors: isinstance(datetime.timedelta(*c), datetime.timedelta),
+    "$texts": _is_texts,
+    "$member": _is_pair_of_texts,
+}
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError("it is not as it was written")

@@ -1,0 +1,367 @@
+"""What training has changed in the user's objects since it began: as records of a backup, and put back from them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks.backups import python_values
+from keras_dist_callbacks.backups.python_values import UnstorableError
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
+from keras_dist_callbacks.training.callback_state import own_state
+from keras_dist_callbacks.training.user_state import nodes
+from keras_dist_callbacks.training.user_state.nodes import Node, Slot, join, parent_of
+from keras_dist_callbacks.training.user_state.walk import Found
+
+_FIXED = ("owned", "asserted", "unknown")
+_NAMED = ("function", "class", "constant")
+_TENSOR = "python"
+
+
+@dataclass
+class Changes:
+    """What has changed.
+
+    Attributes:
+        records: By path: what is there now as JSON, and a digest of it.
+        tensors: The arrays that the records refer to.
+        lost: By path, why a change cannot be saved.
+        traced: Paths of changed values that functions which TensorFlow traces may have read.
+    """
+
+    records: dict[str, JSON] = field(default_factory=dict)
+    tensors: dict[str, SharedTensor] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    traced: list[str] = field(default_factory=list)
+
+
+_BY_TOKEN = {"ref": "$ref", **dict.fromkeys(_NAMED, "$named")}
+_PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "own_state": ("$own", lambda value: _own(value)[0]()),
+    "random": ("$random", nodes.random_state),
+    "variable": ("$variable", lambda value: [variables.read(c) for c in variables.components(value)]),
+    "tensor": ("$tensor", lambda value: np.asarray(value.numpy())),
+}
+"""How the state of an object is stored that is put back in its own way."""
+
+
+def changes_between(start: Found, now: Found) -> Changes:
+    """What differs between two walks of one run."""
+    return _Comparison(start, now).run()
+
+
+def digest_of(node: Node | None) -> str:
+    """A text that tells a value from another one in another process."""
+    return "absent" if node is None else xxhash.xxh3_64_hexdigest(repr(node.token).encode(errors="surrogatepass"))
+
+
+class _Comparison:
+    def __init__(self, start: Found, now: Found) -> None:
+        self._start = start
+        self._now = now
+        self._paths = {id(node.value): path for path, node in now.nodes.items() if node.kind != "ref"}
+        self._changes = Changes()
+        self._inline: set[str] = set()
+
+    def run(self) -> Changes:
+        for path, node in self._now.nodes.items():
+            before = self._start.nodes.get(path)
+            if (before is None or before.token != node.token) and not self._is_inline(path):
+                self._note(path, before, node)
+        for path in self._start.nodes.keys() - self._now.nodes.keys():
+            self._note_absence(path)
+        return self._changes
+
+    def _is_inline(self, path: str) -> bool:
+        """Whether a record of what is above holds it already."""
+        while path:
+            path = parent_of(path)[0]
+            if path in self._inline:
+                return True
+        return False
+
+    def _note(self, path: str, before: Node | None, node: Node) -> None:
+        if node.kind in _FIXED or (
+            before is not None and before.kind in ("owned", "variable") and node.kind == "owned"
+        ):
+            return
+        if before is None and not self._is_new_place(path, node):
+            return
+        try:
+            record = self._encode(path, before, node)
+        except UnstorableError as error:
+            self._changes.lost[path] = str(error)
+            return
+        self._changes.records[path] = [record, digest_of(node)]
+        if node.is_traced:
+            self._changes.traced.append(path)
+
+    def _is_new_place(self, path: str, node: Node) -> bool:
+        """Whether something is bound where nothing was, and not only reached by another way than at the start."""
+        above = self._start.nodes.get(parent_of(path)[0])
+        if node.slot is None:
+            return False
+        if node.slot.kind in ("global", "cell"):
+            return node.kind not in (*_NAMED, "ref", "object", "method")
+        return above is not None or self._now.nodes.get(parent_of(path)[0]) is not None
+
+    def _note_absence(self, path: str) -> None:
+        above, last = parent_of(path)
+        before, holder = self._start.nodes[path], self._now.nodes.get(above)
+        slot = before.slot
+        if slot is None or holder is None or holder.kind not in ("object", "class") or slot.kind != "attribute":
+            return
+        if not hasattr(slot.owner, last):
+            self._changes.records[path] = [{"$named": ""}, "absent"]
+
+    # --- encoding
+
+    def _encode(self, path: str, before: Node | None, node: Node) -> JSON:
+        value, kind = node.value, node.kind
+        if kind in _BY_TOKEN:
+            return {_BY_TOKEN[kind]: str(node.token[1])}
+        if kind == "iterator":
+            return {"$iterator": nodes.iterator_position(value)}
+        if kind == "method":
+            return {"$bound": [self._value(value.__self__, join(path, "self")), str(value.__name__)]}
+        if kind == "object":
+            return self._new_object(path, value)
+        if kind == "generator":
+            raise UnstorableError("a Python generator was advanced, and its position cannot be saved")
+        if kind in _PARTS:
+            tag, parts = _PARTS[kind]
+            return {tag: self._value(parts(value), path)}
+        if kind == "container":
+            self._inline.add(path)
+        return self._value(value, path)
+
+    def _value(self, value: Any, path: str) -> JSON:
+        return python_values.encode(value, f"{_TENSOR}/{path}", self._changes.tensors, _Finder(self, path))
+
+    def reference(self, value: Any, path: str, within: str) -> JSON | None:
+        """What stands for an object within a container that is stored as a whole."""
+        known = self._paths.get(id(value))
+        if known is None or path == within:
+            return None
+        node = self._now.nodes[known]
+        if known != path:
+            is_value = node.kind in ("value", "array", "tensor", "texts")
+            return None if is_value and not isinstance(value, np.ndarray) else {"$ref": known}
+        if node.kind in _NAMED:
+            return {"$named": str(node.token[1])}
+        if node.kind in ("container", "value", "array", "texts"):
+            return None
+        before = self._start.nodes.get(path)
+        if before is not None and before.token == node.token:
+            return {"$keep": path}
+        return self._encode(path, before, node)
+
+    def _new_object(self, path: str, value: Any) -> JSON:
+        """An instance that training has made: of a dataclass only, whose fields say what it consists of."""
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            raise UnstorableError(f"a new {type(value).__qualname__} cannot be made again from a backup")
+        names = [f.name for f in dataclasses.fields(value)]
+        self._inline.add(path)
+        values = [[name, self._value(getattr(value, name), join(path, name))] for name in names]
+        label = f"{type(value).__module__}.{type(value).__qualname__}"
+        return {"$new": [label, {"$dict": values}]}
+
+
+@dataclass
+class _Finder:
+    """References within one record."""
+
+    comparison: _Comparison
+    path: str
+
+    def find(self, value: Any, path: str) -> JSON | None:
+        return self.comparison.reference(value, path.removeprefix(f"{_TENSOR}/"), self.path)
+
+
+# --- restoring
+
+
+def restore(records: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]], now: Found) -> dict[str, str]:
+    """Puts back what was saved, in place where an object is there already.
+
+    Args:
+        records: By path, as `Changes.records`.
+        tensors: Of the backup.
+        now: What a walk has found in this process.
+
+    Returns:
+        By path, why it was not possible.
+    """
+    objects = _Objects(now, tensors)
+    records = {path: record for path, record in records.items() if has_root(path, now)}
+    failed: dict[str, str] = {}
+    later: list[str] = []
+    for path, (record, _) in records.items():
+        try:
+            if isinstance(record, dict) and "$ref" in record:
+                later.append(path)
+            else:
+                objects.put(path, record)
+        except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+            failed[path] = f"{type(error).__name__}: {error}"
+    for path in later:
+        try:
+            objects.put(path, records[path][0])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            failed[path] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def has_root(path: str, now: Found) -> bool:
+    """A callback that is not in the list any more has nothing that could be restored."""
+    root = path.partition("/")[0]
+    return not root.startswith("callback ") or root in now.nodes
+
+
+class _Objects:
+    """Finds places by their path, and makes values."""
+
+    def __init__(self, now: Found, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self._now = now
+        self._tensors = tensors
+        self._made: dict[str, Any] = {}
+
+    def put(self, path: str, record: JSON) -> None:
+        node = self._now.nodes.get(path)
+        if record == {"$named": ""}:
+            if node is not None and node.slot is not None:
+                node.slot.clear()
+            return
+        present = None if node is None else node.value
+        slot = node.slot if node is not None else self._new_slot(path)
+        if isinstance(record, dict) and self._fill_special(record, node):
+            return
+        value = python_values.decode(record, self._tensors, self, present)
+        if node is not None and node.kind in ("container", "array") and _fill(present, value):
+            self._made[path] = present
+            return
+        if slot is None:
+            raise LookupError("nothing can be put there")
+        slot.bind(value)
+        self._made[path] = value
+
+    def _new_slot(self, path: str) -> Slot:
+        """The place of an attribute that this process has not set yet, or of a name that is not bound."""
+        above, name = parent_of(path)
+        owner = self._made[above] if above in self._made else self._holder(above)
+        if name.startswith("__"):
+            raise LookupError("such a name is not restored")
+        if isinstance(owner, dict):
+            return Slot("item", owner, name)
+        return Slot("attribute", owner, name)
+
+    def _holder(self, path: str) -> Any:
+        if path.startswith("module "):
+            for label, value in self._now.labels.items():
+                if label == path.removeprefix("module "):
+                    return vars(value)
+            found = [n.slot.owner for p, n in self._now.nodes.items() if n.slot and parent_of(p)[0] == path]
+            if found:
+                return found[0]
+        node = self._now.nodes[path]
+        return self._now.nodes[str(node.token[1])].value if node.kind == "ref" else node.value
+
+    def _fill_special(self, record: dict[str, JSON], node: Node | None) -> bool:
+        """Changes an object in place that has its own way to be put somewhere."""
+        ((kind, content),) = record.items()
+        if node is None or kind not in ("$random", "$iterator", "$variable", "$own"):
+            return False
+        if kind == "$own":
+            _own(node.value)[1](python_values.decode(content, self._tensors, self))
+            return True
+        if kind == "$random":
+            nodes.set_random_state(node.value, python_values.decode(content, self._tensors, self))
+        elif kind == "$variable":
+            arrays = python_values.decode(content, self._tensors, self)
+            for component, array in zip(variables.components(node.value), arrays, strict=True):
+                variables.assign(component, array)
+        elif isinstance(content, str):  # itertools.count
+            return False
+        else:
+            nodes.set_iterator_position(node.value, content)
+        return True
+
+    def resolve(self, kind: str, value: JSON, present: Any) -> Any:
+        """See `python_values.Objects`."""
+        if kind in ("$ref", "$keep"):
+            return self._made[value] if value in self._made else self._holder(value)
+        if kind == "$named":
+            return self._now.labels[value]
+        if kind == "$member":
+            return self._member(value, present)
+        if kind == "$tensor":
+            return _tensor(python_values.decode(value, self._tensors, self))
+        if kind == "$bound":
+            return getattr(python_values.decode(value[0], self._tensors, self), value[1])
+        if kind == "$iterator":
+            return _counter(value)
+        if kind == "$new":
+            cls = self._now.labels[value[0]]
+            fields = python_values.decode(value[1], self._tensors, self)
+            made = object.__new__(cls)
+            for name, item in fields.items():
+                object.__setattr__(made, name, item)
+            return made
+        raise LookupError(f"{kind} stands for nothing here")
+
+    def _member(self, value: JSON, present: Any) -> Any:
+        known = [type(present)] + [type(n.value) for n in self._now.nodes.values() if isinstance(n.value, enum.Enum)]
+        known += [item for item in self._now.labels.values() if isinstance(item, type)]
+        for cls in known:
+            if issubclass(cls, enum.Enum) and cls.__qualname__ == value[0]:
+                return cls[value[1]]
+        raise LookupError(f"no class {value[0]} was found")
+
+
+def _own(value: Any) -> Any:
+    found = own_state(value)
+    if found is None:
+        raise LookupError("it has no get_state and set_state now")
+    return found
+
+
+def _tensor(array: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.constant(array)
+
+
+def _counter(text: str) -> Any:
+    import itertools
+
+    numbers = text.removeprefix("count(").removesuffix(")").split(", ")
+    return itertools.count(*(float(x) if "." in x or "e" in x else int(x) for x in numbers))
+
+
+def _fill(present: Any, value: Any) -> bool:
+    """Makes a container or array what another one is, because others may hold on to it; False if it cannot be."""
+    if type(value) is not type(present) and not (isinstance(present, list | dict) and isinstance(value, list | dict)):
+        return False
+    if isinstance(present, np.ndarray):
+        if present.shape != value.shape or present.dtype != value.dtype or not present.flags.writeable:
+            return False
+        present[...] = value
+    elif isinstance(present, list | bytearray):
+        present[:] = value
+    elif isinstance(present, dict | set):
+        present.clear()
+        present.update(value)
+    elif isinstance(present, collections.deque) and present.maxlen == value.maxlen:
+        present.clear()
+        present.extend(value)
+    else:
+        return False
+    return True

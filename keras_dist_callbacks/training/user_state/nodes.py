@@ -1,0 +1,229 @@
+"""What a walk records of one object: where it is bound, of what kind it is, and a token that two walks can compare."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import enum
+import itertools
+import marshal
+import operator
+import pathlib
+import random
+import types
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+_SCALARS = frozenset(
+    [
+        *(type(None), bool, int, float, complex, str, bytes),
+        *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
+        *(np.float16, np.float32, np.float64),
+    ]
+)
+IMMUTABLE = (
+    *(type(None), bool, int, float, complex, str, bytes, np.generic, enum.Enum, pathlib.PurePath),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, range, slice),
+)
+"""Values that cannot change: only the place where they are bound can."""
+
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
+ITERATORS: tuple[type, ...] = (
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+    type(reversed([])),
+    itertools.count,
+)
+_RANGE_ITERATOR = type(iter(range(0)))
+
+
+class Slot(NamedTuple):
+    """Where a value is bound.
+
+    Attributes:
+        kind: `"attribute"`, `"item"`, `"global"`, `"cell"`, `"default"`, `"keyword"`, or `"magnitude"`: an attribute
+            of which only the absolute value counts.
+        owner: The object, container, namespace, cell or function.
+        key: Its name, key or index there.
+    """
+
+    kind: str
+    owner: Any
+    key: Any = None
+
+    def bind(self, value: Any) -> None:
+        """Puts a value there."""
+        if self.kind == "attribute":
+            _set_attribute(self.owner, self.key, value)
+        elif self.kind == "magnitude":
+            _set_attribute(self.owner, self.key, np.copysign(value, getattr(self.owner, self.key)).item())
+        elif self.kind == "cell":
+            self.owner.cell_contents = value
+        elif self.kind == "default":
+            defaults = list(self.owner.__defaults__)
+            defaults[self.key] = value
+            self.owner.__defaults__ = tuple(defaults)
+        else:
+            self.owner[self.key] = value
+
+    def clear(self) -> None:
+        """Takes the value away: the name is not bound any more."""
+        if self.kind in ("attribute", "magnitude"):
+            delattr(self.owner, self.key)
+        elif self.kind == "cell":
+            del self.owner.cell_contents
+        else:
+            del self.owner[self.key]
+
+
+def _set_attribute(owner: Any, name: str, value: Any) -> None:
+    try:
+        setattr(owner, name, value)
+    except dataclasses.FrozenInstanceError:
+        object.__setattr__(owner, name, value)
+
+
+class Node(NamedTuple):
+    """One object as a walk found it.
+
+    Attributes:
+        slot: Where it is bound; None where nothing can be put in its place.
+        value: The object.
+        kind: How it is compared, saved and restored.
+        token: Two nodes of one path with the same token are the same value.
+        is_traced: Whether functions that TensorFlow traces may have read it.
+    """
+
+    slot: Slot | None
+    value: Any
+    kind: str
+    token: tuple[Any, ...]
+    is_traced: bool = False
+
+
+def join(path: str, *segments: object) -> str:
+    """A path below another one."""
+    return "/".join([path, *(str(segment).replace("~", "~0").replace("/", "~1") for segment in segments)])
+
+
+def parent_of(path: str) -> tuple[str, str]:
+    """The path above, and the last segment."""
+    above, _, last = path.rpartition("/")
+    return above, last.replace("~1", "/").replace("~0", "~")
+
+
+def immutable_token(value: Any) -> tuple[Any, ...]:
+    """The token of a value of one of the types `IMMUTABLE`."""
+    if isinstance(value, enum.Enum):
+        return ("enum", type(value).__qualname__, value.name)
+    if isinstance(value, np.generic):
+        return ("value", value.dtype.str, value.tobytes())
+    return ("value", type(value).__name__, value if isinstance(value, str | bytes) else repr(value))
+
+
+def plain_token(value: Any) -> Any:
+    """What an object has told of its own state, so that two such answers can be compared."""
+    if isinstance(value, dict):
+        return {key: plain_token(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_token(item) for item in value]
+    return array_token(value) if isinstance(value, np.ndarray) else value
+
+
+def is_flat(items: Iterable[Any]) -> bool:
+    """Whether all items are plain numbers, strings and the like."""
+    return set(map(type, items)) <= _SCALARS
+
+
+def flat_token(value: Any) -> tuple[Any, ...]:
+    """The token of a container of plain values."""
+    if isinstance(value, bytearray):
+        return ("bytes", xxhash.xxh3_128_hexdigest(value))
+    if isinstance(value, dict):
+        content: Any = [*value, *value.values()]
+    else:
+        content = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+    kinds = ",".join(kind.__name__ for kind in dict.fromkeys(map(type, content)))
+    if len(kinds) > 8:
+        kinds = ",".join(sorted(kinds.split(",")))
+    return (type(value).__name__, len(value), kinds, xxhash.xxh3_128_hexdigest(marshal.dumps(content, 2)))
+
+
+def array_token(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """The token of a numeric array."""
+    found = np.ascontiguousarray(array)
+    return ("array", array.dtype.str, array.shape, xxhash.xxh3_128_hexdigest(found.reshape(-1).view(np.uint8).data))
+
+
+def is_numeric(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array holds numbers, and nothing that only an interpreter knows."""
+    return array.dtype.kind in "biufcV" and not array.dtype.hasobject and array.dtype.names is None
+
+
+def random_token(generator: Any) -> tuple[Any, ...]:
+    """The token of a random generator of Python or numpy: its state."""
+    return ("random", type(generator).__name__, xxhash.xxh3_128_hexdigest(repr(random_state(generator)).encode()))
+
+
+def random_state(generator: Any) -> Any:
+    """The state of a random generator of Python or numpy, as plain values."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    found = generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state(False)
+    return _plain(found)
+
+
+def set_random_state(generator: Any, state: Any) -> None:
+    """Puts back what `random_state` returned."""
+    if isinstance(generator, random.Random):
+        generator.setstate((state[0], tuple(state[1]), state[2]))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def iterator_token(iterator: Any) -> tuple[Any, ...]:
+    """The token of an iterator over a list, a tuple or a range, or of a counter: how far it is."""
+    return ("iterator", type(iterator).__name__, iterator_position(iterator))
+
+
+def iterator_position(iterator: Any) -> Any:
+    """How far an iterator is: the index of the next item, for a range how many are left, for a counter its text."""
+    if isinstance(iterator, itertools.count):
+        return repr(iterator)
+    if isinstance(iterator, _RANGE_ITERATOR):
+        return operator.length_hint(iterator)
+    reduced = iterator.__reduce__()
+    return reduced[2] if len(reduced) > 2 else -1
+
+
+def set_iterator_position(iterator: Any, position: int) -> None:
+    """Moves an iterator to what `iterator_position` returned."""
+    if isinstance(iterator, _RANGE_ITERATOR):
+        for _ in range(operator.length_hint(iterator) - position):
+            next(iterator)
+    elif position < 0:
+        collections.deque(iterator, maxlen=0)
+    else:
+        iterator.__setstate__(position)
+
+
+def generator_token(generator: types.GeneratorType[Any, Any, Any]) -> tuple[Any, ...]:
+    """The token of a Python generator: where it is in its code, and its plain variables."""
+    frame = generator.gi_frame
+    if frame is None:
+        return ("generator", "finished")
+    plain = {name: value for name, value in frame.f_locals.items() if isinstance(value, bool | int | float | str)}
+    return ("generator", frame.f_lasti, repr(plain))

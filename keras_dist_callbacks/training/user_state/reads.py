@@ -1,0 +1,96 @@
+"""What a function's bytecode refers to: globals, attributes of modules, and what cannot be followed."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+_DYNAMIC = frozenset(["eval", "exec", "globals", "__import__", "_getframe", "currentframe", "import_module"])
+_FILE_READS = frozenset(
+    [
+        *(
+            "load_weights",
+            "load_model",
+            "load",
+            "loads",
+            "loadtxt",
+            "genfromtxt",
+            "fromfile",
+            "read_text",
+            "read_bytes",
+        ),
+        *("read_csv", "read_json", "read_parquet", "read_pickle", "urlopen", "read_file", "latest_checkpoint"),
+    ]
+)
+_IN_MEMORY = frozenset(["loads"])
+_WRITING_MODES = tuple("wax")
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What the code of one function refers to, functions within it included.
+
+    Attributes:
+        global_names: Module-level names that it reads or writes.
+        names: All names of globals and attributes.
+        imports: Modules that it imports.
+        dynamic: A name by which it can reach anything, such as `eval`; None if there is none.
+        reads_files: A name by which it reads a file that may have changed, such as `load_weights`; None likewise.
+    """
+
+    global_names: frozenset[str]
+    names: frozenset[str]
+    imports: frozenset[str]
+    dynamic: str | None
+    reads_files: str | None
+
+
+@functools.lru_cache(maxsize=4096)
+def reads_of(code: types.CodeType) -> Reads:
+    """Looks through the bytecode of a function."""
+    global_names: set[str] = set()
+    names: set[str] = set()
+    imports: set[str] = set()
+    modes: list[str] = []
+    for part in _codes(code):
+        names.update(part.co_names)
+        modes += [item for item in part.co_consts if isinstance(item, str) and item[:1] in _WRITING_MODES]
+        for instruction in dis.get_instructions(part):
+            if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"):
+                global_names.add(instruction.argval)
+            elif instruction.opname == "IMPORT_NAME":
+                imports.add(instruction.argval)
+    dynamic = next(iter(sorted(names & _DYNAMIC)), None)
+    opened = "open" if "open" in names and not any(len(mode) <= 3 for mode in modes) else None
+    found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY)), opened)
+    return Reads(frozenset(global_names), frozenset(names), frozenset(imports), dynamic, found)
+
+
+@functools.lru_cache(maxsize=4096)
+def code_digest(code: types.CodeType) -> str:
+    """A hash of what a function does: neither comments, docstrings, formatting nor its place in the file change it."""
+    digest = xxhash.xxh3_64()
+    for part in _codes(code):
+        digest.update(repr((part.co_varnames[: part.co_argcount + part.co_kwonlyargcount], part.co_flags)).encode())
+        for instruction in dis.get_instructions(part):
+            digest.update(f"{instruction.opname} {_shown(instruction.argval)};".encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, types.CodeType):
+        return value.co_name
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
