@@ -94,7 +94,7 @@ _MARKS = ("_self_", "_kdc_", "_obj_reference", "_tf_api", "_auto")
 
 def is_set_by_library(owner: Any, name: str) -> bool:
     """Whether an attribute is one that Keras' own methods set, and so may read."""
-    return name in _library_names(type(owner))
+    return not isinstance(owner, type | types.ModuleType) and name in _library_names(type(owner))
 
 
 def _variables(value: Any) -> list[Any]:
@@ -141,8 +141,12 @@ def _saved_names(cls: type) -> frozenset[str]:
     return keras_callbacks.saved_names(cls, _library_names)
 
 
-@functools.lru_cache(maxsize=1024)
 def _library_names(cls: Any) -> frozenset[str]:
+    return _set_by_library(cls)
+
+
+@functools.lru_cache(maxsize=1024)
+def _set_by_library(cls: Any) -> frozenset[str]:
     """Names of attributes that the library classes which a class extends set on `self`."""
     found: set[str] = set(_set_from_outside() if _is_keras(cls) else ())
     for base in cls.__mro__:

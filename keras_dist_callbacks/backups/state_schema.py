@@ -21,6 +21,8 @@ from keras_dist_callbacks.errors import DamagedBackupError
 CALLBACK = "callback:"
 """In front of a callback's name."""
 USER_STATE = verdict.USER_STATE
+ENVIRONMENT = "environment"
+"""The topic with the worker's numerical environment: versions, processors, switches."""
 PYTHON = "python_state"
 """The topic with what training has changed in the user's objects: by path, what it is now and a digest of it."""
 
@@ -108,6 +110,7 @@ _TYPES: dict[str, Any] = {
     "epochs_by_count": list[tuple[Count, Count, Count]],
     PYTHON: dict[str, tuple[Any, str]],
     verdict.LOST: Texts,
+    ENVIRONMENT: dict[str, str],
     verdict.UNTRACKED_INPUT: Hidden,
     verdict.RANDOM_OPERATIONS: Texts,
     verdict.NOT_SAVED: Texts,

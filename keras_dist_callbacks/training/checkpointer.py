@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from keras_dist_callbacks import validation
-from keras_dist_callbacks._compat import rng, variables
+from keras_dist_callbacks._compat import environment, rng, variables
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot, WorkerState
+from keras_dist_callbacks.backups.state_schema import ENVIRONMENT
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.engine.committer import EngineOptions
@@ -138,6 +139,7 @@ class Checkpointer(NotCopyable):
         self._say = functools.partial(say, verbose=verbose > 0)
         tell = functools.partial(self._say, level=logging.WARNING)
         self._shutdown = ShutdownController(shutdown, self._engine, self._cluster, name, tell, _is_alive(self))
+        self._environment = environment.describe()
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
 
     def restore(self) -> bool:
@@ -303,6 +305,8 @@ class Checkpointer(NotCopyable):
 
     def _apply(self, commit: str, saved: WorkerState, now: Mapping[str, JSON]) -> None:
         reasons, conditions = verdict.inexact_reasons(saved, now), verdict.conditions(saved)
+        other_bits, more = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
+        reasons, conditions = [*reasons, *other_bits], [*conditions, *more]
         reasons += apply_variables(self._trained, saved, self._cluster)
         self.state.update(from_json(saved.state["user"], saved.tensors))
         position = saved.position
@@ -337,6 +341,7 @@ class Checkpointer(NotCopyable):
             "rng": rng.capture(),
             "user": to_json(self.state, "user", arrays),
             verdict.NOT_SAVED: [],
+            ENVIRONMENT: self._environment,
         }
         state, held = self._input.capture()
         topics.update(state)

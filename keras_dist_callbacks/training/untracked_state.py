@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_dist_callbacks._compat import graphs, variables
+from keras_dist_callbacks._compat import environment, graphs, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
-from keras_dist_callbacks.backups.state_schema import PYTHON
+from keras_dist_callbacks.backups.state_schema import ENVIRONMENT, PYTHON
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.terminal import warn
@@ -39,6 +39,7 @@ class UntrackedState:
         self._step = CapturedVariables(fit)
         self._user = user
         user.is_saved = self._is_saved
+        self._environment = environment.describe()
         self.conditions: list[str] = []
         self._facts = Fingerprint(fit)
         self._unknown: list[str] | None = None
@@ -55,6 +56,7 @@ class UntrackedState:
         topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training)
         topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions]
         topics[verdict.LOST] = self._user.lost
+        topics[ENVIRONMENT] = self._environment
         return topics, tensors
 
     def step_done(self) -> None:
@@ -74,7 +76,9 @@ class UntrackedState:
         noted = hasattr(self._fit.model, "_kdc_compiled_rates")
         loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None and not noted
         settings, self.conditions = self._user.edits(saved.tensors, self._facts.names_that_differ(saved.tensors))
-        return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded) + settings
+        other_bits, conditions = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
+        self.conditions += conditions
+        return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded) + settings + other_bits
 
     def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
         """What a restore returns; an error of it tells what is known to have changed since the backup.

@@ -11,6 +11,7 @@ from tests.support.exactness_models import MODEL_CASES
 from tests.support.exactness_pairs import PAIR_CASES
 from tests.support.exactness_parts import PART_CASES
 from tests.support.exactness_python import PYTHON_CASES
+from tests.support.exactness_state import STATE_CASES
 from tests.support.exactness_trainers import TRAINER_CASES
 
 CASES: dict[str, Case] = {
@@ -25,3 +26,5 @@ CASES: dict[str, Case] = {
     **PART_CASES,
 }
 CELLS = [(name, strategy) for name, case in CASES.items() for strategy in case.strategies]
+ALL_CASES = {**CASES, **STATE_CASES}
+"""Those of the table, and the generated ones, of which no verdict is expected but a true one."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from keras_dist_callbacks.testing import compare_runs, run_until_done
 from tests.support import SUPPORT
-from tests.support.exactness_cases import CASES
+from tests.support.exactness_cases import ALL_CASES as CASES
 from tests.support.processes import job
 
 SCRIPT = [sys.executable, str(SUPPORT / "exactness_job.py")]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks._compat import library_state, variables
 from keras_dist_callbacks.backups import python_values
 from keras_dist_callbacks.backups.python_values import UnstorableError
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
@@ -46,7 +46,7 @@ class Changes:
 _BY_TOKEN = {"ref": "$ref", **dict.fromkeys(_NAMED, "$named")}
 _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "own_state": ("$own", lambda value: _own(value)[0]()),
-    "random": ("$random", nodes.random_state),
+    "random": ("$random", lambda value: [type(value).__name__, nodes.random_state(value)]),
     "variable": ("$variable", lambda value: [variables.read(c) for c in variables.components(value)]),
     "tensor": ("$tensor", lambda value: np.asarray(value.numpy())),
 }
@@ -107,11 +107,15 @@ class _Comparison:
     def _is_new_place(self, path: str, node: Node) -> bool:
         """Whether something is bound where nothing was, and not only reached by another way than at the start."""
         above = self._start.nodes.get(parent_of(path)[0])
-        if node.slot is None:
+        if node.slot is None or self._is_first_use(node.slot):
             return False
         if node.slot.kind in ("global", "cell"):
             return node.kind not in (*_NAMED, "ref", "object", "method")
         return above is not None or self._now.nodes.get(parent_of(path)[0]) is not None
+
+    def _is_first_use(self, slot: Slot) -> bool:
+        """Whether Keras itself has set an attribute that it did not need before."""
+        return slot.kind == "attribute" and library_state.is_set_by_library(slot.owner, slot.key)
 
     def _note_absence(self, path: str) -> None:
         above, last = parent_of(path)
@@ -283,7 +287,10 @@ class _Objects:
             _own(node.value)[1](python_values.decode(content, self._tensors, self))
             return True
         if kind == "$random":
-            nodes.set_random_state(node.value, python_values.decode(content, self._tensors, self))
+            kind, state = python_values.decode(content, self._tensors, self)
+            if type(node.value).__name__ != kind:
+                return False
+            nodes.set_random_state(node.value, state)
         elif kind == "$variable":
             arrays = python_values.decode(content, self._tensors, self)
             for component, array in zip(variables.components(node.value), arrays, strict=True):
@@ -308,6 +315,8 @@ class _Objects:
             return getattr(python_values.decode(value[0], self._tensors, self), value[1])
         if kind == "$iterator":
             return _counter(value)
+        if kind == "$random":
+            return nodes.new_random(*python_values.decode(value, self._tensors, self))
         if kind == "$new":
             cls = self._now.labels[value[0]]
             fields = python_values.decode(value[1], self._tensors, self)

@@ -188,6 +188,20 @@ def set_random_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
+def new_random(kind: str, state: Any) -> Any:
+    """A random generator of Python or numpy with a state."""
+    if kind == "Random":
+        made: Any = random.Random()  # noqa: S311 - it is the user's
+    elif kind == "RandomState":
+        made = np.random.RandomState()
+    elif kind == "Generator" and state["bit_generator"] in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"):
+        made = np.random.Generator(getattr(np.random, state["bit_generator"])())
+    else:
+        raise LookupError(f"a {kind} cannot be made again")
+    set_random_state(made, state)
+    return made
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}

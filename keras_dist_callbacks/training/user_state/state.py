@@ -40,6 +40,7 @@ class UserState:
         self._fit = fit
         self._callbacks = walked_callbacks(callbacks)
         self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
+        self._start = Found()
         self._start = self._walk(input_roots(fit))
         self._description = edits.describe(self._start, self._names_of_the_user())
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
@@ -107,7 +108,7 @@ class UserState:
         policy = Policy(is_asserted, own_state, self.is_saved)
         roots = roots_of(self._fit, self._callbacks)
         roots = {path: root for path, root in roots.items() if root.is_traced or not only_traced}
-        return walk({**roots, **(more or {})}, policy)
+        return walk({**roots, **(more or {})}, policy, start=self._start if self._start.nodes else None)
 
     def _read_while_traced(self, found: changes.Changes, now: Found) -> list[str]:
         """Changed values of which TensorFlow may hold on to what they were when it traced the step."""

@@ -9,7 +9,7 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,19 +94,22 @@ class Found:
     traced_names: set[str] = field(default_factory=set)
 
 
-def walk(roots: Mapping[str, Root], policy: Policy, limits: Limits | None = None) -> Found:
+def walk(
+    roots: Mapping[str, Root], policy: Policy, limits: Limits | None = None, *, start: Found | None = None
+) -> Found:
     """Looks at everything that the roots reach, on the main thread, between two steps.
 
     Args:
         roots: By path, in the order in which they are visited: an object has the path by which it is reached first.
         policy: What is not looked into.
         limits: How much is.
+        start: An earlier walk, whose paths come before others: an object that is still there has the path from then.
     """
-    return _Walk(policy, limits or Limits()).run(roots)
+    return _Walk(policy, limits or Limits(), None if start is None else start.nodes.keys()).run(roots)
 
 
 class _Walk:
-    def __init__(self, policy: Policy, limits: Limits) -> None:
+    def __init__(self, policy: Policy, limits: Limits, known: Collection[str] | None) -> None:
         self.found = Found()
         self._policy = policy
         self._limits = limits
@@ -115,6 +118,8 @@ class _Walk:
         self._paths: dict[int, str] = {}
         self._alive: list[Any] = []  # an id is unique only while its object lives
         self._queue: deque[tuple[str, Slot | None, Any, bool]] = deque()
+        self._known = known
+        self._later: deque[tuple[str, Slot | None, Any, bool]] = deque()
 
     def run(self, roots: Mapping[str, Root]) -> Found:
         for is_traced in (True, False):  # what traced functions reach has its path from there
@@ -122,6 +127,9 @@ class _Walk:
                 if root.is_traced == is_traced:
                     self.push(path, None, root.value, is_traced)
             self._drain()
+        self._known = None
+        self._queue, self._later = self._later, self._queue
+        self._drain()
         return self.found
 
     def _drain(self) -> None:
@@ -134,7 +142,8 @@ class _Walk:
             self._visit(path, slot, value, is_traced)
 
     def push(self, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-        self._queue.append((path, slot, value, is_traced))
+        queue = self._queue if self._known is None or path in self._known else self._later
+        queue.append((path, slot, value, is_traced))
 
     def _visit(self, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
         if path in self.found.nodes:

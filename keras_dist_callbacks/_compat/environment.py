@@ -1,0 +1,100 @@
+"""What the bits of a training depend on besides its program: versions, processors, threads, switches of TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks._compat import rng
+
+_INSTRUCTIONS = ("sse4", "avx", "fma", "amx", "neon", "asimd", "sve")
+_SWITCHES = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA", "XLA_FLAGS", "TF_XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+_NAMES = {
+    "cpu": "the CPU model",
+    "cpu_instructions": "the CPU's instruction sets",
+    "gpus": "the GPUs",
+    "threads": "the number of CPUs or threads",
+    "tf32": "TensorFloat-32 execution",
+    "deterministic": "op determinism",
+    "floatx": "keras.config.floatx()",
+    "python": "the version of Python",
+    "numpy": "the version of numpy",
+}
+_ONLY_PYTHON = ("python", "numpy")
+"""What the operations of TensorFlow do not depend on."""
+
+
+def describe() -> dict[str, str]:
+    """The numerical environment of this process, as names and texts."""
+    import keras
+    import tensorflow as tf
+
+    model, instructions = _processor()
+    gpus = [_gpu_name(gpu) for gpu in tf.config.list_physical_devices("GPU")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = (
+        tf.config.threading.get_intra_op_parallelism_threads() or cores,
+        tf.config.threading.get_inter_op_parallelism_threads() or cores,
+    )
+    found = {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "numpy": np.__version__,
+        "cpu": model,
+        "cpu_instructions": instructions,
+        "gpus": ", ".join(gpus) or "none",
+        "threads": f"{threads[0]} and {threads[1]}",
+        "deterministic": str(rng.is_deterministic()),
+        "floatx": str(keras.config.floatx()),
+    }
+    if gpus:
+        found["tf32"] = str(tf.config.experimental.tensor_float_32_execution_enabled())
+    return {**found, **{name: os.environ[name] for name in _SWITCHES if os.environ.get(name)}}
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Why another environment computes other bits, and on what it depends whether it does.
+
+    Args:
+        before: Of the run that wrote the backup; empty if it is not known.
+        now: Of this process.
+
+    Returns:
+        Reasons why training is not exact, and conditions under which it is.
+    """
+    reasons, conditions = [], []
+    for name in dict.fromkeys([*before, *now]) if before else ():
+        was, is_now = before.get(name, "not set"), now.get(name, "not set")
+        if was == is_now:
+            continue
+        what = _NAMES.get(name, f"the environment variable {name}")
+        if name in _ONLY_PYTHON:
+            conditions.append(f"{what}, which was {was} and is {is_now} now, does not affect the user's Python code")
+        else:
+            reasons.append(f"{what} changed from {was} to {is_now}, which may change the last bits of results")
+    return reasons, conditions
+
+
+def _processor() -> tuple[str, str]:
+    """The CPU's model, and which of its instruction sets kernels are chosen by."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine(), ""
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    return (
+        fields.get("model name") or platform.machine(),
+        " ".join(sorted(flag for flag in flags if flag.startswith(_INSTRUCTIONS))),
+    )
+
+
+def _gpu_name(device: Any) -> str:
+    import tensorflow as tf
+
+    return str(tf.config.experimental.get_device_details(device).get("device_name", device.name))
