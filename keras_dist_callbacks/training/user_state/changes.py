@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,21 @@ def digest_of(node: Node | None) -> str:
     return "absent" if node is None else xxhash.xxh3_64_hexdigest(repr(node.token).encode(errors="surrogatepass"))
 
 
+def digest_below(found: Found, path: str) -> str:
+    """The same for a value with all that is in it."""
+    node = found.node(path)
+    if node is None or node.kind not in ("container", "object"):
+        return digest_of(node)
+    tokens = {other: n.token for other, n in found.nodes.items() if other.startswith(f"{path}/")}
+    text = repr((node.token, sorted(tokens.items())))
+    return xxhash.xxh3_64_hexdigest(text.encode(errors="surrogatepass"))
+
+
+def digests(found: Found, path: str) -> tuple[str, str]:
+    """Both, because a record holds the one or the other."""
+    return digest_of(found.node(path)), digest_below(found, path)
+
+
 class _Comparison:
     def __init__(self, start: Found, now: Found) -> None:
         self._start = start
@@ -88,7 +104,19 @@ class _Comparison:
                 return True
         return False
 
+    def _note_layer(self, path: str, before: Node, node: Node) -> None:
+        """Settings of a layer of Keras' own; what it sets for the first time is no change."""
+        then, now = dict(before.token[2:]), dict(node.token[2:])
+        for name in then.keys() & now.keys():
+            if then[name] != now[name]:
+                setting = self._now.node(join(path, name))
+                if setting is not None:
+                    self._note(join(path, name), setting, setting)
+
     def _note(self, path: str, before: Node | None, node: Node) -> None:
+        if before is not None and before.kind == node.kind == "layer":
+            self._note_layer(path, before, node)
+            return
         if node.kind in _FIXED or (
             before is not None and before.kind in ("owned", "variable") and node.kind == "owned"
         ):
@@ -100,9 +128,12 @@ class _Comparison:
         except UnstorableError as error:
             self._changes.lost[path] = str(error)
             return
-        self._changes.records[path] = [record, digest_of(node)]
+        self._changes.records[path] = [record, self._digest(path, node)]
         if node.is_traced:
             self._changes.traced.append(path)
+
+    def _digest(self, path: str, node: Node) -> str:
+        return digest_below(self._now, path) if path in self._inline else digest_of(node)
 
     def _is_new_place(self, path: str, node: Node) -> bool:
         """Whether something is bound where nothing was, and not only reached by another way than at the start."""
@@ -207,19 +238,11 @@ def restore(records: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, A
     objects = _Objects(now, tensors)
     records = {path: record for path, record in records.items() if has_root(path, now)}
     failed: dict[str, str] = {}
-    later: list[str] = []
-    for path, (record, _) in records.items():
-        try:
-            if isinstance(record, dict) and "$ref" in record:
-                later.append(path)
-            else:
-                objects.put(path, record)
-        except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
-            failed[path] = f"{type(error).__name__}: {error}"
-    for path in later:
+    # What refers to other objects comes last: they may have been put in the place of others until then.
+    for path in sorted(records, key=lambda path: '"$ref"' in json.dumps(records[path][0])):
         try:
             objects.put(path, records[path][0])
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
             failed[path] = f"{type(error).__name__}: {error}"
     return failed
 
@@ -239,7 +262,7 @@ class _Objects:
         self._made: dict[str, Any] = {}
 
     def put(self, path: str, record: JSON) -> None:
-        node = self._now.nodes.get(path)
+        node = self._now.node(path)
         if record == {"$named": ""}:
             if node is not None and node.slot is not None:
                 node.slot.clear()
@@ -309,14 +332,10 @@ class _Objects:
             return self._now.labels[value]
         if kind == "$member":
             return self._member(value, present)
-        if kind == "$tensor":
-            return _tensor(python_values.decode(value, self._tensors, self))
+        if kind in _MAKERS:
+            return _MAKERS[kind](python_values.decode(value, self._tensors, self))
         if kind == "$bound":
             return getattr(python_values.decode(value[0], self._tensors, self), value[1])
-        if kind == "$iterator":
-            return _counter(value)
-        if kind == "$random":
-            return nodes.new_random(*python_values.decode(value, self._tensors, self))
         if kind == "$new":
             cls = self._now.labels[value[0]]
             fields = python_values.decode(value[1], self._tensors, self)
@@ -355,9 +374,17 @@ def _counter(text: str) -> Any:
     return itertools.count(*(float(x) if "." in x or "e" in x else int(x) for x in numbers))
 
 
+_MAKERS: dict[str, Callable[[Any], Any]] = {
+    "$tensor": _tensor,
+    "$iterator": _counter,
+    "$random": lambda value: nodes.new_random(*value),
+}
+
+
 def _fill(present: Any, value: Any) -> bool:
     """Makes a container or array what another one is, because others may hold on to it; False if it cannot be."""
-    if type(value) is not type(present) and not (isinstance(present, list | dict) and isinstance(value, list | dict)):
+    kind = next((kind for kind in (list, dict) if isinstance(present, kind)), type(present))
+    if not isinstance(value, kind):
         return False
     if isinstance(present, np.ndarray):
         if present.shape != value.shape or present.dtype != value.dtype or not present.flags.writeable:

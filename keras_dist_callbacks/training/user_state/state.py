@@ -70,7 +70,7 @@ class UserState:
         failed = changes.restore(saved, tensors, self._walk())
         now = self._walk()
         for path, (_, digest) in saved.items():
-            if changes.has_root(path, now) and changes.digest_of(now.nodes.get(path)) != digest:
+            if changes.has_root(path, now) and digest not in changes.digests(now, path):
                 failed.setdefault(path, "it does not hold the saved value now")
         return group(_finding("lost", path, why, now) for path, why in failed.items())[1]
 
@@ -118,8 +118,9 @@ class UserState:
 
     def _has_value_of_traces(self, path: str, now: Found) -> bool:
         """Whether the value is what it was at each trace of the step in use: it is restored before the next."""
-        token = now.nodes[path].token
-        return bool(self._traced) and all(path in t.nodes and t.nodes[path].token == token for t in self._traced)
+        node = now.node(path)
+        then = [traced.node(path) for traced in self._traced]
+        return bool(then) and node is not None and all(t is not None and t.token == node.token for t in then)
 
 
 _TRACED = "training has changed it, and a step that TensorFlow traced may keep its earlier value"
@@ -129,7 +130,8 @@ def _may_be_traced(path: str, now: Found) -> bool:
     root, *segments = path.split("/")
     if root.partition(" ")[0] not in ("model", "optimizer", "loss", "metrics", "weighted metrics"):
         return True
-    slot = now.nodes[path].slot
+    node = now.node(path)
+    slot = None if node is None else node.slot
     if slot is not None and slot.kind == "attribute" and library_state.is_set_by_library(slot.owner, slot.key):
         return True
     return any(segment in now.traced_names for segment in segments)

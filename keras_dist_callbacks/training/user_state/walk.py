@@ -93,6 +93,20 @@ class Found:
     code: dict[str, str] = field(default_factory=dict)
     traced_names: set[str] = field(default_factory=set)
 
+    def node(self, path: str) -> Node | None:
+        """The node of a path, that of a setting of a layer included, which the layer's own token holds."""
+        if path in self.nodes:
+            return self.nodes[path]
+        above, name = n.parent_of(path)
+        layer = self.nodes.get(above)
+        if layer is None or layer.kind != "layer":
+            return None
+        settings = dict(layer.token[2:])
+        slot = Slot("attribute", layer.value, name)
+        if name not in settings:
+            return None
+        return Node(slot, settings[name], "value", n.immutable_token(settings[name]), layer.is_traced)
+
 
 def walk(
     roots: Mapping[str, Root], policy: Policy, limits: Limits | None = None, *, start: Found | None = None
@@ -492,24 +506,46 @@ def _look_at_constant(walk: _Walk, path: str, slot: Slot | None, value: Any, is_
 # --- instances
 
 
+def _look_at_library_layer(walk: _Walk, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    settings, others = library_state.settings_of_layer(value)
+    walk.add(path, slot, value, "layer", is_traced, ("layer", _name_of(type(value)), *settings.items()))
+    for name, item in others:
+        walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
+    for name, item in library_state.layer_parts(value, of_training=is_traced):
+        walk.push(join(path, name), None, item, is_traced)
+
+
 def _look_at_instance(walk: _Walk, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    cls = type(value)
-    if is_output(value):
-        walk.add(path, slot, value, "constant", is_traced)
-    elif walk.is_asserted(value):
-        walk.add(path, slot, value, "asserted", is_traced)
-    elif library_state.is_owned(value):
-        walk.add(path, slot, value, "owned", is_traced)
-    elif library_state.is_opaque(value) or (is_library(cls.__module__) and not _is_open(cls)):
+    if library_state.is_library_layer(value):
+        _look_at_library_layer(walk, path, slot, value, is_traced)
+        return
+    fixed = _fixed_kind(walk, value)
+    if fixed is not None:
+        walk.add(path, slot, value, fixed, is_traced)
+    elif library_state.is_opaque(value) or (is_library(type(value).__module__) and not _is_open(type(value))):
         walk.add_unknown(path, slot, value, is_traced)
     elif (own := walk.own_state(value)) is not None:
         walk.add(path, slot, value, "own_state", is_traced, ("own_state", repr(n.plain_token(own))))
     else:
-        walk.add(path, slot, value, "object", is_traced)
-        if not is_library(cls.__module__):
-            walk.push(f"class {_name_of(cls)}", None, cls, is_traced)
-        for name, item, kind in library_state.attributes(value, of_training=is_traced):
-            walk.push(join(path, name), Slot(kind, value, name) if kind else None, item, is_traced)
+        _look_at_attributes(walk, path, slot, value, is_traced)
+
+
+def _fixed_kind(walk: _Walk, value: Any) -> str | None:
+    """The kind of an instance that is not looked into; None of any other."""
+    if is_output(value):
+        return "constant"
+    if walk.is_asserted(value):
+        return "asserted"
+    return "owned" if library_state.is_owned(value) else None
+
+
+def _look_at_attributes(walk: _Walk, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    cls = type(value)
+    walk.add(path, slot, value, "object", is_traced)
+    if not is_library(cls.__module__):
+        walk.push(f"class {_name_of(cls)}", None, cls, is_traced)
+    for name, item, kind in library_state.attributes(value, of_training=is_traced):
+        walk.push(join(path, name), Slot(kind, value, name) if kind else None, item, is_traced)
 
 
 def _is_open(cls: type) -> bool:
