@@ -272,7 +272,8 @@ class _Objects:
         if isinstance(record, dict) and self._fill_special(record, node):
             return
         value = python_values.decode(record, self._tensors, self, present)
-        if node is not None and node.kind in ("container", "array") and _fill(present, value):
+        is_reference = isinstance(record, dict) and "$ref" in record
+        if node is not None and node.kind in ("container", "array") and not is_reference and _fill(present, value):
             self._made[path] = present
             return
         if slot is None:
@@ -383,7 +384,7 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
 
 def _fill(present: Any, value: Any) -> bool:
     """Makes a container or array what another one is, because others may hold on to it; False if it cannot be."""
-    kind = next((kind for kind in (list, dict) if isinstance(present, kind)), type(present))
+    kind: Any = next((kind for kind in (list, dict) if isinstance(present, kind)), type(present))
     if not isinstance(value, kind):
         return False
     if isinstance(present, np.ndarray):

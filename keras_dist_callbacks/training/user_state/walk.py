@@ -9,7 +9,7 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,11 @@ def walk(
         limits: How much is.
         start: An earlier walk, whose paths come before others: an object that is still there has the path from then.
     """
-    return _Walk(policy, limits or Limits(), None if start is None else start.nodes.keys()).run(roots)
+    return _Walk(policy, limits or Limits(), start).run(roots)
 
 
 class _Walk:
-    def __init__(self, policy: Policy, limits: Limits, known: Collection[str] | None) -> None:
+    def __init__(self, policy: Policy, limits: Limits, start: Found | None) -> None:
         self.found = Found()
         self._policy = policy
         self._limits = limits
@@ -132,7 +132,9 @@ class _Walk:
         self._paths: dict[int, str] = {}
         self._alive: list[Any] = []  # an id is unique only while its object lives
         self._queue: deque[tuple[str, Slot | None, Any, bool]] = deque()
-        self._known = known
+        self._known = None if start is None else start.nodes.keys()
+        known = {} if start is None else start.nodes
+        self._earlier = {id(node.value): path for path, node in known.items() if node.kind not in ("ref", "value")}
         self._later: deque[tuple[str, Slot | None, Any, bool]] = deque()
 
     def run(self, roots: Mapping[str, Root]) -> Found:
@@ -141,7 +143,7 @@ class _Walk:
                 if root.is_traced == is_traced:
                     self.push(path, None, root.value, is_traced)
             self._drain()
-        self._known = None
+        self._known, self._earlier = None, {}
         self._queue, self._later = self._later, self._queue
         self._drain()
         return self.found
@@ -168,6 +170,10 @@ class _Walk:
         known = self._paths.get(id(value))
         if known is not None:
             self._add(path, slot, value, "ref", ("ref", known), is_traced)
+            return
+        earlier = self._earlier.get(id(value), path)
+        if earlier != path:
+            self._later.append((path, slot, value, is_traced))
             return
         self._paths[id(value)] = path
         self._alive.append(value)

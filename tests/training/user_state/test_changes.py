@@ -1,0 +1,302 @@
+"""What training changes in the user's objects comes back, in place, or is reported as lost."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import itertools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_dist_callbacks.training.user_state import changes
+from keras_dist_callbacks.training.user_state.walk import Found, Policy, Root, walk
+
+POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
+Act = Callable[[Any], None]
+
+
+class Phase(enum.Enum):
+    WARM = 1
+    COLD = 2
+
+
+@dataclass
+class Fields:
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+class Holder:
+    """What a script's callback is."""
+
+    def __init__(self, **state: Any) -> None:
+        vars(self).update(state)
+
+
+def looked_at(holder: Any, start: Found | None = None) -> Found:
+    return walk({"callback Holder()": Root(holder)}, POLICY, start=start)
+
+
+def carried_over(make: Callable[[], Any], act: Act) -> tuple[Any, Any, dict[str, str]]:
+    """An object that training has changed, another process' that was restored, and what of it was lost."""
+    ours = make()
+    start = looked_at(ours)
+    act(ours)
+    now = looked_at(ours, start)
+    found = changes.changes_between(start, now)
+    records = json.loads(json.dumps(found.records))
+    arrays = {name: tensor.array() for name, tensor in found.tensors.items()}
+    theirs = make()
+    begun = looked_at(theirs)
+    failed = changes.restore(records, arrays, looked_at(theirs, begun))
+    after = looked_at(theirs, begun)
+    for path, (_, digest) in records.items():
+        if path not in failed:
+            assert digest in changes.digests(after, path), path
+    return ours, theirs, {**found.lost, **failed}
+
+
+def _set(**values: Any) -> Act:
+    return lambda holder: vars(holder).update(values)
+
+
+def _extend(holder: Any) -> None:
+    holder.value.extend([2.5, 3.5])
+
+
+def _nested(holder: Any) -> None:
+    holder.value["a"][0]["n"] += 1
+    holder.value["b"] = (1, [2])
+
+
+@pytest.mark.parametrize(
+    ("first", "act"),
+    [
+        (0, _set(value=3)),
+        (None, _set(value=2.5)),
+        (1.0, _set(value=float("nan"))),
+        ("", _set(value="größe\ud800")),
+        (0, _set(value=2**80)),
+        (b"", _set(value=b"\x00\xff")),
+        (1j, _set(value=2 - 1j)),
+        ([1.5], _extend),
+        ([], lambda holder: holder.value.extend(range(200))),
+        ({"a": [{"n": 1}]}, _nested),
+        ({1: "x"}, lambda holder: holder.value.update({2: "y", (1, 2): "z"})),
+        (set(), lambda holder: holder.value.update({3, 1})),
+        (collections.deque([1], 3), lambda holder: holder.value.extend([2, 3, 4])),
+        (collections.Counter(), lambda holder: holder.value.update("aab")),
+        (bytearray(b"ab"), lambda holder: holder.value.append(7)),
+        (np.zeros(3), lambda holder: holder.value.__setitem__(1, 4.0)),
+        (np.float32(1), _set(value=np.float32(2.5))),
+        (np.zeros(2), _set(value=np.arange(5, dtype="int16"))),
+        (Phase.WARM, _set(value=Phase.COLD)),
+        ((1, 2), _set(value=(3, (4, "x")))),
+        (None, _set(value=[Phase.WARM.name, {"x": None}])),
+    ],
+    ids=lambda value: None if callable(value) else repr(value)[:30],
+)
+def test_plain_values_come_back_with_their_types(first: Any, act: Act) -> None:
+    ours, theirs, lost = carried_over(lambda: Holder(value=json_copy(first), other=1), act)
+    assert not lost
+    assert repr(theirs.value) == repr(ours.value)
+    assert type(theirs.value) is type(ours.value)
+
+
+def json_copy(value: Any) -> Any:
+    """Each process makes its own first value."""
+    import copy
+
+    return copy.deepcopy(value)
+
+
+def test_what_did_not_change_is_not_saved() -> None:
+    holder = Holder(value=[1, {"a": np.zeros(2)}], fields=Fields(), rng=np.random.default_rng(1))
+    start = looked_at(holder)
+    found = changes.changes_between(start, looked_at(holder, start))
+    assert found.records == {}
+    assert found.lost == {}
+
+
+def test_containers_stay_the_objects_that_others_hold() -> None:
+    def make() -> Holder:
+        shared = [1]
+        return Holder(value=shared, same=shared)
+
+    _, theirs, lost = carried_over(make, lambda holder: holder.value.append(2))
+    assert not lost
+    assert theirs.same == [1, 2]
+    assert theirs.same is theirs.value
+
+
+def test_an_attribute_bound_to_another_object_is_bound_to_the_same_one_again() -> None:
+    def act(holder: Any) -> None:
+        holder.current = holder.parts[1]
+        holder.current.append(5)
+
+    def make() -> Holder:
+        parts = [[1], [2]]
+        return Holder(current=None, parts=parts, held=parts[1])
+
+    _, theirs, lost = carried_over(make, act)
+    assert not lost
+    assert theirs.current is theirs.parts[1] is theirs.held
+    assert theirs.parts == [[1], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (lambda: random.Random(3), lambda rng: rng.random()),  # noqa: S311
+        (lambda: np.random.default_rng(3), lambda rng: rng.random()),
+        (lambda: np.random.Generator(np.random.MT19937(3)), lambda rng: rng.random()),
+        (lambda: np.random.RandomState(3), lambda rng: rng.random_sample()),
+        (lambda: tf.random.Generator.from_seed(3), lambda rng: float(rng.uniform(()))),
+    ],
+    ids=["random.Random", "numpy", "numpy's Mersenne Twister", "RandomState", "tf.random.Generator"],
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_random_generators_draw_what_they_would_have(
+    make: Callable[[], Any], draw: Callable[[Any], float], is_late: bool
+) -> None:
+    def act(holder: Any) -> None:
+        if is_late:
+            holder.rng = make()
+        draw(holder.rng)
+
+    ours, theirs, lost = carried_over(lambda: Holder(rng=None if is_late else make()), act)
+    if is_late and isinstance(ours.rng, tf.random.Generator):
+        assert lost
+        return
+    assert not lost
+    assert [draw(theirs.rng) for _ in range(3)] == [draw(ours.rng) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iter([1, 2, 3, 4]),
+        lambda: iter((1, 2, 3, 4)),
+        lambda: iter(range(1, 5)),
+        lambda: reversed([1, 2, 3]),
+        lambda: itertools.count(3),
+        lambda: itertools.count(1.5, 0.5),
+    ],
+)
+def test_iterators_resume_where_they_were(make: Callable[[], Any]) -> None:
+    ours, theirs, lost = carried_over(lambda: Holder(items=make()), lambda holder: next(holder.items))
+    assert not lost
+    assert next(theirs.items) == next(ours.items)
+
+
+def test_the_iterator_within_a_bound_method_resumes_where_it_was() -> None:
+    _, theirs, lost = carried_over(lambda: Holder(draw=iter([1, 2, 3]).__next__), lambda holder: holder.draw())
+    assert not lost
+    assert theirs.draw() == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "act"),
+    [
+        (lambda: Holder(value=(n for n in range(3))), lambda holder: next(holder.value)),
+        (lambda: Holder(value=None), _set(value=Holder())),
+        (lambda: Holder(value=None), _set(value=np.array([Holder()], object))),
+    ],
+    ids=["generator", "new object", "array of objects"],
+)
+def test_what_cannot_be_stored_is_reported(make: Callable[[], Any], act: Act) -> None:
+    ours = make()
+    start = looked_at(ours)
+    act(ours)
+    now = looked_at(ours, start)
+    assert changes.changes_between(start, now).lost or now.unknown
+
+
+def test_a_new_dataclass_is_made_again() -> None:
+    ours, theirs, lost = carried_over(lambda: Holder(first=Fields(), value=None), _set(value=Fields(3, ["a"])))
+    assert not lost
+    assert theirs.value == ours.value == Fields(3, ["a"])
+
+
+def test_state_of_functions_comes_back() -> None:
+    def make() -> Holder:
+        count, seen = 0, []
+
+        def update(step: int = 0, box: list[int] = []) -> int:  # noqa: B006 - what is tested
+            nonlocal count
+            count += 1
+            seen.append(count)
+            box.append(count)
+            update.calls = getattr(update, "calls", 0) + 1  # type: ignore[attr-defined]
+            return count + len(seen) + len(box) + update.calls  # type: ignore[attr-defined]
+
+        update.__defaults__ = (0, [])
+        return Holder(update=update)
+
+    ours, theirs, lost = carried_over(make, lambda holder: [holder.update() for _ in range(3)])
+    assert not lost
+    assert theirs.update() == ours.update() == 16
+
+
+def test_class_attributes_and_slots_come_back() -> None:
+    class Slotted:
+        __slots__ = ("late", "value")
+
+        def __init__(self) -> None:
+            self.value = 0
+
+    class Shared(Holder):
+        total = 0
+
+        def add(self) -> None:
+            Shared.total += 1
+            self.part.value += 1
+            self.part.late = 5
+
+    ours = Shared(part=Slotted())
+    start = looked_at(ours)
+    ours.add()
+    found = changes.changes_between(start, looked_at(ours, start))
+    assert not found.lost
+    Shared.total = 0
+    theirs = Shared(part=Slotted())
+    assert changes.restore(found.records, {}, looked_at(theirs)) == {}
+    assert (Shared.total, theirs.part.value, theirs.part.late) == (1, 1, 5)
+
+
+def test_an_attribute_that_training_deleted_is_deleted_again() -> None:
+    _, theirs, lost = carried_over(lambda: Holder(value=1, pending=2), lambda holder: vars(holder).pop("pending"))
+    assert not lost
+    assert not hasattr(theirs, "pending")
+
+
+def test_tensors_and_variables_come_back() -> None:
+    def act(holder: Any) -> None:
+        holder.tensor = holder.tensor * 0.5
+        holder.variable.assign_add([1.0, 2.0])
+
+    ours, theirs, lost = carried_over(lambda: Holder(tensor=tf.constant(3.0), variable=tf.Variable([0.0, 0.0])), act)
+    assert not lost
+    assert float(theirs.tensor) == float(ours.tensor) == 1.5
+    assert theirs.variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_a_path_that_this_process_does_not_have_is_reported_and_nothing_else_is_touched() -> None:
+    theirs = Holder(value=1)
+    failed = changes.restore({"callback Holder()/gone/deeper": [5, ""]}, {}, looked_at(theirs))
+    assert list(failed) == ["callback Holder()/gone/deeper"]
+    assert vars(theirs) == {"value": 1}
+
+
+@pytest.mark.parametrize("name", ["__class__", "__dict__", "__init__"])
+def test_special_names_are_not_restored(name: str) -> None:
+    theirs = Holder(value=1)
+    assert changes.restore({f"callback Holder()/{name}": [5, ""]}, {}, looked_at(theirs))
+    assert type(theirs) is Holder
