@@ -281,9 +281,7 @@ def discriminative_rates(**options: Any) -> keras.Model:
 
 PAIR_CASES: dict[str, Case] = {
     "keras.io: DCGAN": Case("exact", pictures, lambda: two_adams(DCGAN())),
-    "keras.io: DCGAN, run eagerly": Case(
-        "exact if", pictures, lambda: two_adams(DCGAN(), run_eagerly=True), says="the model keeps no state"
-    ),
+    "keras.io: DCGAN, run eagerly": Case("exact", pictures, lambda: two_adams(DCGAN(), run_eagerly=True)),
     "keras.io: WGAN-GP": Case("exact", pictures, lambda: two_adams(WGAN())),
     "keras.io: WGAN-GP, noise of tf.random": Case(
         "not exact", pictures, lambda: two_adams(WGAN(tf.random.normal)), says=RANDOM
@@ -296,6 +294,6 @@ PAIR_CASES: dict[str, Case] = {
     "keras.io: actor and critic": Case("exact", labelled, lambda: two_adams(ActorCritic())),
     "keras.io: an optimizer per layer": Case("exact", labelled, discriminative_rates),
     "keras.io: an optimizer per layer, run eagerly": Case(
-        "exact if", labelled, lambda: discriminative_rates(run_eagerly=True), says="the model keeps no state .in rates"
+        "exact", labelled, lambda: discriminative_rates(run_eagerly=True)
     ),
 }

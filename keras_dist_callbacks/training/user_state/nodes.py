@@ -5,13 +5,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime
+import decimal
 import enum
+import fractions
 import itertools
 import marshal
 import operator
 import pathlib
 import random
+import re
 import types
+import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -28,6 +32,7 @@ _SCALARS = frozenset(
 IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes, np.generic, enum.Enum, pathlib.PurePath),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, range, slice),
+    *(decimal.Decimal, fractions.Fraction, uuid.UUID, re.Pattern),
 )
 """Values that cannot change: only the place where they are bound can."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import random
 import sys
 import time
@@ -29,6 +30,7 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _LIBRARY_CONSTANTS = (
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, np.ufunc, np.dtype),
     *(types.GenericAlias, tf.DType, tf.TensorShape, tf.TypeSpec),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
 )
 
 
@@ -556,7 +558,7 @@ def _look_at_attributes(walk: _Walk, path: str, slot: Slot | None, value: Any, i
 
 def _is_open(cls: type) -> bool:
     """Whether all that instances hold is in their `__dict__` and slots: no class of C among their bases."""
-    return all(base is object or base.__flags__ & _HEAP_TYPE for base in cls.__mro__)
+    return all(base in (object, types.SimpleNamespace) or base.__flags__ & _HEAP_TYPE for base in cls.__mro__)
 
 
 _HEAP_TYPE = 1 << 9

@@ -1,0 +1,167 @@
+"""What an edited script changes is named, and what differs from run to run by its nature is not."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import os
+import socket
+import time
+import types
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+
+from keras_dist_callbacks.training.user_state import edits
+from keras_dist_callbacks.training.user_state.walk import Policy, Root, walk
+
+POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
+
+
+class Holder:
+    """What a script's callback is."""
+
+    def __init__(self, **state: Any) -> None:
+        vars(self).update(state)
+
+
+def described(value: Any, root: str = "callback Holder()") -> Any:
+    found = edits.describe(walk({root: Root(value)}, POLICY), ["Holder()"])
+    return json.loads(json.dumps(found))
+
+
+def compared(before: Any, now: Any, root: str = "callback Holder()") -> edits.Edits:
+    return edits.compare(described(before, root), described(now, root))
+
+
+@pytest.mark.parametrize(("was", "is_now"), [(3, 4), (0.5, 0.25), (True, False), (1, 1.0)])
+@pytest.mark.parametrize("root", ["callback Holder()", "model", "optimizer", "loss"])
+def test_another_number_is_named_with_both_values(was: Any, is_now: Any, root: str) -> None:
+    found = compared(Holder(rate=was), Holder(rate=is_now), root)
+    assert found.settings == {f"{root}/rate": (repr(was), repr(is_now))}
+    assert not found.others
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        ("mean", "sum"),
+        ([1, 2], [1, 3]),
+        ({"a": 1}, {"a": 2}),
+        (None, 3),
+        ("a.csv", "b.csv"),
+        (frozenset("a"), frozenset("b")),
+    ],
+)
+def test_other_values_are_a_condition(was: Any, is_now: Any) -> None:
+    found = compared(Holder(value=was), Holder(value=is_now))
+    assert found.others == ["callback Holder()/value"]
+
+
+def with_constant(factor: float) -> Callable[[float], float]:
+    return lambda rate: rate * factor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda factor: with_constant(factor),
+        lambda factor: functools.partial(pow, exp=factor),
+        lambda factor: types.SimpleNamespace(settings=Holder(factor=factor)),
+    ],
+)
+def test_what_functions_and_objects_hold_is_compared(make: Callable[[float], Any]) -> None:
+    found = compared(Holder(value=make(0.5)), Holder(value=make(0.25)))
+    assert len(found.settings) == 1
+
+
+def compiled(source: str) -> Any:
+    namespace: dict[str, Any] = {"__name__": "train"}
+    exec(compile(source, "train.py", "exec"), namespace)  # noqa: S102 - a script of two versions
+    return namespace["schedule"]
+
+
+CODE = """
+def schedule(epoch, rate):
+    return rate * 0.9 if epoch > 2 else rate
+"""
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        CODE.replace("0.9", "0.8"),
+        CODE.replace("> 2", "> 3"),
+        CODE.replace("rate * 0.9", "min(rate, 0.9)"),
+        CODE.replace("epoch, rate", "epoch, rate, more=None"),
+        CODE.replace("return", "rate += 1\n    return"),
+    ],
+)
+def test_an_edited_function_is_named(edited: str) -> None:
+    found = compared(Holder(value=compiled(CODE)), Holder(value=compiled(edited)))
+    assert found.code == ["train.py: schedule"]
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        CODE.replace("    return", "    # a comment\n    return"),
+        CODE.replace("    return", '    """A docstring."""\n    return'),
+        CODE.replace("rate * 0.9 if", "(\n        rate\n        * 0.9\n    ) if"),
+        "import os\n\n\n\n" + CODE + "\n\nprint\n",
+    ],
+)
+def test_comments_docstrings_and_formatting_are_no_edit(edited: str) -> None:
+    found = compared(Holder(value=compiled(CODE)), Holder(value=compiled(edited)))
+    assert found == edits.Edits()
+
+
+def test_functions_of_another_version_of_python_are_not_compared() -> None:
+    before = described(Holder(value=compiled(CODE)))
+    before["python"] = [3, 1]
+    assert edits.compare(before, described(Holder(value=compiled(CODE.replace("0.9", "0.8"))))).code == []
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        (time.time() - 5000, time.time()),
+        (time.perf_counter() - 5, time.perf_counter()),
+        (datetime.datetime(2024, 1, 2), datetime.datetime.now()),
+        (f"run-{datetime.datetime.now() - datetime.timedelta(hours=5):%Y%m%d-%H%M%S}", f"run-{datetime.datetime.now():%Y%m%d-%H%M%S}"),
+        (str(uuid.uuid4()), str(uuid.uuid4())),
+        (uuid.uuid4().hex, uuid.uuid4().hex),
+        (f"worker-{socket.gethostname()}-{os.getpid()}", f"worker-{socket.gethostname()}-{os.getpid()}"),
+        ("/tmp/a/logs", "/mnt/b/logs/"),
+        (f"{int(time.time()) - 90}", f"{int(time.time())}"),
+    ],
+)  # fmt: skip
+def test_times_identifiers_and_directories_are_no_edit(was: Any, is_now: Any) -> None:
+    assert compared(Holder(value=was), Holder(value=is_now)) == edits.Edits()
+
+
+@pytest.mark.parametrize("text", ["data-20190101.csv", "1234567890", "fold 31337 of 40000"])
+def test_numbers_that_are_no_times_are_compared(text: str) -> None:
+    found = compared(Holder(value=text), Holder(value=text.replace("1", "2")))
+    assert found.others == ["callback Holder()/value"]
+
+
+def test_a_callback_that_only_one_run_has_is_named_once() -> None:
+    before, now = described(Holder(rate=1)), described(Holder(rate=1))
+    before["callbacks"].append("Other()")
+    before["values"]["callback Other()/rate"] = ["int", "3"]
+    found = edits.compare(before, now)
+    assert found.callbacks == ["Other()"]
+    assert not found.settings
+
+
+def test_what_keras_sets_on_its_own_callbacks_is_no_edit() -> None:
+    one, other = keras.callbacks.EarlyStopping("loss", patience=3), keras.callbacks.EarlyStopping("loss", patience=3)
+    other.wait, other.best = 2, 0.5
+    assert compared(one, other) == edits.Edits()
+    other.patience = 4
+    assert compared(one, other).settings == {"callback Holder()/patience": ("3", "4")}
