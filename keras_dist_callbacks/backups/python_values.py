@@ -132,7 +132,7 @@ def _leaf(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
 
 def _array(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
     array = np.asarray(value)
-    if array.dtype.kind in "UO":
+    if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(type(item) is str for item in array.reshape(-1))):
         return {"$texts": [list(array.shape), [str(item) for item in array.reshape(-1)]]}
     try:
         survives = array.dtype.kind in "biufcV" and dtype_of(array.dtype.name) == array.dtype
@@ -249,10 +249,13 @@ def _check_tagged(kind: str, content: Any, tensors: Collection[str], where: str,
         _TEXTS[kind](content)
     elif kind in _SEQUENCES:
         _require(isinstance(content, list))
+    elif kind == "$dict":
+        _require(isinstance(content, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in content))
+    elif kind == "$deque":
+        _require(isinstance(content, list) and len(content) == 2 and isinstance(content[1], list))
+        collections.deque(maxlen=content[0])
     if kind not in _TEXTS and kind not in _CHECKS:
         check(content, tensors, where, depth)
-    if kind == "$deque":
-        check(content[1], tensors, where, depth)
 
 
 _LONGEST_TEXT = 2**20

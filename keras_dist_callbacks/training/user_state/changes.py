@@ -121,6 +121,9 @@ class _Comparison:
             before is not None and before.kind in ("owned", "variable") and node.kind == "owned"
         ):
             return
+        if before is None and node.kind == "variable" and node.slot is None:
+            self._changes.lost[path] = "a variable that training has made, which is not there when training resumes"
+            return
         if before is None and not self._is_new_place(path, node):
             return
         try:

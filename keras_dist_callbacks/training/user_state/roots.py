@@ -15,10 +15,11 @@ _HIDDEN_SEGMENTS = ("self", "function", "func", "python_function", "__func__", "
 def roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
     """What a training runs: its model, and the callbacks by name."""
     model = fit.model
-    roots = {"model": Root(model, is_traced=True)}
+    is_traced = not model.run_eagerly
+    roots = {"model": Root(model, is_traced)}
     for name, value in {"optimizer": model.optimizer, **model_config.compiled_objects(model)}.items():
         if value is not None:
-            roots[name] = Root(value, is_traced=True)
+            roots[name] = Root(value, is_traced)
     for name, callback in callbacks.items():
         roots[f"callback {name}"] = Root(callback)
     params = getattr(next(iter(callbacks.values()), None), "params", None)

@@ -132,11 +132,11 @@ def test_functions_of_another_version_of_python_are_not_compared() -> None:
         (time.time() - 5000, time.time()),
         (time.perf_counter() - 5, time.perf_counter()),
         (datetime.datetime(2024, 1, 2), datetime.datetime.now()),
-        (f"run-{datetime.datetime.now() - datetime.timedelta(hours=5):%Y%m%d-%H%M%S}", f"run-{datetime.datetime.now():%Y%m%d-%H%M%S}"),
+        (f"run-{datetime.datetime.now() - datetime.timedelta(hours=5):%Y%m%d-%H%M%S}", f"run-{datetime.datetime.now():%Y%m%d-%H%M%S}"),  # noqa: E501
         (str(uuid.uuid4()), str(uuid.uuid4())),
         (uuid.uuid4().hex, uuid.uuid4().hex),
         (f"worker-{socket.gethostname()}-{os.getpid()}", f"worker-{socket.gethostname()}-{os.getpid()}"),
-        ("/tmp/a/logs", "/mnt/b/logs/"),
+        ("/tmp/a/logs", "/mnt/b/logs/"),  # noqa: S108
         (f"{int(time.time()) - 90}", f"{int(time.time())}"),
     ],
 )  # fmt: skip

@@ -1,0 +1,94 @@
+"""The codec of the user's values: what it cannot hold is refused when it is written, and damage when it is read."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_dist_callbacks.backups import python_values
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
+from keras_dist_callbacks.errors import DamagedBackupError
+
+
+class Nothing:
+    """No object is referred to."""
+
+    def find(self, value: Any, path: str) -> JSON | None:
+        return None
+
+    def resolve(self, kind: str, value: JSON, present: Any) -> Any:
+        raise LookupError(kind)
+
+
+def carried(value: Any) -> Any:
+    tensors: dict[str, SharedTensor] = {}
+    text = json.dumps(python_values.encode(value, "here", tensors, Nothing()))
+    python_values.check(json.loads(text), tensors, "here")
+    return python_values.decode(json.loads(text), {name: held.array() for name, held in tensors.items()}, Nothing())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 3, -(2**70), 0.1, float("inf"), "x", b"\x00", 1 + 2j, (1, (2,)), [1, [2]], {1: {2: 3}}),
+        *({1, 2}, frozenset([1]), collections.deque([1], 4), pathlib.PurePath("a/b"), {(1, 2): "x"}, {None: 1.5}),
+        *(datetime.date(2024, 2, 3), datetime.datetime(2024, 2, 3, 4, 5, 6, 7), datetime.timedelta(1, 2, 3)),
+        *(np.float32(1.5), np.int8(3), list(range(100)), [0.5] * 70, bytearray(b"a")),
+    ],
+    ids=repr,
+)
+def test_values_come_back_with_their_types(value: Any) -> None:
+    found = carried(value)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(6).reshape(2, 3), np.array([True]), np.array(["a", "bc"]), np.float16([1])]
+)
+def test_arrays_come_back(array: np.ndarray[Any, Any]) -> None:
+    found = carried({"a": array})["a"]
+    assert found.tolist() == array.tolist()
+    assert (found.shape, found.dtype) == (array.shape, array.dtype)
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 0, [object()], {"a": np.array([object()])}, np.ones(2, "M8[s]")])
+def test_what_cannot_be_held_is_refused(value: Any) -> None:
+    with pytest.raises(python_values.UnstorableError, match="here"):
+        python_values.encode(value, "here", {}, Nothing())
+
+
+def test_a_container_within_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(python_values.UnstorableError, match="nested"):
+        python_values.encode(value, "here", {}, Nothing())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *({"$gone": 1}, {"$array": "not there"}, {"$array": 3}, {"$int": "x"}, {"$int": 3}, {"$bytes": "zz"}),
+        *({"$tuple": 3}, {"$dict": [[1]]}, {"$dict": 3}, {"$deque": []}, {"$deque": ["x", []]}, {"$ref": 3}),
+        *({"a": 1}, {"$ref": "x", "more": 1}, {}, {"$timedelta": ["x"]}, {"$texts": [[3], ["a"]]}, {"$member": [1]}),
+        *({"$datetime": "yesterday"}, {"$complex": "one"}, [{"$new": {"$gone": 1}}]),
+    ],
+    ids=repr,
+)
+def test_damage_is_named(record: JSON) -> None:
+    with pytest.raises(DamagedBackupError, match="here"):
+        python_values.check(record, {"there": None}, "here")
+
+
+def test_depth_is_bounded() -> None:
+    record: JSON = 1
+    for _ in range(1000):
+        record = [record]
+    with pytest.raises(DamagedBackupError, match="deep"):
+        python_values.check(record, (), "here")
