@@ -90,7 +90,8 @@ def stateless_input(source: _T) -> _T:
 
     Args:
         source: What `fit()` or `Checkpointer.batches` is given: a dataset with `from_generator`, `numpy_function` or
-            `py_function` in it, a PyDataset, a Python generator, a torch DataLoader; or the function of `EpochDataset`.
+            `py_function` in it, a PyDataset, a Python generator, a torch DataLoader; the function of `EpochDataset`; or
+            any function that a condition of a verdict names.
 
     Returns:
         `source` itself.

@@ -80,7 +80,8 @@ def register_callback_state(
 
     For classes of other packages; a class of your own gets the two methods instead. What is registered wins
     over the methods of that class and over what is known of Keras' callbacks. Registering again replaces. Without
-    either, plain attributes that training changes are saved, and a resume is "exact if" nothing else is state.
+    either, what training changes in an instance is found, saved and restored; what cannot be inspected is a condition
+    of the verdict. Any class that such a condition names may be registered, not only one of callbacks.
 
     Example:
         ```python
@@ -93,8 +94,8 @@ def register_callback_state(
 
     Args:
         callback_class: The class; subclasses are included unless registered themselves.
-        get: Gets a callback; returns its state as a dict of JSON values and numeric arrays. None says that the
-            class has no state: its attributes are neither looked at nor saved.
+        get: Gets a callback; returns its state as a dict of JSON values and numeric arrays. None asserts that the
+            class keeps no state: its attributes are neither inspected nor saved.
         set: Gets a callback and what `get` returned, after all `on_train_begin`; puts it back.
         identity: Names of attributes that tell two callbacks of this class apart, such as `("monitor",)`.
             A callback class of your own names them in an attribute `state_identity`.

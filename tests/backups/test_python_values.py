@@ -58,7 +58,11 @@ def test_arrays_come_back(array: np.ndarray[Any, Any]) -> None:
     assert (found.shape, found.dtype) == (array.shape, array.dtype)
 
 
-@pytest.mark.parametrize("value", [object(), lambda: 0, [object()], {"a": np.array([object()])}, np.ones(2, "M8[s]")])
+@pytest.mark.parametrize(
+    "value",
+    [object(), lambda: 0, [object()], {"a": np.array([object()])}, np.ones(2, "M8[s]")],
+    ids=["object", "function", "list", "array of objects", "dates"],
+)
 def test_what_cannot_be_held_is_refused(value: Any) -> None:
     with pytest.raises(python_values.UnstorableError, match="here"):
         python_values.encode(value, "here", {}, Nothing())

@@ -139,6 +139,7 @@ def test_functions_of_another_version_of_python_are_not_compared() -> None:
         ("/tmp/a/logs", "/mnt/b/logs/"),  # noqa: S108
         (f"{int(time.time()) - 90}", f"{int(time.time())}"),
     ],
+    ids=["time", "perf_counter", "datetime", "date in a text", "uuid", "hex", "host and process", "path", "seconds"],
 )  # fmt: skip
 def test_times_identifiers_and_directories_are_no_edit(was: Any, is_now: Any) -> None:
     assert compared(Holder(value=was), Holder(value=is_now)) == edits.Edits()
