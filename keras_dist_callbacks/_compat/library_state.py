@@ -68,7 +68,8 @@ def _parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
     """The variables of what is not part of the model in training, and the layers within a layer."""
     import keras
 
-    if isinstance(value, keras.Layer | keras.optimizers.Optimizer | keras.random.SeedGenerator) and not of_training:
+    kinds = keras.Layer | keras.optimizers.Optimizer | keras.Metric | keras.random.SeedGenerator
+    if isinstance(value, kinds) and not of_training:
         for number, variable in enumerate(_variables(value)):
             yield f"variable {number}", variable, ""
     if isinstance(value, keras.Layer):
@@ -146,7 +147,9 @@ def layer_parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _variables(value: Any) -> list[Any]:
-    return [value.state] if hasattr(value, "state") else list(value.variables)
+    import keras
+
+    return [value.state] if isinstance(value, keras.random.SeedGenerator) else list(value.variables)
 
 
 def _instance_dict(value: Any) -> list[tuple[str, Any]]:

@@ -44,6 +44,7 @@ class Changes:
     traced: list[str] = field(default_factory=list)
 
 
+_CONTAINERS = frozenset([list, tuple, dict, set, frozenset, collections.deque, bytearray])
 _BY_TOKEN = {"ref": "$ref", **dict.fromkeys(_NAMED, "$named")}
 _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "own_state": ("$own", lambda value: _own(value)[0]()),
@@ -178,14 +179,24 @@ class _Comparison:
             tag, parts = _PARTS[kind]
             return {tag: self._value(parts(value), path)}
         if kind == "container":
+            self._require_type(value, before)
             self._inline.add(path)
         return self._value(value, path)
+
+    def _require_type(self, value: Any, before: Node | None) -> None:
+        """A container of another type than Python's own is filled in place, but cannot be made again."""
+        is_there = before is not None and type(before.value) is type(value) and not isinstance(value, tuple)
+        is_plain = type(value) in _CONTAINERS or type(value).__module__.startswith("keras.")
+        if not is_plain and not is_there and not hasattr(value, "_fields"):
+            raise UnstorableError(f"a new {type(value).__qualname__} cannot be made again from a backup")
 
     def _value(self, value: Any, path: str) -> JSON:
         return python_values.encode(value, f"{_TENSOR}/{path}", self._changes.tensors, _Finder(self, path))
 
     def reference(self, value: Any, path: str, within: str) -> JSON | None:
         """What stands for an object within a container that is stored as a whole."""
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self._named_tuple(value, path)
         known = self._paths.get(id(value))
         if known is None or path == within:
             return None
@@ -196,11 +207,17 @@ class _Comparison:
         if node.kind in _NAMED:
             return {"$named": str(node.token[1])}
         if node.kind in ("container", "value", "array", "texts"):
+            if node.kind == "container":
+                self._require_type(value, None)
             return None
         before = self._start.nodes.get(path)
         if before is not None and before.token == node.token:
             return {"$keep": path}
         return self._encode(path, before, node)
+
+    def _named_tuple(self, value: Any, path: str) -> JSON:
+        values = [[name, self._value(item, join(path, name))] for name, item in zip(value._fields, value, strict=True)]
+        return {"$new": [_label(type(value)), {"$dict": values}]}
 
     def _new_object(self, path: str, value: Any) -> JSON:
         """An instance that training has made: of a dataclass only, whose fields say what it consists of."""
@@ -209,8 +226,11 @@ class _Comparison:
         names = [f.name for f in dataclasses.fields(value)]
         self._inline.add(path)
         values = [[name, self._value(getattr(value, name), join(path, name))] for name in names]
-        label = f"{type(value).__module__}.{type(value).__qualname__}"
-        return {"$new": [label, {"$dict": values}]}
+        return {"$new": [_label(type(value)), {"$dict": values}]}
+
+
+def _label(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @dataclass
@@ -343,6 +363,8 @@ class _Objects:
         if kind == "$new":
             cls = self._now.labels[value[0]]
             fields = python_values.decode(value[1], self._tensors, self)
+            if issubclass(cls, tuple):
+                return cls._make(fields.values())
             made = object.__new__(cls)
             for name, item in fields.items():
                 object.__setattr__(made, name, item)

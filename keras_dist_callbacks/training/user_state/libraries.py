@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import sys
+import threading
 from typing import Any
 
 LIBRARIES = frozenset(
@@ -61,7 +63,7 @@ _OUTPUT = frozenset(
             "livelossplot",
         ),
         *("wandb", "mlflow", "neptune", "comet_ml", "clearml", "tensorboardX", "tensorboard", "loguru", "structlog"),
-        *("threading", "_thread", "warnings", "_csv"),
+        *("threading", "_thread", "warnings"),
     ]
 )
 """Packages whose objects write output, or order threads: training does not depend on what they hold."""
@@ -81,8 +83,10 @@ def is_output(value: Any) -> bool:
         return _only_writes(value)
     import tensorflow as tf
 
+    if isinstance(value, threading.local):
+        return False
     roots = {base.__module__.partition(".")[0] for base in type(value).__mro__}
-    return bool(roots & _OUTPUT) or isinstance(value, tf.summary.SummaryWriter)
+    return bool(roots & _OUTPUT) or isinstance(value, tf.summary.SummaryWriter | type(csv.writer(io.StringIO())))
 
 
 def _only_writes(file: io.IOBase) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import random
 import sys
 import time
@@ -229,6 +230,11 @@ def _name_of(value: Any) -> str:
 
 
 def _look_at_container(walk: _Walk, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    cls = type(value)
+    if not is_library(cls.__module__):  # one of the user's, which may have attributes too
+        walk.push(f"class {_name_of(cls)}", None, cls, is_traced)
+        for name, item in getattr(value, "__dict__", {}).items():
+            walk.push(join(path, f".{name}"), Slot("attribute", value, name), item, is_traced)
     if isinstance(value, bytearray):
         walk.add(path, slot, value, "container", is_traced, n.flat_token(value))
         return
@@ -434,6 +440,7 @@ def _module_of(value: Any) -> str | None:
 def _push_used(walk: _Walk, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
     """The names of a module of the user's that a function uses."""
     if is_library(module.__name__):
+        _push_used_of_library(walk, module, reads, is_traced)
         return
     for name in sorted(reads.names & vars(module).keys()):
         value = vars(module)[name]
@@ -441,6 +448,22 @@ def _push_used(walk: _Walk, module: types.ModuleType, reads: Reads, is_traced: b
             _push_used(walk, value, reads, is_traced)
         else:
             walk.push(join(f"module {module.__name__}", name), Slot("attribute", module, name), value, is_traced)
+
+
+def _push_used_of_library(walk: _Walk, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
+    """What the user may have put into a library's module, or into the environment of the process."""
+    path = f"module {module.__name__}"
+    for name in sorted(reads.names & vars(module).keys()):
+        value = vars(module)[name]
+        plain = isinstance(value, n.IMMUTABLE) or (isinstance(value, list | dict | set) and n.is_flat(_items(value)))
+        if plain or _is_of_the_user(value):
+            walk.push(join(path, name), Slot("attribute", module, name), value, is_traced)
+    if module.__name__ == "os" and reads.names & {"environ", "getenv", "putenv"}:
+        walk.push(join(path, "environ"), None, dict(os.environ), is_traced)
+
+
+def _items(value: Any) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else list(value)
 
 
 def _look_at_module(walk: _Walk, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -464,7 +487,7 @@ def _look_at_class(walk: _Walk, path: str, slot: Slot | None, value: type, is_tr
         if isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType) or _is_private_to_classes(name):
             continue
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
-    for base in value.__bases__:
+    for base in (*value.__bases__, type(value)):
         if not is_library(base.__module__):
             walk.push(f"class {_name_of(base)}", None, base, is_traced)
 
@@ -476,7 +499,10 @@ def _is_private_to_classes(name: str) -> bool:
 
 def _look_at_wrapper(walk: _Walk, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """A static method, class method, property, cached function: what it holds."""
-    walk.add(path, slot, value, "constant", is_traced)
+    if isinstance(value, functools._lru_cache_wrapper) and not is_library(value.__module__):
+        walk.add_unknown(path, slot, value, is_traced, "a function that remembers its results")
+    else:
+        walk.add(path, slot, value, "constant", is_traced)
     for name in ("__func__", "fget", "fset", "func", "__wrapped__"):
         inner = getattr(value, name, None)
         if isinstance(inner, types.FunctionType):
