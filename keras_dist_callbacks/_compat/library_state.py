@@ -26,7 +26,9 @@ _OF_A_LAYER = frozenset(
 )
 """What Keras changes while it trains, and what is visited from where it belongs."""
 
-_PRIVATE_SETTINGS = frozenset(["_fn_kwargs", "_trainable", "_user_loss", "_user_metrics", "_user_weighted_metrics"])
+_PRIVATE_SETTINGS = frozenset(
+    ["_learning_rate", "_fn_kwargs", "_trainable", "_user_loss", "_user_metrics", "_user_weighted_metrics"]
+)
 _OWNED = ("Dataset", "Strategy", "StrategyBase", "Graph", "TensorSpec", "DTypePolicy", "Variable", "Node", "Tracker")
 _LARGEST_SETTING = 32
 
@@ -128,7 +130,8 @@ def _is_object_of_the_user(item: Any) -> bool:
         return False
     if isinstance(item, types.FunctionType):
         return not _is_library(item.__module__)
-    if isinstance(item, keras.regularizers.Regularizer | types.MethodType | functools.partial):
+    kinds = keras.regularizers.Regularizer | keras.constraints.Constraint | types.MethodType | functools.partial
+    if isinstance(item, kinds):
         return True
     return not _is_library(type(item).__module__) and not isinstance(item, np.ndarray)
 

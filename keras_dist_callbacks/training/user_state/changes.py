@@ -95,14 +95,19 @@ class _Comparison:
                 self._note(path, before, node)
         for path in self._start.nodes.keys() - self._now.nodes.keys():
             self._note_absence(path)
+        records = self._changes.records
+        self._changes.records = {path: record for path, record in records.items() if not self._is_below_lost(path)}
         return self._changes
+
+    def _is_below_lost(self, path: str) -> bool:
+        return any(path.startswith(f"{lost}/") for lost in self._changes.lost)
 
     def _is_inline(self, path: str) -> bool:
         """Whether a record of what is above holds it already."""
         while path:
-            path = parent_of(path)[0]
+            path, last = parent_of(path)
             if path in self._inline:
-                return True
+                return not last.startswith(".")  # an attribute of a container of the user's
         return False
 
     def _note_layer(self, path: str, before: Node, node: Node) -> None:

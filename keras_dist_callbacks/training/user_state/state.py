@@ -153,10 +153,12 @@ def _assertion(path: str, now: Found) -> str:
     node = now.nodes.get(root) or now.nodes.get(path)
     if node is None or root.startswith(("model", "optimizer")):
         return ""
-    if node.kind == "function":
+    if not isinstance(node.value, type) and hasattr(
+        node.value, "__code__" if node.kind == "function" else "cache_info"
+    ):
         return f"kdc.stateless_input({node.value.__name__})"
     cls = node.value if isinstance(node.value, type) else type(node.value)
-    return "" if cls.__module__ == "builtins" else f"kdc.register_callback_state({cls.__name__}, None)"
+    return "" if cls.__module__ in ("builtins", "numpy") else f"kdc.register_callback_state({cls.__name__}, None)"
 
 
 def _edit_conditions(found: edits.Edits) -> list[str]:

@@ -6,6 +6,7 @@ import functools
 import operator
 import os
 import random
+import struct
 import sys
 import time
 import types
@@ -31,7 +32,7 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _LIBRARY_CONSTANTS = (
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, np.ufunc, np.dtype),
     *(types.GenericAlias, tf.DType, tf.TensorShape, tf.TypeSpec),
-    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller, type(Slot.kind)),
 )
 
 
@@ -499,6 +500,9 @@ def _is_private_to_classes(name: str) -> bool:
 
 def _look_at_wrapper(walk: _Walk, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """A static method, class method, property, cached function: what it holds."""
+    if walk.is_asserted(value):
+        walk.add(path, slot, value, "asserted", is_traced)
+        return
     if isinstance(value, functools._lru_cache_wrapper) and not is_library(value.__module__):
         walk.add_unknown(path, slot, value, is_traced, "a function that remembers its results")
     else:
@@ -556,7 +560,7 @@ def _look_at_instance(walk: _Walk, path: str, slot: Slot | None, value: Any, is_
     fixed = _fixed_kind(walk, value)
     if fixed is not None:
         walk.add(path, slot, value, fixed, is_traced)
-    elif library_state.is_opaque(value) or (is_library(type(value).__module__) and not _is_open(type(value))):
+    elif library_state.is_opaque(value) or not _is_open(type(value)):
         walk.add_unknown(path, slot, value, is_traced)
     elif (own := walk.own_state(value)) is not None:
         walk.add(path, slot, value, "own_state", is_traced, ("own_state", repr(n.plain_token(own))))
@@ -583,11 +587,17 @@ def _look_at_attributes(walk: _Walk, path: str, slot: Slot | None, value: Any, i
 
 
 def _is_open(cls: type) -> bool:
-    """Whether all that instances hold is in their `__dict__` and slots: no class of C among their bases."""
-    return all(base in (object, types.SimpleNamespace) or base.__flags__ & _HEAP_TYPE for base in cls.__mro__)
+    """Whether all that instances hold is in their `__dict__` and slots: nothing that a class of C keeps for itself."""
+    slots = [name for base in cls.__mro__ for name in _names(vars(base).get("__slots__", ()))]
+    pointers = len(slots) + 2  # with the instance's dict and weak references
+    return cls.__itemsize__ == 0 and cls.__basicsize__ <= object.__basicsize__ + pointers * _POINTER
 
 
-_HEAP_TYPE = 1 << 9
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+_POINTER = struct.calcsize("P")
 _LOOKS: tuple[tuple[Any, Callable[[_Walk, str, Slot | None, Any, bool], None]], ...] = (
     (n.CONTAINERS, _look_at_container),
     (np.ndarray, _look_at_array),
