@@ -20,7 +20,8 @@ from keras_dist_callbacks.training.user_state.walk import Found
 
 _OF_TRAINING = ("model", "optimizer", "loss", "metrics", "callback ")
 _SHOWN = 60
-_CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time)
+_CLOCKS = (time.perf_counter, time.monotonic)
+_PRECISE = 10
 _NEAR = 2 * 86_400.0
 _DATE = re.compile(r"(20\d\d)([-_.]?)(\d\d)\2(\d\d)(?:[-_T .]?\d\d[-_:h.]?\d\d(?:[-_:m.]?\d\d)?)?")
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b")
@@ -97,7 +98,10 @@ def _text(node: Node) -> list[str]:
 
 
 def _is_time(value: float) -> bool:
-    return any(abs(value - clock()) < (_NEAR if clock is time.time else 3600.0) and value > 1.0 for clock in _CLOCKS)
+    """Whether a number was read off a clock of this run: a setting is neither so large nor so precise."""
+    if abs(value - time.time()) < _NEAR:
+        return True
+    return len(repr(value)) >= _PRECISE and any(abs(value - clock()) < _NEAR / 48 for clock in _CLOCKS)
 
 
 def normalized(text: str) -> str:

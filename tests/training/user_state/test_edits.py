@@ -38,7 +38,7 @@ def compared(before: Any, now: Any, root: str = "callback Holder()") -> edits.Ed
     return edits.compare(described(before, root), described(now, root))
 
 
-@pytest.mark.parametrize(("was", "is_now"), [(3, 4), (0.5, 0.25), (True, False), (1, 1.0)])
+@pytest.mark.parametrize(("was", "is_now"), [(3, 4), (0.5, 0.25), (True, False), (1, 1.0), (1.0, 2.0), (1e3, 3e3)])
 @pytest.mark.parametrize("root", ["callback Holder()", "model", "optimizer", "loss"])
 def test_another_number_is_named_with_both_values(was: Any, is_now: Any, root: str) -> None:
     found = compared(Holder(rate=was), Holder(rate=is_now), root)
