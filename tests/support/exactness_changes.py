@@ -58,6 +58,12 @@ def with_schedule(rate: float) -> keras.Model:
     return with_rate(keras.optimizers.schedules.ExponentialDecay(rate, 5, 0.5))
 
 
+def without_decay(pattern: str) -> keras.Model:
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=[pattern])
+    return dense(optimizer)
+
+
 def of_two(first: str, second: str) -> keras.Model:
     """Two layers of one shape, in either order."""
     layers = [keras.layers.Dense(7, activation="relu", name=name) for name in (first, second)]
@@ -104,6 +110,11 @@ CHANGE_CASES: dict[str, Case] = {
         both(r"0\.9", r"0\.5", "momentum"),
         lambda: dense(keras.optimizers.SGD(0.1, momentum=0.9)),
         lambda: dense(keras.optimizers.SGD(0.1, momentum=0.5)),
+    ),
+    "changed: exclude_from_weight_decay": rebuilt(
+        both("bias", "kernel", "exclude_from_weight_decay"),
+        lambda: without_decay("bias"),
+        lambda: without_decay("kernel"),
     ),
     "changed: loss": rebuilt(both("binary_crossentropy", "mse|mean_squared", "loss"), dense, lambda: dense(loss="mse")),
     "changed: dtype policy": rebuilt(

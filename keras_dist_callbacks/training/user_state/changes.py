@@ -315,9 +315,9 @@ class _Objects:
         owner = self._made[above] if above in self._made else self._holder(above)
         if name.startswith("__"):
             raise LookupError("such a name is not restored")
-        if isinstance(owner, dict):
+        if isinstance(owner, dict) and not name.startswith("."):
             return Slot("item", owner, name)
-        return Slot("attribute", owner, name)
+        return Slot("attribute", owner, name.removeprefix("."))
 
     def _holder(self, path: str) -> Any:
         if path.startswith("module "):

@@ -89,6 +89,7 @@ class UserState:
             for (owner, place), (was, now) in ((words(path), pair) for path, pair in found.settings.items())
             if place.rpartition(".")[2] not in named
         ]
+        found.others[:] = [path for path in found.others if path.rpartition("/")[2] not in named]
         return first_few(settings), _edit_conditions(found)
 
     def note_trace(self) -> None:

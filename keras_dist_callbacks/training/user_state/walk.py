@@ -532,7 +532,7 @@ def _look_at_partial(walk: _Walk, path: str, slot: Slot | None, value: Any, is_t
     walk.add(path, slot, value, "object", is_traced)
     walk.push(join(path, "func"), None, value.func, is_traced)
     for index, item in enumerate(value.args):
-        walk.push(join(path, index), None, item, is_traced)
+        walk.push(join(path, f"argument {index}"), None, item, is_traced)
     for name, item in value.keywords.items():
         walk.push(join(path, name), Slot("item", value.keywords, name), item, is_traced)
 

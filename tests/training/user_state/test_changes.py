@@ -245,6 +245,22 @@ def test_state_of_functions_comes_back() -> None:
     assert theirs.update() == ours.update() == 16
 
 
+class Counted(list[int]):
+    """A container of the user's, with an attribute."""
+
+    total = 0
+
+
+def test_a_container_of_the_users_comes_back_with_its_attributes() -> None:
+    def act(holder: Any) -> None:
+        holder.value.append(3)
+        holder.value.total = 7
+
+    _, theirs, lost = carried_over(lambda: Holder(value=Counted()), act)
+    assert not lost
+    assert (type(theirs.value), list(theirs.value), theirs.value.total) == (Counted, [3], 7)
+
+
 def test_class_attributes_and_slots_come_back() -> None:
     class Slotted:
         __slots__ = ("late", "value")
