@@ -20,7 +20,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.training.callback_state import own_state
 from keras_dist_callbacks.training.user_state import nodes
 from keras_dist_callbacks.training.user_state.nodes import Node, Slot, join, parent_of
-from keras_dist_callbacks.training.user_state.walk import Found
+from keras_dist_callbacks.training.user_state.walker import Found
 
 _FIXED = ("owned", "asserted", "unknown")
 _NAMED = ("function", "class", "constant")

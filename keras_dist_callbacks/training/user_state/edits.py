@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_dist_callbacks.training.user_state.changes import digest_of
 from keras_dist_callbacks.training.user_state.nodes import Node
-from keras_dist_callbacks.training.user_state.walk import Found
+from keras_dist_callbacks.training.user_state.walker import Found
 
 _OF_TRAINING = ("model", "optimizer", "loss", "metrics", "callback ")
 _SHOWN = 60

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat import model_config, pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.training.user_state.walk import Root
+from keras_dist_callbacks.training.user_state.walker import Root
 
 _HIDDEN_SEGMENTS = ("self", "function", "func", "python_function", "__func__", "__wrapped__", "fget", "fset")
 

@@ -18,7 +18,8 @@ from keras_dist_callbacks.training.callback_state import is_asserted, own_state,
 from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.roots import input_roots, roots_of, words
-from keras_dist_callbacks.training.user_state.walk import Found, Policy, Root, walk
+from keras_dist_callbacks.training.user_state.walk import walk
+from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
 _DESCRIPTION = "description/python"
 

@@ -16,7 +16,8 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks.training.user_state import changes
-from keras_dist_callbacks.training.user_state.walk import Found, Policy, Root, walk
+from keras_dist_callbacks.training.user_state.walk import walk
+from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
 POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
 Act = Callable[[Any], None]

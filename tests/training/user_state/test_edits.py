@@ -17,7 +17,8 @@ import keras
 import pytest
 
 from keras_dist_callbacks.training.user_state import edits
-from keras_dist_callbacks.training.user_state.walk import Policy, Root, walk
+from keras_dist_callbacks.training.user_state.walk import walk
+from keras_dist_callbacks.training.user_state.walker import Policy, Root
 
 POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
 

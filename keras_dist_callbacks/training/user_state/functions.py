@@ -1,0 +1,204 @@
+"""How a walk looks at code: functions with what they read, methods, classes and modules."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from keras_dist_callbacks.training.user_state import nodes as n
+from keras_dist_callbacks.training.user_state.libraries import is_library
+from keras_dist_callbacks.training.user_state.nodes import Slot, join
+from keras_dist_callbacks.training.user_state.reads import Reads, code_digest, reads_of
+from keras_dist_callbacks.training.user_state.walker import Walker, name_of
+
+
+def look_at_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at function."""
+    if is_library(value.__module__):
+        walk.add_named(path, slot, value, "constant", is_traced)
+        _push_wrapped(walk, path, value, is_traced)
+        return
+    if walk.is_asserted(value):
+        walk.add_named(path, slot, value, "asserted", is_traced)
+        return
+    walk.add_named(path, slot, value, "function", is_traced)
+    reads = reads_of(value.__code__)
+    file = Path(value.__code__.co_filename).name
+    walk.found.code[f"{file}: {value.__qualname__}"] = code_digest(value.__code__)
+    if is_traced:
+        walk.found.traced_names |= reads.names
+    for index, default in enumerate(value.__defaults__ or ()):
+        walk.push(join(path, f"default {_argument(value, index)}"), Slot("default", value, index), default, is_traced)
+    for name, default in (value.__kwdefaults__ or {}).items():
+        walk.push(join(path, f"default {name}"), Slot("keyword", value.__kwdefaults__, name), default, is_traced)
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        _push_cell(walk, join(path, f"closure {name}"), cell, is_traced)
+    for name, item in vars(value).items():
+        walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
+    _push_globals(walk, path, value, reads, is_traced)
+
+
+def _argument(function: types.FunctionType, index: int) -> str:
+    code, count = function.__code__, len(function.__defaults__ or ())
+    return code.co_varnames[code.co_argcount - count + index]
+
+
+def _push_cell(walk: Walker, path: str, cell: Any, is_traced: bool) -> None:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # not assigned yet
+        return
+    walk.push(path, Slot("cell", cell), value, is_traced)
+
+
+def _push_wrapped(walk: Walker, path: str, function: Any, is_traced: bool) -> None:
+    """A library's wrapper around a function of the user's holds it in a cell, or as `__wrapped__`."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        if isinstance(value, types.FunctionType | types.MethodType | functools.partial) or is_of_the_user(value):
+            walk.push(join(path, f"closure {name}"), None, value, is_traced)
+
+
+def is_of_the_user(value: Any) -> bool:
+    """Whether an object is of a class of the user's."""
+    return not isinstance(value, type) and not is_library(type(value).__module__)
+
+
+def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: Reads, is_traced: bool) -> None:
+    namespace = function.__globals__
+    module = str(namespace.get("__name__", "?"))
+    if reads.dynamic is not None and not (
+        reads.dynamic in namespace and not is_library(_module_of(namespace[reads.dynamic]))
+    ):
+        walk.found.unknown[path] = f"it uses {reads.dynamic}"
+    elif reads.reads_files is not None and not is_traced:
+        walk.found.unknown[path] = f"it may read a file that training has changed ({reads.reads_files})"
+    for name in sorted(reads.global_names & namespace.keys()):
+        value = namespace[name]
+        if isinstance(value, types.ModuleType):
+            _push_used(walk, value, reads, is_traced)
+        else:
+            walk.push(join(f"module {module}", name), Slot("global", namespace, name), value, is_traced)
+    for name in sorted(reads.imports):
+        if name in sys.modules:
+            _push_used(walk, sys.modules[name], reads, is_traced)
+
+
+def _module_of(value: Any) -> str | None:
+    return getattr(value, "__module__", None) or getattr(value, "__name__", None)
+
+
+def _push_used(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
+    """The names of a module of the user's that a function uses."""
+    if is_library(module.__name__):
+        _push_used_of_library(walk, module, reads, is_traced)
+        return
+    for name in sorted(reads.names & vars(module).keys()):
+        value = vars(module)[name]
+        if isinstance(value, types.ModuleType):
+            _push_used(walk, value, reads, is_traced)
+        else:
+            walk.push(join(f"module {module.__name__}", name), Slot("attribute", module, name), value, is_traced)
+
+
+def _push_used_of_library(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
+    """What the user may have put into a library's module, or into the environment of the process."""
+    path = f"module {module.__name__}"
+    for name in sorted(reads.names & vars(module).keys()):
+        value = vars(module)[name]
+        plain = isinstance(value, n.IMMUTABLE) or (isinstance(value, list | dict | set) and n.is_flat(_items(value)))
+        if plain or is_of_the_user(value):
+            walk.push(join(path, name), Slot("attribute", module, name), value, is_traced)
+    if module.__name__ == "os" and reads.names & {"environ", "getenv", "putenv"}:
+        walk.push(join(path, "environ"), None, dict(os.environ), is_traced)
+
+
+def _items(value: Any) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else list(value)
+
+
+def look_at_module(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at module."""
+    walk.add_named(path, slot, value, "constant", is_traced)
+    if is_library(value.__name__):
+        return
+    for name, item in vars(value).items():
+        if not name.startswith("__") and not isinstance(item, types.ModuleType | types.FunctionType | type):
+            walk.push(join(f"module {value.__name__}", name), Slot("attribute", value, name), item, is_traced)
+
+
+def look_at_class(walk: Walker, path: str, slot: Slot | None, value: type, is_traced: bool) -> None:
+    """Looks at class."""
+    if is_library(value.__module__):
+        walk.add_named(path, slot, value, "constant", is_traced)
+        return
+    if walk.is_asserted(value):
+        walk.add_named(path, slot, value, "asserted", is_traced)
+        return
+    walk.add_named(path, slot, value, "class", is_traced)
+    for name, item in vars(value).items():
+        if isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType) or _is_private_to_classes(name):
+            continue
+        walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
+    for base in (*value.__bases__, type(value)):
+        if not is_library(base.__module__):
+            walk.push(f"class {name_of(base)}", None, base, is_traced)
+
+
+def _is_private_to_classes(name: str) -> bool:
+    own = ("__init__", "__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__", "__setattr__")
+    return name.startswith("_abc_") or (name.startswith("__") and name.endswith("__") and name not in own)
+
+
+def look_at_wrapper(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """A static method, class method, property, cached function: what it holds."""
+    if walk.is_asserted(value):
+        walk.add(path, slot, value, "asserted", is_traced)
+        return
+    if isinstance(value, functools._lru_cache_wrapper) and not is_library(value.__module__):
+        walk.add_unknown(path, slot, value, is_traced, "a function that remembers its results")
+    else:
+        walk.add(path, slot, value, "constant", is_traced)
+    for name in ("__func__", "fget", "fset", "func", "__wrapped__"):
+        inner = getattr(value, name, None)
+        if isinstance(inner, types.FunctionType):
+            walk.push(join(path, name), None, inner, is_traced)
+
+
+def look_at_method(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at method."""
+    owner, function = value.__self__, getattr(value, "__func__", None)
+    walk.add(path, slot, value, "method", is_traced, ("method", str(value.__name__)))
+    walk.push(join(path, "self"), None, owner, is_traced)
+    if function is not None:
+        walk.push(join(path, "function"), None, function, is_traced)
+
+
+def look_at_builtin(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at builtin."""
+    if value.__self__ is None or isinstance(value.__self__, types.ModuleType | type):
+        walk.add_named(path, slot, value, "constant", is_traced)
+    else:
+        look_at_method(walk, path, slot, value, is_traced)
+
+
+def look_at_partial(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at partial."""
+    walk.add(path, slot, value, "object", is_traced)
+    walk.push(join(path, "func"), None, value.func, is_traced)
+    for index, item in enumerate(value.args):
+        walk.push(join(path, f"argument {index}"), None, item, is_traced)
+    for name, item in value.keywords.items():
+        walk.push(join(path, name), Slot("item", value.keywords, name), item, is_traced)
+
+
+def look_at_constant(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at constant."""
+    walk.add_named(path, slot, value, "constant", is_traced)

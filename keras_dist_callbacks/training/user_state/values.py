@@ -1,0 +1,152 @@
+"""How a walk looks at values: containers, arrays, random states, iterators, tensors and variables."""
+
+from __future__ import annotations
+
+import random
+import types
+from typing import Any
+
+import numpy as np
+
+from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks.training.user_state import nodes as n
+from keras_dist_callbacks.training.user_state.libraries import is_library
+from keras_dist_callbacks.training.user_state.nodes import Slot, join
+from keras_dist_callbacks.training.user_state.walker import Walker, name_of
+
+
+def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at container."""
+    cls = type(value)
+    if not is_library(cls.__module__):  # one of the user's, which may have attributes too
+        walk.push(f"class {name_of(cls)}", None, cls, is_traced)
+        for name, item in getattr(value, "__dict__", {}).items():
+            walk.push(join(path, f".{name}"), Slot("attribute", value, name), item, is_traced)
+    if isinstance(value, bytearray):
+        walk.add(path, slot, value, "container", is_traced, n.flat_token(value))
+        return
+    if isinstance(value, dict):
+        look_at_dict(walk, path, slot, value, is_traced)
+        return
+    items = list(value)
+    if n.is_flat(items):
+        walk.add(path, slot, value, "container", is_traced, n.flat_token(value))
+    elif isinstance(value, set | frozenset):
+        walk.add_unknown(path, slot, value, is_traced, "a set of objects")
+    else:
+        walk.add(path, slot, value, "container", is_traced, (type(value).__name__, len(items)))
+        for index, item in enumerate(items):
+            walk.push(
+                join(path, index), None if isinstance(value, tuple) else Slot("item", value, index), item, is_traced
+            )
+
+
+def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, Any], is_traced: bool) -> None:
+    """Looks at dict."""
+    items = dict(value)
+    if not n.is_flat(items):
+        keys = [_key_of(key) for key in items]
+        if None in keys:
+            walk.add_unknown(path, slot, value, is_traced, "a dict whose keys are objects")
+            return
+    else:
+        keys = [repr(key) if not isinstance(key, str) else key for key in items]
+        if n.is_flat(items.values()):
+            walk.add(path, slot, value, "container", is_traced, n.flat_token(items))
+            return
+    walk.add(path, slot, value, "container", is_traced, (type(value).__name__, tuple(keys)))
+    for text, (key, item) in zip(keys, items.items(), strict=True):
+        walk.push(join(path, text), Slot("item", value, key), item, is_traced)
+    if isinstance(getattr(value, "default_factory", None), types.FunctionType):
+        walk.push(join(path, "default_factory"), None, value.default_factory, is_traced)  # type: ignore[attr-defined]
+
+
+def _key_of(key: Any) -> str | None:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, n.IMMUTABLE):
+        return repr(key)
+    if isinstance(key, tuple) and n.is_flat(key):
+        return repr(key)
+    return name_of(key) if isinstance(key, type | types.FunctionType) else None
+
+
+def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at array."""
+    if not n.is_numeric(value):
+        items = value.reshape(-1).tolist()
+        if value.dtype.hasobject and n.is_flat(items) and walk.allows(8 * len(items)):
+            walk.add(path, slot, value, "texts", is_traced, ("texts", value.shape, *n.flat_token(items)))
+        elif value.dtype.kind in "USmM" and walk.allows(value.nbytes):
+            walk.add(
+                path, slot, value, "texts", is_traced, ("texts", value.shape, *n.flat_token(list(map(str, items))))
+            )
+        else:
+            walk.add_unknown(path, slot, value, is_traced, "an array of objects")
+    elif walk.allows(value.nbytes):
+        walk.add(path, slot, value, "array", is_traced, n.array_token(value))
+    else:
+        walk.add_unknown(path, slot, value, is_traced, "an array too large to compare")
+
+
+def look_at_random(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at random."""
+    if isinstance(value, random.SystemRandom):
+        walk.add(path, slot, value, "constant", is_traced)
+    else:
+        walk.add(path, slot, value, "random", is_traced, n.random_token(value))
+
+
+def look_at_iterator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at iterator."""
+    walk.add(path, slot, value, "iterator", is_traced, n.iterator_token(value))
+
+
+def look_at_generator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at generator."""
+    walk.add(path, slot, value, "generator", is_traced, n.generator_token(value))
+
+
+def look_at_weak_reference(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at weak reference."""
+    walk.add(path, slot, value, "constant", is_traced)
+    walk.push(join(path, "referent"), None, value(), is_traced)
+
+
+def look_at_variable(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at variable."""
+    component = variables.components(value)[0]
+    if is_traced or walk.is_saved(value) or component.dtype.name in {"string", "resource", "variant"}:
+        walk.add(path, slot, value, "owned", is_traced, ("owned",))
+        return
+    tokens = tuple(n.array_token(variables.read(c)) for c in variables.components(value))
+    walk.add(path, slot, value, "variable", is_traced, ("variable", *tokens))
+
+
+def look_at_generator_of_tensorflow(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at generator of tensorflow."""
+    walk.add(path, slot, value, "object", is_traced)
+    walk.push(join(path, "state"), None, value.state, is_traced)
+
+
+def look_at_tensor(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at tensor."""
+    if not hasattr(value, "numpy") or not value.dtype.is_numpy_compatible:
+        walk.add(path, slot, value, "owned", is_traced)
+        return
+    array = value.numpy()
+    if isinstance(array, np.ndarray | np.generic) and n.is_numeric(np.asarray(array)):
+        walk.add(path, slot, value, "tensor", is_traced, ("tensor", *n.array_token(np.asarray(array))))
+    else:
+        walk.add(path, slot, value, "owned", is_traced, ("texts", repr(array)))
+
+
+def look_at_owned(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at owned."""
+    walk.add(path, slot, value, "owned", is_traced)
+
+
+def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at traced function."""
+    walk.add(path, slot, value, "constant", is_traced)
+    walk.push(join(path, "python_function"), None, value.python_function, True)

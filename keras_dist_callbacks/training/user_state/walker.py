@@ -1,0 +1,215 @@
+"""One walk over objects: the queue, the paths, and what is noted of each object."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_dist_callbacks.training.user_state import nodes as n
+from keras_dist_callbacks.training.user_state.nodes import Node, Slot
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where a walk begins.
+
+    Attributes:
+        value: The object.
+        is_traced: Whether TensorFlow traces its functions, so that a value which they read stays that of the trace.
+    """
+
+    value: Any
+    is_traced: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one walk may look at; what lies behind is unknown.
+
+    Attributes:
+        nodes: Objects.
+        bytes: Bytes of arrays.
+        seconds: Time.
+    """
+
+    nodes: int = 200_000
+    bytes: int = 2**28
+    seconds: float = 5.0
+
+
+@dataclass
+class Policy:
+    """What a walk does not look into.
+
+    Attributes:
+        is_asserted: Whether the user has asserted of an object that it keeps no state.
+        own_state: How the state of an object that has its own way is got and set: two functions; None for any other.
+        is_saved: Whether all variables of an object are saved in another way.
+    """
+
+    is_asserted: Callable[[Any], bool]
+    own_state: Callable[[Any], tuple[Callable[[], Any], Callable[[Any], None]] | None]
+    is_saved: Callable[[Any], bool]
+
+
+@dataclass
+class Found:
+    """What one walk has found.
+
+    Attributes:
+        nodes: By path.
+        unknown: By path, what could not be looked into: a type, or what its code does.
+        labels: Functions, classes and library objects by their full names.
+        code: A hash of each function of the user's by `file: name`.
+        traced_names: Names that functions which TensorFlow traces use.
+    """
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, Any] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
+    traced_names: set[str] = field(default_factory=set)
+
+    def node(self, path: str) -> Node | None:
+        """The node of a path, that of a setting of a layer included, which the layer's own token holds."""
+        if path in self.nodes:
+            return self.nodes[path]
+        above, name = n.parent_of(path)
+        layer = self.nodes.get(above)
+        if layer is None or layer.kind != "layer":
+            return None
+        settings = dict(layer.token[2:])
+        slot = Slot("attribute", layer.value, name)
+        if name not in settings:
+            return None
+        return Node(slot, settings[name], "value", n.immutable_token(settings[name]), layer.is_traced)
+
+
+Look = Callable[["Walker", str, Slot | None, Any, bool], None]
+"""Notes an object, bound in a slot under a path, and pushes what it holds."""
+
+Looks = tuple[tuple[Any, Look], ...]
+
+
+class Walker:
+    """One walk: what is still to be visited, and what was found.
+
+    Args:
+        policy: What is not looked into.
+        limits: How much is.
+        start: An earlier walk, whose paths come before others.
+        looks: How objects of certain types are looked at; the first that fits counts.
+        otherwise: How any other object is.
+    """
+
+    def __init__(self, policy: Policy, limits: Limits, start: Found | None, looks: Looks, otherwise: Look) -> None:
+        self.found = Found()
+        self._looks, self._otherwise = looks, otherwise
+        self._policy = policy
+        self._limits = limits
+        self._bytes = 0
+        self._end = time.monotonic() + limits.seconds
+        self._paths: dict[int, str] = {}
+        self._alive: list[Any] = []  # an id is unique only while its object lives
+        self._queue: deque[tuple[str, Slot | None, Any, bool]] = deque()
+        self._known = None if start is None else start.nodes.keys()
+        known = {} if start is None else start.nodes
+        self._earlier = {id(node.value): path for path, node in known.items() if node.kind not in ("ref", "value")}
+        self._later: deque[tuple[str, Slot | None, Any, bool]] = deque()
+
+    def run(self, roots: Mapping[str, Root]) -> Found:
+        """Visits what the roots reach; those that TensorFlow traces first."""
+        for is_traced in (True, False):  # what traced functions reach has its path from there
+            for path, root in roots.items():
+                if root.is_traced == is_traced:
+                    self.push(path, None, root.value, is_traced)
+            self._drain()
+        self._known, self._earlier = None, {}
+        self._queue, self._later = self._later, self._queue
+        self._drain()
+        return self.found
+
+    def _drain(self) -> None:
+        while self._queue:
+            path, slot, value, is_traced = self._queue.popleft()
+            if len(self.found.nodes) > self._limits.nodes or time.monotonic() > self._end:
+                self.found.unknown[path] = "there is too much to inspect"
+                self._queue.clear()
+                return
+            self._visit(path, slot, value, is_traced)
+
+    def push(self, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+        """An object is to be visited."""
+        queue = self._queue if self._known is None or path in self._known else self._later
+        queue.append((path, slot, value, is_traced))
+
+    def _visit(self, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+        if path in self.found.nodes:
+            return
+        if isinstance(value, n.IMMUTABLE):
+            self._add(path, slot, value, "value", n.immutable_token(value), is_traced)
+            return
+        known = self._paths.get(id(value))
+        if known is not None:
+            self._add(path, slot, value, "ref", ("ref", known), is_traced)
+            return
+        earlier = self._earlier.get(id(value), path)
+        if earlier != path:
+            self._later.append((path, slot, value, is_traced))
+            return
+        self._paths[id(value)] = path
+        self._alive.append(value)
+        for kinds, look in self._looks:
+            if isinstance(value, kinds):
+                look(self, path, slot, value, is_traced)
+                return
+        self._otherwise(self, path, slot, value, is_traced)
+
+    def _add(
+        self, path: str, slot: Slot | None, value: Any, kind: str, token: tuple[Any, ...], is_traced: bool
+    ) -> None:
+        self.found.nodes[path] = Node(slot, value, kind, token, is_traced)
+
+    def add(
+        self, path: str, slot: Slot | None, value: Any, kind: str, is_traced: bool, token: tuple[Any, ...] = ()
+    ) -> None:
+        self._add(path, slot, value, kind, token or (kind, name_of(type(value))), is_traced)
+
+    def add_named(self, path: str, slot: Slot | None, value: Any, kind: str, is_traced: bool) -> None:
+        """Notes a function, class or library object, which its full name stands for."""
+        label = name_of(value)
+        self.found.labels.setdefault(label, value)
+        self._add(path, slot, value, kind, (kind, label), is_traced)
+
+    def add_unknown(self, path: str, slot: Slot | None, value: Any, is_traced: bool, what: str = "") -> None:
+        """Notes an object that cannot be looked into."""
+        self.found.unknown[path] = what or f"a {name_of(type(value))}"
+        self.add(path, slot, value, "unknown", is_traced)
+
+    def allows(self, size: int) -> bool:
+        """Whether so many bytes may be hashed yet."""
+        self._bytes += size
+        return self._bytes <= self._limits.bytes
+
+    def is_asserted(self, value: Any) -> bool:
+        """See `Policy`."""
+        return self._policy.is_asserted(value)
+
+    def own_state(self, value: Any) -> Any:
+        """What an object that has its own way says of its state; None for any other."""
+        own = self._policy.own_state(value)
+        return None if own is None else own[0]()
+
+    def is_saved(self, value: Any) -> bool:
+        """See `Policy`."""
+        return self._policy.is_saved(value)
+
+
+def name_of(value: Any) -> str:
+    """The full name of a function, class or module."""
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
+    return f"{module}.{name}" if module and module != "builtins" else str(name)
