@@ -176,6 +176,7 @@ class Walker:
     def add(
         self, path: str, slot: Slot | None, value: Any, kind: str, is_traced: bool, token: tuple[Any, ...] = ()
     ) -> None:
+        """Notes an object with a token, by default one of its kind and type."""
         self._add(path, slot, value, kind, token or (kind, name_of(type(value))), is_traced)
 
     def add_named(self, path: str, slot: Slot | None, value: Any, kind: str, is_traced: bool) -> None:
