@@ -59,16 +59,18 @@ def compile_facts(model: Any) -> dict[str, str]:
         if not isinstance(config.get("learning_rate"), dict):
             config.pop("learning_rate", None)  # a number is a variable, which is restored
         facts.update(_flat(config, "optimizer"))
-        facts["optimizer/exclude_from_weight_decay"] = _without_weight_decay(model)
+        facts.update(_without_weight_decay(model))
     return facts
 
 
-def _without_weight_decay(model: Any) -> str:
+def _without_weight_decay(model: Any) -> dict[str, str]:
     """Which weights `exclude_from_weight_decay` was told of: patterns, and places among the trainable variables."""
     ids = getattr(model.optimizer, "_exclude_from_weight_decay", None) or ()
     places = [n for n, variable in enumerate(model.trainable_variables) if id(variable) in ids]
     pattern = getattr(model.optimizer, "_exclude_from_weight_decay_pattern", None)
-    return f"pattern {getattr(pattern, 'pattern', None)!r}, weights {places}"
+    if pattern is None and not places:
+        return {}
+    return {"optimizer/exclude_from_weight_decay": f"pattern {getattr(pattern, 'pattern', None)!r}, weights {places}"}
 
 
 def compiled_objects(model: Any) -> dict[str, Any]:

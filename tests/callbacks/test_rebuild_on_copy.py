@@ -90,6 +90,9 @@ class CopyWithin(keras.callbacks.Callback):
             self.made = self.make()
 
 
+kdc.register_callback_state(CopyWithin, None)  # what it makes are callbacks, which no backup holds
+
+
 def looks(callback: Any) -> dict[str, Any]:
     """All that can be compared of what a callback is."""
     plain = (str, int, float, bool, type(None), tuple, list, dict, datetime.timedelta, *OPTIONS)
