@@ -74,7 +74,7 @@ def _without_weight_decay(model: Any) -> dict[str, str]:
 
 
 def compiled_objects(model: Any) -> dict[str, Any]:
-    """What compile() was given beside the optimizer: the losses and metrics as the user gave them."""
+    """The losses and metrics as the user gave them to compile()."""
     losses, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
     return {
         "loss": getattr(losses, "_user_loss", None) or getattr(model, "loss", None),

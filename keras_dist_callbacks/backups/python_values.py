@@ -156,7 +156,7 @@ class Objects(Protocol):
     """What references and objects of the process' own stand for when values are decoded."""
 
     def resolve(self, kind: str, value: JSON, present: Any) -> Any:
-        """The object that `{kind: value}` stands for; raises LookupError if there is none."""
+        """The object that `{kind: value}` stands for; raises LookupError if it is not found."""
         ...
 
 

@@ -40,7 +40,7 @@ class Reads:
         global_names: Module-level names that it reads or writes.
         names: All names of globals and attributes.
         imports: Modules that it imports.
-        dynamic: A name by which it can reach anything, such as `eval`; None if there is none.
+        dynamic: A name by which it can reach anything, such as `eval`; None if it uses no such name.
         reads_files: A name by which it reads a file that may have changed, such as `load_weights`; None likewise.
     """
 

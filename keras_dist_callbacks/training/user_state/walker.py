@@ -27,7 +27,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one walk may look at; what lies behind is unknown.
+    """How much one walk may look at; everything after that is unknown.
 
     Attributes:
         nodes: Objects.
