@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import pytest
 
+import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError
@@ -71,6 +72,9 @@ class At(keras.callbacks.Callback):
         if (self.epoch, batch) == self.where:
             shared_writer().wait()
             self.action()
+
+
+kdc.register_callback_state(At, None)
 
 
 @dataclass(frozen=True)

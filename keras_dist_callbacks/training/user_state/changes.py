@@ -271,7 +271,7 @@ def restore(records: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, A
         try:
             objects.put(path, records[path][0])
         except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
-            failed[path] = f"{type(error).__name__}: {error}"
+            failed[path] = str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"
     return failed
 
 
@@ -358,7 +358,7 @@ class _Objects:
         if kind in ("$ref", "$keep"):
             return self._made[value] if value in self._made else self._holder(value)
         if kind == "$named":
-            return self._now.labels[value]
+            return self._named(value)
         if kind == "$member":
             return self._member(value, present)
         if kind in _MAKERS:
@@ -366,7 +366,7 @@ class _Objects:
         if kind == "$bound":
             return getattr(python_values.decode(value[0], self._tensors, self), value[1])
         if kind == "$new":
-            cls = self._now.labels[value[0]]
+            cls = self._named(value[0])
             fields = python_values.decode(value[1], self._tensors, self)
             if issubclass(cls, tuple):
                 return cls._make(fields.values())
@@ -375,6 +375,11 @@ class _Objects:
                 object.__setattr__(made, name, item)
             return made
         raise LookupError(f"{kind} stands for nothing here")
+
+    def _named(self, label: str) -> Any:
+        if label not in self._now.labels:
+            raise LookupError(f"{label} was not found in this run")
+        return self._now.labels[label]
 
     def _member(self, value: JSON, present: Any) -> Any:
         known = [type(present)] + [type(n.value) for n in self._now.nodes.values() if isinstance(n.value, enum.Enum)]

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -106,6 +107,8 @@ def _is_time(value: float) -> bool:
 
 def normalized(text: str) -> str:
     """A text without what differs from run to run: times, process and host, directories, addresses."""
+    if text.startswith(tempfile.gettempdir() + os.sep):
+        return "<temporary>"
     text = _ID.sub("<id>", _ADDRESS.sub("", _DATE.sub(_date, text)))
     text = re.sub(rf"\b{os.getpid()}\b", "<pid>", text.replace(socket.gethostname(), "<host>"))
     text = re.sub(r"\d{10}(?:\.\d+)?", lambda m: "<time>" if abs(float(m[0]) - time.time()) < _NEAR else m[0], text)

@@ -8,65 +8,32 @@ import sys
 import threading
 from typing import Any
 
-LIBRARIES = frozenset(
-    [
-        *("keras", "tensorflow", "keras_dist_callbacks", "numpy", "tensorboard", "ml_dtypes", "absl", "google", "h5py"),
-        *(
-            "optree",
-            "wrapt",
-            "namex",
-            "gast",
-            "astunparse",
-            "scipy",
-            "sklearn",
-            "pandas",
-            "polars",
-            "pyarrow",
-            "joblib",
-        ),
-        *("jax", "jaxlib", "torch", "torchvision", "torchdata", "grain", "tensorflow_datasets", "tensorflow_addons"),
-        *("tensorflow_probability", "tensorflow_text", "tensorflow_hub", "keras_hub", "keras_nlp", "keras_cv"),
-        *("keras_tuner", "scikeras", "optuna", "optuna_integration", "ray", "datasets", "transformers", "tokenizers"),
-        *(
-            "tqdm",
-            "rich",
-            "matplotlib",
-            "seaborn",
-            "plotly",
-            "bokeh",
-            "IPython",
-            "ipykernel",
-            "traitlets",
-            "ipywidgets",
-        ),
-        *("livelossplot", "wandb", "mlflow", "neptune", "comet_ml", "clearml", "tensorboardX", "loguru", "structlog"),
-        *("PIL", "cv2", "skimage", "imageio", "albumentations", "imgaug", "imblearn", "nltk", "gensim", "librosa"),
-        *("fsspec", "gcsfs", "s3fs", "adlfs", "boto3", "botocore", "requests", "urllib3", "aiohttp", "yaml", "toml"),
-        *("msgspec", "pydantic", "attr", "attrs", "typer", "click", "psutil", "packaging", "typing_extensions", "six"),
-        *("tenacity", "xxhash", "safetensors", "cloudpickle", "dill", "pytest", "_pytest", "pluggy", "hypothesis"),
-    ]
-)
+_LIBRARIES = """
+    keras tensorflow keras_dist_callbacks numpy tensorboard ml_dtypes absl google h5py optree wrapt namex gast
+    astunparse scipy sklearn pandas polars pyarrow joblib jax jaxlib torch torchvision torchdata grain
+    tensorflow_datasets tensorflow_addons tensorflow_probability tensorflow_text tensorflow_hub keras_hub keras_nlp
+    keras_cv keras_tuner scikeras optuna optuna_integration ray datasets transformers tokenizers tqdm rich matplotlib
+    seaborn plotly bokeh IPython ipykernel traitlets ipywidgets livelossplot wandb mlflow neptune comet_ml clearml
+    tensorboardX loguru structlog PIL cv2 skimage imageio albumentations imgaug imblearn nltk gensim librosa fsspec
+    gcsfs s3fs adlfs boto3 botocore aiobotocore requests urllib3 httpx aiohttp multidict yarl grpc azure
+    prometheus_client statsd datadog sentry_sdk slack_sdk codecarbon pynvml yaml toml msgspec pydantic attr attrs typer
+    click psutil packaging typing_extensions six tenacity xxhash safetensors cloudpickle dill pytest _pytest pluggy
+    hypothesis
+"""
+LIBRARIES = frozenset(_LIBRARIES.split())
 """Packages whose functions, classes and modules do not change while training runs."""
 
-_OUTPUT = frozenset(
-    [
-        *(
-            "logging",
-            "tqdm",
-            "rich",
-            "matplotlib",
-            "seaborn",
-            "plotly",
-            "bokeh",
-            "IPython",
-            "ipywidgets",
-            "livelossplot",
-        ),
-        *("wandb", "mlflow", "neptune", "comet_ml", "clearml", "tensorboardX", "tensorboard", "loguru", "structlog"),
-        *("threading", "_thread", "warnings"),
-    ]
-)
-"""Packages whose objects write output, or order threads: training does not depend on what they hold."""
+_OUTPUTS = """
+    logging tqdm rich matplotlib seaborn plotly bokeh IPython ipywidgets livelossplot wandb mlflow neptune comet_ml
+    clearml tensorboardX tensorboard loguru structlog warnings prometheus_client statsd datadog sentry_sdk slack_sdk
+    codecarbon pynvml psutil _thread
+    asyncio selectors socket ssl http urllib urllib3 requests httpx aiohttp boto3 botocore aiobotocore grpc azure
+    google.cloud google.auth google.api_core fsspec gcsfs s3fs adlfs
+"""
+_OUTPUT = frozenset(_OUTPUTS.split())
+"""Packages whose objects write output, measure the machine or hold connections."""
+
+_SYNCHRONISATION = (threading.Thread, threading.Condition)
 
 
 def is_library(module: str | None) -> bool:
@@ -78,15 +45,19 @@ def is_library(module: str | None) -> bool:
 
 
 def is_output(value: Any) -> bool:
-    """Whether an object only writes output."""
+    """Whether an object only writes output, holds a connection or orders threads: training does not depend on it."""
     if isinstance(value, io.IOBase):
         return _only_writes(value)
     import tensorflow as tf
 
-    if isinstance(value, threading.local):
-        return False
-    roots = {base.__module__.partition(".")[0] for base in type(value).__mro__}
-    return bool(roots & _OUTPUT) or isinstance(value, tf.summary.SummaryWriter | type(csv.writer(io.StringIO())))
+    if isinstance(value, tf.summary.SummaryWriter | type(csv.writer(io.StringIO()))):
+        return True
+    return any(base in _SYNCHRONISATION or _packages(base) & _OUTPUT for base in type(value).__mro__)
+
+
+def _packages(cls: type) -> set[str]:
+    parts = cls.__module__.split(".")
+    return {parts[0], ".".join(parts[:2])}
 
 
 def _only_writes(file: io.IOBase) -> bool:

@@ -62,7 +62,7 @@ def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     fixed = _fixed_kind(walk, value)
     if fixed is not None:
         walk.add(path, slot, value, fixed, is_traced)
-    elif library_state.is_opaque(value) or not _is_open(type(value)):
+    elif is_output(value) or library_state.is_opaque(value) or not _is_open(type(value)):
         walk.add_unknown(path, slot, value, is_traced)
     elif (own := walk.own_state(value)) is not None:
         walk.add(path, slot, value, "own_state", is_traced, ("own_state", repr(n.plain_token(own))))
@@ -72,7 +72,7 @@ def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_
 
 def _fixed_kind(walk: Walker, value: Any) -> str | None:
     """The kind of an instance that is not looked into; None of any other."""
-    if is_output(value):
+    if is_output(value) and is_library(type(value).__module__):  # the user's own may keep more
         return "constant"
     if walk.is_asserted(value):
         return "asserted"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import enum
 import itertools
 import json
+import logging
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -286,6 +290,39 @@ def test_class_attributes_and_slots_come_back() -> None:
     theirs = Shared(part=Slotted())
     assert changes.restore(found.records, {}, looked_at(theirs)) == {}
     assert (Shared.total, theirs.part.value, theirs.part.late) == (1, 1, 5)
+
+
+def test_connections_event_loops_and_threads_are_no_state() -> None:
+    async def connect() -> Any:
+        return aiohttp.ClientSession()
+
+    loop = asyncio.new_event_loop()
+    session = loop.run_until_complete(connect())
+    holder = Holder(loop=loop, session=session, timer=threading.Timer(60.0, print), lock=threading.Condition())
+    start = looked_at(holder)
+    loop.call_later(60.0, print)
+    session.headers["authorization"] = "token"
+    now = looked_at(holder, start)
+    found = changes.changes_between(start, now)
+    assert not found.records
+    assert not found.lost
+    assert not now.unknown
+    loop.run_until_complete(session.close())
+    loop.close()
+
+
+def test_an_event_that_training_sets_is_set_again() -> None:
+    _, theirs, failed = carried_over(lambda: Holder(event=threading.Event()), lambda holder: holder.event.set())
+    assert theirs.event.is_set()
+    assert not failed
+
+
+def test_what_a_class_of_the_users_adds_to_one_for_output_is_unknown() -> None:
+    class Handler(logging.Handler):
+        count = 0
+
+    assert list(looked_at(Holder(handler=Handler())).unknown) == ["callback Holder()/handler"]
+    assert not looked_at(Holder(handler=logging.StreamHandler())).unknown
 
 
 def test_an_attribute_that_training_deleted_is_deleted_again() -> None:
