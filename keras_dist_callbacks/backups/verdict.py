@@ -147,7 +147,8 @@ def _condition(owner: str, found: list[Finding]) -> str:
 
 
 def _lost(owner: str, found: list[Finding]) -> str:
-    return f"the state of {owner} is not restored: {_places(found)}; give it get_state and set_state"
+    holder = "give it" if owner.startswith("the callback ") else "keep it in a callback that has"
+    return f"the state of {owner} is not restored: {_places(found)}; {holder} get_state and set_state"
 
 
 def _places(found: list[Finding]) -> str:

@@ -6,11 +6,13 @@ import datetime
 import os
 import re
 import socket
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ _PRECISE = 10
 _NEAR = 2 * 86_400.0
 _DATE = re.compile(r"(20\d\d)([-_.]?)(\d\d)\2(\d\d)(?:[-_T .]?\d\d[-_:h.]?\d\d(?:[-_:m.]?\d\d)?)?")
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b")
+_RANDOM_NAME = re.compile(r"[a-z0-9_]{8}$")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -46,11 +49,12 @@ class Edits:
     callbacks: list[str] = field(default_factory=list)
 
 
-def describe(start: Found, callbacks: Iterable[str]) -> dict[str, Any]:
+def describe(start: Found, of_input: Found, callbacks: Iterable[str]) -> dict[str, Any]:
     """What a backup holds of a run's start, as JSON; without what differs from run to run by its nature."""
-    values = {path: _text(node) for path, node in start.nodes.items() if node.kind in _KINDS}
-    version = list(sys.version_info[:2])
-    return {"python": version, "callbacks": list(callbacks), "values": values, "code": start.code}
+    nodes = {**of_input.nodes, **start.nodes}
+    values = {path: _text(node) for path, node in nodes.items() if node.kind in _KINDS}
+    code = {**of_input.code, **start.code}
+    return {"python": list(sys.version_info[:2]), "callbacks": list(callbacks), "values": values, "code": code}
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
@@ -107,12 +111,20 @@ def _is_time(value: float) -> bool:
 
 def normalized(text: str) -> str:
     """A text without what differs from run to run: times, process and host, directories, addresses."""
-    if text.startswith(tempfile.gettempdir() + os.sep):
-        return "<temporary>"
     text = _ID.sub("<id>", _ADDRESS.sub("", _DATE.sub(_date, text)))
     text = re.sub(rf"\b{os.getpid()}\b", "<pid>", text.replace(socket.gethostname(), "<host>"))
     text = re.sub(r"\d{10}(?:\.\d+)?", lambda m: "<time>" if abs(float(m[0]) - time.time()) < _NEAR else m[0], text)
-    return text.rstrip("/").rpartition("/")[2] if "/" in text else text
+    if "/" not in text:
+        return text
+    return "<temporary>" if _is_temporary(text) else text.rstrip("/").rpartition("/")[2]
+
+
+def _is_temporary(path: str) -> bool:
+    """Whether `tempfile` made a path: only its owner may read it, and it ends with eight random characters."""
+    found = Path(path)
+    if str(found.parent) != tempfile.gettempdir() or not _RANDOM_NAME.search(path) or not found.exists():
+        return False
+    return stat.S_IMODE(found.stat().st_mode) in (0o600, 0o700)
 
 
 def _date(match: re.Match[str]) -> str:

@@ -19,7 +19,7 @@ from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.roots import input_roots, roots_of, words
 from keras_dist_callbacks.training.user_state.walk import walk
-from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
+from keras_dist_callbacks.training.user_state.walker import Found, Policy
 
 _DESCRIPTION = "description/python"
 
@@ -42,8 +42,8 @@ class UserState:
         self._callbacks = walked_callbacks(callbacks)
         self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
         self._start = Found()
-        self._start = self._walk(input_roots(fit))
-        self._description = edits.describe(self._start, self._names_of_the_user())
+        self._start = self._walk()
+        self._description = edits.describe(self._start, self._of_input(), self._names_of_the_user())
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
         self.conditions: list[str] = []
         self.lost: list[str] = []
@@ -106,11 +106,17 @@ class UserState:
     def _names_of_the_user(self) -> list[str]:
         return [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
 
-    def _walk(self, more: Mapping[str, Root] | None = None, *, only_traced: bool = False) -> Found:
-        policy = Policy(is_asserted, own_state, self.is_saved)
+    def _walk(self, *, only_traced: bool = False) -> Found:
         roots = roots_of(self._fit, self._callbacks)
         roots = {path: root for path, root in roots.items() if root.is_traced or not only_traced}
-        return walk({**roots, **(more or {})}, policy, start=self._start if self._start.nodes else None)
+        return walk(roots, self._policy(), start=self._start if self._start.nodes else None)
+
+    def _of_input(self) -> Found:
+        """The Python code of the input, which runs ahead of training: it is only compared between two runs."""
+        return walk(input_roots(self._fit), self._policy())
+
+    def _policy(self) -> Policy:
+        return Policy(is_asserted, own_state, self.is_saved)
 
     def _read_while_traced(self, found: changes.Changes, now: Found) -> list[str]:
         """Changed values of which TensorFlow may hold on to what they were when it traced the step."""
@@ -160,7 +166,8 @@ def _assertion(path: str, now: Found) -> str:
     ):
         return f"kdc.stateless_input({node.value.__name__})"
     cls = node.value if isinstance(node.value, type) else type(node.value)
-    return "" if cls.__module__ in ("builtins", "numpy") else f"kdc.register_callback_state({cls.__name__}, None)"
+    is_users = root.startswith("callback ") or not is_library(cls.__module__)
+    return "" if not is_users else f"kdc.register_callback_state({cls.__name__}, None)"
 
 
 def _edit_conditions(found: edits.Edits) -> list[str]:

@@ -7,10 +7,12 @@ import functools
 import json
 import os
 import socket
+import tempfile
 import time
 import types
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,7 +20,7 @@ import pytest
 
 from keras_dist_callbacks.training.user_state import edits
 from keras_dist_callbacks.training.user_state.walk import walk
-from keras_dist_callbacks.training.user_state.walker import Policy, Root
+from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
 POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
 
@@ -31,7 +33,7 @@ class Holder:
 
 
 def described(value: Any, root: str = "callback Holder()") -> Any:
-    found = edits.describe(walk({root: Root(value)}, POLICY), ["Holder()"])
+    found = edits.describe(walk({root: Root(value)}, POLICY), Found(), ["Holder()"])
     return json.loads(json.dumps(found))
 
 
@@ -144,6 +146,14 @@ def test_functions_of_another_version_of_python_are_not_compared() -> None:
 )  # fmt: skip
 def test_times_identifiers_and_directories_are_no_edit(was: Any, is_now: Any) -> None:
     assert compared(Holder(value=was), Holder(value=is_now)) == edits.Edits()
+
+
+def test_temporary_directories_are_no_edit_and_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours, theirs = Holder(value=tempfile.mkdtemp(prefix="swa_")), Holder(value=tempfile.mkdtemp(prefix="swa_"))
+    assert compared(ours, theirs) == edits.Edits()
+    (tmp_path / "run_weights1").mkdir(mode=0o755)
+    assert compared(ours, Holder(value=str(tmp_path / "run_weights1"))).others == ["callback Holder()/value"]
 
 
 @pytest.mark.parametrize("text", ["data-20190101.csv", "1234567890", "fold 31337 of 40000"])
