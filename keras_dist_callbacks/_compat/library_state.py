@@ -85,7 +85,7 @@ def _may_be_state(value: Any, name: str, item: Any, *, of_training: bool) -> boo
     cls = type(value)
     if name in _saved_names(cls) or name.startswith(_MARKS):
         return False
-    if isinstance(item, keras.callbacks.History) or (of_training and isinstance(item, keras.optimizers.Optimizer)):
+    if isinstance(item, keras.callbacks.History):
         return False
     if name in (_OF_A_CALLBACK if isinstance(value, keras.callbacks.Callback) else _OF_A_LAYER) and _is_keras(cls):
         return False
@@ -178,6 +178,8 @@ def _is_setting(name: str, item: Any) -> bool:
 
     if name.startswith("_") and name not in _PRIVATE_SETTINGS:
         return False
+    if isinstance(item, keras.Variable):
+        return name == "_learning_rate"
     if item is None or isinstance(item, bool | int | float | str | np.generic):
         return True
     if isinstance(item, types.FunctionType | types.MethodType | functools.partial):
@@ -202,13 +204,14 @@ def _library_names(cls: Any) -> frozenset[str]:
 @functools.lru_cache(maxsize=1024)
 def _set_by_library(cls: Any) -> frozenset[str]:
     """Names of attributes that the library classes which a class extends set on `self`."""
-    found: set[str] = set(_set_from_outside() if _is_keras(cls) else ())
-    for base in cls.__mro__:
-        if _is_library(base.__module__):
-            for item in vars(base).values():
-                for function in _functions_of(item):
-                    found |= _stored(function.__code__)
-    return frozenset(found)
+    bases = [_set_by_methods(base) for base in cls.__mro__ if _is_library(base.__module__)]
+    return frozenset().union(_set_from_outside() if _is_keras(cls) else (), *bases)
+
+
+@functools.lru_cache(maxsize=1024)
+def _set_by_methods(cls: Any) -> frozenset[str]:
+    functions = (function for item in vars(cls).values() for function in _functions_of(item))
+    return frozenset(name for function in functions for name in _stored(function.__code__))
 
 
 def _functions_of(item: Any) -> Iterator[types.FunctionType]:
@@ -238,17 +241,18 @@ def _set_from_outside() -> frozenset[str]:
     return frozenset(name for name in found if name.startswith("_"))
 
 
-_STORE, _MORE = dis.opmap["STORE_ATTR"], dis.opmap["EXTENDED_ARG"]
+_STORE, _MORE = bytes([dis.opmap["STORE_ATTR"]]), dis.opmap["EXTENDED_ARG"]
 
 
-def _stored(code: types.CodeType) -> set[str]:
+def _stored(code: types.CodeType) -> Iterator[str]:
     """Names of attributes that a function sets, on whatever object; `dis` itself takes a hundred times as long."""
-    found, high, content = set(), 0, code.co_code
-    for operation, argument in zip(content[::2], content[1::2], strict=True):
-        if operation == _STORE:
-            found.add(code.co_names[high | argument])
-        high = (high | argument) << 8 if operation == _MORE else 0
-    return found
+    content = code.co_code
+    at = content.find(_STORE)
+    while at >= 0:
+        if at % 2 == 0:  # an operation, and not an argument
+            high = content[at - 1] << 8 if at and content[at - 2] == _MORE else 0
+            yield code.co_names[high | content[at + 1]]
+        at = content.find(_STORE, at + 1)
 
 
 def _is_library(module: str) -> bool:

@@ -90,6 +90,19 @@ def key(component: Any) -> int:
     return id(component.handle)
 
 
+def setting(variable: Any) -> float | None:
+    """The value of a variable that is one number and that no optimizer trains; None of any other."""
+    import keras
+    import tensorflow as tf
+
+    if not isinstance(variable, keras.Variable | tf.Variable) or len(variable.shape) or not variable.dtype:
+        return None
+    if isinstance(variable, keras.Variable) and variable.trainable:
+        return None
+    value = read(components(variable)[0])
+    return float(str(value[()])) if value.dtype.kind == "f" else None  # 0.1, and not 0.10000000149
+
+
 def hold_resource(handle: Any, dtype: Any) -> SharedRead:
     """Reads one component; the result does not change when it is assigned."""
     return _hold(handle, dtype, _on_host(handle.device))

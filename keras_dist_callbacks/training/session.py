@@ -141,7 +141,7 @@ class FitSession:
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         others = [c for c in callbacks if c is not self._options.owner]
-        user = UserState(self._fit, others)
+        user = UserState(self._fit, others, self._options.directory)
         if self._resume is not None:
             build(self._fit, self._resume.saved)
         data = DataPosition(self._fit, others, read_again=self._options.read_again, shown=self._engine.shows_progress)

@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist_callbacks._compat import variables
 from keras_dist_callbacks.training.user_state.changes import digest_of
-from keras_dist_callbacks.training.user_state.nodes import Node
+from keras_dist_callbacks.training.user_state.nodes import Node, join
 from keras_dist_callbacks.training.user_state.walker import Found
 
 _OF_TRAINING = ("model", "optimizer", "loss", "metrics", "callback ")
 _SHOWN = 60
+_VARIABLE = "number in a variable"
 _CLOCKS = (time.perf_counter, time.monotonic)
 _PRECISE = 10
 _NEAR = 2 * 86_400.0
@@ -49,12 +51,27 @@ class Edits:
     callbacks: list[str] = field(default_factory=list)
 
 
-def describe(start: Found, of_input: Found, callbacks: Iterable[str]) -> dict[str, Any]:
-    """What a backup holds of a run's start, as JSON; without what differs from run to run by its nature."""
+def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_loaded: bool = False) -> dict[str, Any]:
+    """What a backup holds of a run's start, as JSON; without what differs from run to run by its nature.
+
+    Args:
+        start: What the callbacks, the model and compile's arguments reach.
+        of_input: What the Python code of the input reaches.
+        callbacks: The names of the user's callbacks.
+        is_loaded: Variables have the values of a checkpoint, and not those that the script gave them.
+    """
     nodes = {**of_input.nodes, **start.nodes}
     values = {path: _text(node) for path, node in nodes.items() if node.kind in _KINDS}
+    values.update({} if is_loaded else _settings_in_variables(start))
+    values.update(_settings_of_layers(nodes))
     code = {**of_input.code, **start.code}
     return {"python": list(sys.version_info[:2]), "callbacks": list(callbacks), "values": values, "code": code}
+
+
+def with_first(now: dict[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of one of several `fit()` calls, with what the first one knew already."""
+    parts = {part: {**now[part], **first[part]} for part in ("values", "code")}
+    return {**now, **parts, "callbacks": list(dict.fromkeys([*first["callbacks"], *now["callbacks"]]))}
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
@@ -65,7 +82,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
     edits.callbacks.extend(sorted(name.removeprefix("callback ") for name in one_sided))
     for path in dict.fromkeys([*theirs, *ours]):
         was, is_now = theirs.get(path), ours.get(path)
-        if was == is_now or _is_ignored(path) or path.partition("/")[0] in one_sided:
+        if was == is_now or _is_ignored(path, was, is_now) or path.partition("/")[0] in one_sided:
             continue
         if path.startswith(_OF_TRAINING) and _is_number(was) and _is_number(is_now):
             edits.settings[path] = (was[1], is_now[1])
@@ -77,29 +94,55 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
     return edits
 
 
+def _settings_in_variables(start: Found) -> dict[str, list[str]]:
+    """The numbers with which variables of training begin that no optimizer trains, such as a weight of a loss."""
+    found = {path: node.value for path, node in start.nodes.items() if node.kind == "owned"}
+    numbers = {path: variables.setting(value) for path, value in found.items() if not _is_rate_of_compile(path)}
+    return {path: [_VARIABLE, repr(number)] for path, number in numbers.items() if number is not None}
+
+
+def _settings_of_layers(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
+    """The settings of Keras' layers outside of the model, such as those of the input's augmentation."""
+    found = {path: node for path, node in nodes.items() if node.kind == "layer" and not path.startswith("model/")}
+    return {
+        join(path, name): _text_of_value(value, node)
+        for path, node in found.items()
+        for name, value in node.token[2:]
+        if name not in ("name", "trainable", "built")
+    }
+
+
+def _is_rate_of_compile(path: str) -> bool:
+    return path.startswith("optimizer/") and path.endswith("/_learning_rate")  # compared with that in the backup
+
+
 _KINDS = frozenset(["value", "container", "array", "texts", "random", "variable", "tensor", "iterator", "ref"])
 
 
-def _is_ignored(path: str) -> bool:
-    return path.startswith(("fit/params", "module os/environ"))  # epochs may be raised
+def _is_ignored(path: str, was: Any, is_now: Any) -> bool:
+    if path.startswith(("fit/params", "module os/environ")):  # epochs may be raised
+        return True
+    return None in (was, is_now) and (was or is_now)[0] == _VARIABLE  # one of the two models was loaded
+
+
+_NUMBERS = frozenset(["bool", "int", "float", "complex", "float32", "float64", _VARIABLE])
 
 
 def _is_number(text: Any) -> bool:
-    return isinstance(text, list) and text[0] in ("bool", "int", "float", "complex", "float32", "float64")
+    return isinstance(text, list) and text[0] in _NUMBERS
 
 
 def _text(node: Node) -> list[str]:
-    if node.kind == "value":
-        value = node.value
-        if isinstance(value, float) and _is_time(value):
-            return ["time", ""]
-        if isinstance(value, datetime.date):
-            return ["time", ""]
-        if isinstance(value, bool | int | float | np.generic):
-            return [type(value).__name__, repr(value.item() if isinstance(value, np.generic) else value)]
-        text = normalized(str(value))
-        return [type(value).__name__, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... {digest_of(node)}"]
-    return [node.kind, digest_of(node)]
+    return _text_of_value(node.value, node) if node.kind == "value" else [node.kind, digest_of(node)]
+
+
+def _text_of_value(value: Any, node: Node) -> list[str]:
+    if isinstance(value, datetime.date) or (isinstance(value, float) and _is_time(value)):
+        return ["time", ""]
+    if isinstance(value, bool | int | float | np.generic):
+        return [type(value).__name__, repr(value.item() if isinstance(value, np.generic) else value)]
+    text = normalized(str(value))
+    return [type(value).__name__, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... {digest_of(node)}"]
 
 
 def _is_time(value: float) -> bool:

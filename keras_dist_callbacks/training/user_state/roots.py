@@ -59,4 +59,4 @@ def _segment(segment: str) -> str:
     kind, _, name = segment.partition(" ")
     if kind in ("closure", "default") and name:
         return f"{name} ({kind})"
-    return segment
+    return "learning_rate" if segment == "_learning_rate" else segment

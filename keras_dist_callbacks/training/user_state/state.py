@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.backups.state_schema import PYTHON
 from keras_dist_callbacks.backups.verdict import Finding, group
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, own_state, walked_callbacks
 from keras_dist_callbacks.training.user_state import changes, edits
@@ -24,12 +27,20 @@ from keras_dist_callbacks.training.user_state.walker import Found, Policy
 _DESCRIPTION = "description/python"
 
 
+@dataclass
+class _Descriptions(Shared):
+    """By model and backup directory: how its first `fit()` in this process began, which a restart repeats."""
+
+    of_models: WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = field(default_factory=WeakKeyDictionary)
+
+
 class UserState:
     """What the user's Python code holds, beginning with what it is now: after all `on_train_begin`.
 
     Args:
         fit: The running fit, before anything is built, traced or restored.
         callbacks: All callbacks whose state belongs to training.
+        directory: The backup directory: what differs is told from the first of several `fit()` calls with it.
 
     Attributes:
         is_saved: Returns whether all variables of an object are saved in another way.
@@ -37,13 +48,15 @@ class UserState:
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
     """
 
-    def __init__(self, fit: RunningFit, callbacks: Sequence[Any]) -> None:
+    def __init__(self, fit: RunningFit, callbacks: Sequence[Any], directory: str = "") -> None:
         self._fit = fit
         self._callbacks = walked_callbacks(callbacks)
         self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
         self._start = Found()
         self._start = self._walk()
-        self._description = edits.describe(self._start, self._of_input(), self._names_of_the_user())
+        described = edits.describe(self._start, self._of_input(), self._names_of_the_user(), is_loaded=_is_loaded(fit))
+        first = shared(_Descriptions).of_models.setdefault(fit.model, {}).setdefault(directory, described)
+        self._description = edits.with_first(described, first)
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
         self.conditions: list[str] = []
         self.lost: list[str] = []
@@ -143,6 +156,11 @@ def _may_be_traced(path: str, now: Found) -> bool:
     if slot is not None and slot.kind == "attribute" and library_state.is_set_by_library(slot.owner, slot.key):
         return True
     return any(segment in now.traced_names for segment in segments)
+
+
+def _is_loaded(fit: RunningFit) -> bool:
+    """Whether the model came from a checkpoint, and so did the values of its variables."""
+    return getattr(fit.model, "_kdc_origin", None) is not None
 
 
 def _is_listed(model: Any, holder: Any) -> bool:
