@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.support import tiny
 from tests.support.exactness_case import Arguments, Case, dense
+from tests.support.exactness_models import adversaries
 from tests.support.inputs import STEPS, rows
 
 
@@ -102,6 +103,9 @@ CHANGE_CASES: dict[str, Case] = {
     # the saved rate is restored, so that the old job goes on: not what the one who changed it has asked for
     "changed: learning rate": rebuilt(
         both(r"0\.1", r"0\.05", "learning.rate"), lambda: with_rate(0.1), lambda: with_rate(0.05)
+    ),
+    "changed: rate of a second optimizer": rebuilt(
+        both(r"0\.02", r"0\.01", "learning.rate"), adversaries, lambda: adversaries(0.01)
     ),
     "changed: schedule of the learning rate": rebuilt(
         both(r"0\.1", r"0\.2", "learning.rate"), lambda: with_schedule(0.1), lambda: with_schedule(0.2)

@@ -99,10 +99,10 @@ class Adversaries(keras.Model):
         return {"critic": gap, "maker": fooled}
 
 
-def adversaries() -> keras.Model:
+def adversaries(rate: float = 0.02) -> keras.Model:
     model = Adversaries()
     model.build((None, 6))
-    model.compile(keras.optimizers.Adam(0.01, name="critic_adam"), keras.optimizers.Adam(0.02, name="maker_adam"))
+    model.compile(keras.optimizers.Adam(0.01, name="critic_adam"), keras.optimizers.Adam(rate, name="maker_adam"))
     return model
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 from keras_dist_callbacks.training.user_state import edits
 from keras_dist_callbacks.training.user_state.walk import walk
@@ -177,3 +178,46 @@ def test_what_keras_sets_on_its_own_callbacks_is_no_edit() -> None:
     assert compared(one, other) == edits.Edits()
     other.patience = 4
     assert compared(one, other).settings == {"callback Holder()/patience": ("3", "4")}
+
+
+class WithVariables(keras.Model):
+    """A distiller, a GAN or a VAE: what else it trains with are its attributes."""
+
+    def __init__(self, rate: float, weight: float) -> None:
+        super().__init__()
+        self.second = keras.optimizers.Adam(rate)
+        self.weight = tf.Variable(weight, trainable=False)
+        self.kernel = self.add_weight(shape=(), initializer=keras.initializers.Constant(weight))
+
+
+def test_numbers_in_variables_and_rates_of_further_optimizers_are_named() -> None:
+    def of_model(*numbers: float, is_loaded: bool = False) -> Any:
+        found = walk({"model": Root(WithVariables(*numbers), True)}, POLICY)
+        return edits.describe(found, Found(), [], is_loaded=is_loaded)
+
+    assert edits.compare(of_model(0.1, 1.0), of_model(0.1, 1.0)) == edits.Edits()
+    found = edits.compare(of_model(0.1, 1.0), of_model(0.2, 3.0))
+    assert found.settings == {
+        "model/second/_learning_rate": ("0.1", "0.2"),
+        "model/weight": ("1.0", "3.0"),
+    }
+    assert edits.compare(of_model(0.1, 1.0), of_model(0.2, 3.0, is_loaded=True)) == edits.Edits()
+
+
+def test_layers_of_the_input_are_compared() -> None:
+    def augmented(factor: float) -> Any:
+        keras.utils.set_random_seed(1)
+        layer = keras.layers.RandomRotation(factor)
+        return described(lambda x: layer(x), "input function 0")
+
+    assert edits.compare(augmented(0.1), augmented(0.1)).others == []
+    assert edits.compare(augmented(0.1), augmented(0.3)).others == ["input function 0/closure layer/factor"]
+
+
+def test_a_later_fit_tells_what_the_first_one_knew() -> None:
+    holder = Holder(count=0)
+    first = described(holder)
+    holder.count, holder.later = 20, 1
+    told = edits.with_first(described(holder), first)
+    assert edits.compare(told, first).settings == {}
+    assert edits.compare(told, first).others == ["callback Holder()/later"]
