@@ -6,6 +6,7 @@ user's.
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import functools
 import types
@@ -75,8 +76,16 @@ def _parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
         for number, variable in enumerate(_variables(value)):
             yield f"variable {number}", variable, ""
     if isinstance(value, keras.Layer):
-        for number, layer in enumerate(value._flatten_layers(include_self=False, recursive=False)):
+        layers = [x for x in value._flatten_layers(include_self=False, recursive=False) if not _is_input(x)]
+        for number, layer in enumerate(layers):
             yield f"layer {number}", layer, ""
+
+
+def _is_input(layer: Any) -> bool:
+    """Whether a layer only says what comes in, as Keras puts one before the others when it builds a model."""
+    import keras
+
+    return isinstance(layer, keras.layers.InputLayer)
 
 
 def _may_be_state(value: Any, name: str, item: Any, *, of_training: bool) -> bool:
@@ -106,6 +115,26 @@ def is_library_layer(value: Any) -> bool:
     import keras
 
     return isinstance(value, keras.Layer) and type(value).__module__.startswith("keras.")
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute; with a layer's own `trainable`, that of its variables, as Keras does."""
+    import keras
+
+    try:
+        setattr(owner, name, value)
+    except dataclasses.FrozenInstanceError:
+        object.__setattr__(owner, name, value)
+    if name == "_trainable" and isinstance(owner, keras.Layer):
+        for variable in owner._trainable_variables:
+            variable.trainable = value
+
+
+def is_layer(value: Any) -> bool:
+    """Whether an object is a layer, metric or optimizer: what a model makes of its own when it is built."""
+    import keras
+
+    return isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer)
 
 
 def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]]:

@@ -20,10 +20,10 @@ _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?$", re.DOTALL)
 
 def model_facts(model: Any) -> dict[str, str]:
     """The configuration of every layer, in order; automatic numbers in names begin anew in each model."""
-    if _has_config(model):
-        config = {"model": {key: value for key, value in model.get_config().items() if key != "name"}}
-        facts = _flat(config, "")
-    else:
+    config = _config(model) if _has_config(model) else {}
+    if config:
+        facts = _flat({"model": {key: value for key, value in config.items() if key != "name"}}, "")
+    else:  # a class of the user's, or a layer within that cannot tell its configuration
         parts = list(model._flatten_layers(include_self=False))
         facts = _flat(
             {f"layer {n}": {"name": x.name, "class": type(x).__name__, **_config(x)} for n, x in enumerate(parts)}, ""

@@ -159,6 +159,10 @@ class Objects(Protocol):
         """The object that `{kind: value}` stands for; raises LookupError if it is not found."""
         ...
 
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """The array of a tensor: the same one each time, because several places may hold it."""
+        ...
+
 
 def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Objects, present: Any = None) -> Any:
     """What `encode` was given.
@@ -184,7 +188,7 @@ def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Ob
     if kind in ("$dict", "$deque"):
         return _decode_container(kind, content, tensors, objects, present)
     if kind in _PLAIN:
-        return _decode_plain(kind, content, tensors)
+        return objects.array(content) if kind == "$array" else _decode_plain(kind, content, tensors)
     return objects.resolve(kind, content, present)
 
 
@@ -204,7 +208,7 @@ def _decode_plain(kind: str, content: Any, tensors: Mapping[str, Any]) -> Any:
     if kind == "$texts":
         return np.array(content[1]).reshape(content[0])
     array = np.array(tensors[content])
-    return array if kind == "$array" else array[()] if kind == "$scalar" else array.tolist()
+    return array[()] if kind == "$scalar" else array.tolist()
 
 
 def _items(value: list[JSON], tensors: Mapping[str, Any], objects: Objects, present: Any) -> list[Any]:
@@ -259,7 +263,9 @@ def _check_tagged(kind: str, content: Any, tensors: Collection[str], where: str,
 
 
 _LONGEST_TEXT = 2**20
-_NESTED = frozenset(["$random", "$iterator", "$new", "$variable", "$tensor", "$bound", "$own", "$dict", "$deque"])
+_NESTED = frozenset(
+    ["$random", "$iterator", "$new", "$variable", "$tensor", "$bound", "$own", "$dict", "$deque", "$event"]
+)
 
 
 def _is_pair_of_texts(content: Any, tensors: Collection[str]) -> bool:

@@ -25,6 +25,8 @@ ENVIRONMENT = "environment"
 """The topic with the worker's numerical environment: versions, processors, switches."""
 PYTHON = "python_state"
 """The topic with what training has changed in the user's objects: by path, what it is now and a digest of it."""
+TRACED = "traced_state"
+"""The same, as it was when TensorFlow last traced the train step; none before that, and none in eager mode."""
 
 Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -36,6 +38,7 @@ Numpy = tuple[Literal["MT19937"], MersenneTwister, Place, Literal[0, 1], float]
 Hex = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
 Texts = list[str]
 Specs = list[tuple[str, str]]
+Records = dict[str, tuple[Any, str]]
 
 
 class TensorFlowRandom(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,7 +111,8 @@ _TYPES: dict[str, Any] = {
     "input_variables": Specs,
     "untracked_variables": Specs,
     "epochs_by_count": list[tuple[Count, Count, Count]],
-    PYTHON: dict[str, tuple[Any, str]],
+    PYTHON: Records,
+    TRACED: Records,
     verdict.LOST: Texts,
     ENVIRONMENT: dict[str, str],
     verdict.UNTRACKED_INPUT: Hidden,
@@ -156,7 +160,7 @@ def check_topics(state: Mapping[str, JSON], tensors: Collection[str], where: str
             raise DamagedBackupError(f"{where}: the topic {topic!r} is not one that a backup holds")
         else:
             found = checked(value, _TYPES[topic], place)
-            if topic == PYTHON:
+            if topic in (PYTHON, TRACED):
                 for path, (record, _) in found.items():
                     python_values.check(record, tensors, f"{place}: {path}")
 

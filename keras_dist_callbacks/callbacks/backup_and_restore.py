@@ -6,12 +6,12 @@ import datetime
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-from keras_dist_callbacks._compat import building, multi_worker, strategies
+from keras_dist_callbacks._compat import multi_worker, strategies
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -46,8 +46,6 @@ from keras_dist_callbacks.validation import (
     path,
     verbosity,
 )
-
-_NAMED = 3
 
 
 @explains_arguments(OF_WRITE_OPTIONS | OF_SHUTDOWN_OPTIONS | OF_STRATEGY)
@@ -236,13 +234,6 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             self._prepared = None
 
     def _check(self, model: Any, callbacks: list[Any], cluster: Cluster) -> None:
-        unbuilt = building.unbuilt_layers(model)
-        if unbuilt:
-            raise ConfigError(
-                "BackupAndRestore needs a built model, but your model must be built before you call `fit()`: "
-                f"{model.name!r} is unbuilt{_reason_for(unbuilt, model.name)}. Give it an Input or call it on a batch "
-                "of data first"
-            )
         others = [c for c in callbacks if isinstance(c, BackupAndRestore) and c is not self]
         if others:
             raise ConfigError(
@@ -298,12 +289,6 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
 def _is_ours(callback: Any) -> bool:
     return type(callback).__module__.startswith("keras_dist_callbacks.callbacks.")
-
-
-def _reason_for(unbuilt: Sequence[str], model: str) -> str:
-    named = [repr(name) for name in unbuilt if name != model]
-    more = len(named) - _NAMED
-    return f": so is {', '.join(named[:_NAMED])} in it{f', and {more} more' if more > 0 else ''}" if named else ""
 
 
 def _directory(backup_dir: str | os.PathLike[str] | None) -> str:

@@ -25,14 +25,19 @@ _TENSOR = "hidden"
 def build_like(saved: WorkerState, fit: RunningFit) -> None:
     """Makes the variables that the default strategy leaves to the first step, before a backup is restored.
 
-    Where the backup holds hidden variables, or the model trains itself, by tracing the train step: it makes them as
-    the interrupted run's first step did, such as an optimizer's for a part of the weights only. No optimizer gets
-    variables of which the backup knows nothing.
+    By tracing the train step: it makes them as the interrupted run's first step did, such as an optimizer's for a part
+    of the weights only. In eager mode, no optimizer gets variables of which the backup knows nothing.
     """
     model, listed, hidden = fit.model, saved_variables(saved), saved.state.get(TOPIC) or []
-    building.build_optimizer_like(model.optimizer, model, listed)
-    if (hidden or building.has_custom_train_step(model)) and not model.run_eagerly and graphs.trace(fit):
+    if not model.run_eagerly and graphs.trace(fit):
         return
+    if building.unbuilt_layers(model):
+        try:
+            graphs.trace_eager_step(fit)
+        except Exception:
+            if building.unbuilt_layers(model):
+                raise
+    building.build_optimizer_like(model.optimizer, model, listed)
     building.build_metrics(fit)
     building.build_other_optimizers_like(model, [name for name, _ in hidden])
     building.build_optimizer_if_saved(model, listed, saved.state["metric_variables"])

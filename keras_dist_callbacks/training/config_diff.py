@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import input_inspection, model_config, model_parts
+from keras_dist_callbacks._compat import building, input_inspection, model_config, model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import SharedArray, SharedTensor
 from keras_dist_callbacks.terminal import first_few
@@ -29,16 +29,24 @@ class Fingerprint:
         self._fit = fit
         self._rates = {} if fit.model.optimizer is None else _compiled_rates(fit.model)
         self._compiled = model_config.compile_facts(fit.model)
-        self._facts = {
-            **input_inspection.input_facts(fit),
-            **self._compiled,
-            **model_config.model_facts(fit.model),
-        }
+        self._input = input_inspection.input_facts(fit)
+        self._describe()
+
+    def _describe(self) -> None:
+        model = self._fit.model
+        self._is_built = not building.unbuilt_layers(model)
+        self._facts = {**self._input, **self._compiled, **model_config.model_facts(model)}
         text = json.dumps({**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}})
         self._tensor = SharedArray(np.frombuffer(text.encode(), np.uint8))
 
+    def note_built(self) -> None:
+        """A model that the first step builds has its layers now."""
+        if not self._is_built:
+            self._describe()
+
     def capture(self) -> dict[str, SharedTensor]:
         """The tensor of a snapshot; the same in every backup of a run, so that it is written once."""
+        self.note_built()
         return {_TENSOR: self._tensor}
 
     def differences(self, tensors: Mapping[str, np.ndarray[Any, Any]], *, rate_is_loaded: bool) -> list[str]:
@@ -84,7 +92,8 @@ class Fingerprint:
         if _TENSOR not in tensors:
             return []
         before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
-        return _changes_of_trainable(before, self._facts) + _changes_of_rate(before, self._facts)
+        trainable = _changes_of_trainable(before, self._facts) if self._is_built else []
+        return trainable + _changes_of_rate(before, self._facts)
 
     def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""

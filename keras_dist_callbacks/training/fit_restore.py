@@ -63,9 +63,30 @@ class Resume:
 
 
 def build(fit: seam.RunningFit, saved: WorkerState) -> None:
-    """Builds what a callback has compiled again and a backup holds variables of."""
-    if building.has_unbuilt_variables(fit.model):
+    """Builds what the interrupted run's first step has built, or a callback has compiled again.
+
+    Raises:
+        NotBuiltError: The model has layers that only a step which is run eagerly can build.
+    """
+    if not building.unbuilt_layers(fit.model) and not building.has_unbuilt_variables(fit.model):
+        return
+    try:
         captured_variables.build_like(saved, fit)
+    except Exception as error:
+        if not building.unbuilt_layers(fit.model):
+            raise
+        lines = str(error).strip().splitlines() or [""]
+        raise NotBuiltError(f"{type(error).__name__}: {lines[-1].strip()}") from error  # autograph's begin with a trace
+
+
+def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
+    """Whether the interrupted epoch is the first one, in which a model that is not built is built again."""
+    position, first = saved.position, saved.state.get("first_epoch")
+    return position.kind == "within" and position.epoch == first and bool(building.unbuilt_layers(fit.model))
+
+
+class NotBuiltError(Exception):
+    """A model that was not built before `fit()` cannot be built without running a step."""
 
 
 class FitRestore:
@@ -183,14 +204,25 @@ class FitRestore:
         progress.rng_at_epoch = saved.state["rng_at_epoch"]
         data.restore_rng(progress.rng_at_epoch)
         data.enter_epoch(resuming=True)
+        done = self._run_first_step(steps) if self._is_built_by_running() else 0
         build(fit, saved)
-        replay.drop_steps(steps, batch, fit, may_end=bool(data.reasons))
+        replay.drop_steps(steps, batch, fit, done=done, may_end=bool(data.reasons))
         data.read_again()
         notes = self._notes + self._apply()
         data.restore_rng(saved.state["rng"])
         seam.current_logs(fit.model).update(saved.state["logs"])
         progress.count.skip_to(batch)
         return notes
+
+    def _is_built_by_running(self) -> bool:
+        fit = self._state.fit
+        return bool(fit.model.run_eagerly) and is_built_later(fit, self._resume.saved)
+
+    def _run_first_step(self, steps: Iterator[tuple[int, int, Any]]) -> int:
+        """Runs an eager step on the epoch's first batches, as the interrupted run did; all that it does is replaced."""
+        _, end, data = next(steps)
+        self._state.fit.model.train_function(data)
+        return end + 1
 
     def _apply(self) -> list[str]:
         state, saved = self._state, self._resume.saved

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks._compat import keras_callbacks, rng, variables
+from keras_dist_callbacks._compat import building, keras_callbacks, rng, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.fit_hooks import control
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
@@ -20,9 +20,10 @@ from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
+from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import may_keep_state
-from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume, build
+from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, NotBuiltError, Resume, build, is_built_later
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.run_info import describe_fit
 from keras_dist_callbacks.training.snapshots import FitState, Progress, take
@@ -142,8 +143,8 @@ class FitSession:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         others = [c for c in callbacks if c is not self._options.owner]
         user = UserState(self._fit, others, self._options.directory)
-        if self._resume is not None:
-            build(self._fit, self._resume.saved)
+        if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
+            self._build(self._resume.saved)
         data = DataPosition(self._fit, others, read_again=self._options.read_again, shown=self._engine.shows_progress)
         untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
         self._state = FitState(self._fit, data, untracked, others, self._progress)
@@ -159,6 +160,17 @@ class FitSession:
                 self._report(self._resume, notes)
         if not self.is_complete:
             self._shutdown.begin()
+
+    def _build(self, saved: WorkerState) -> None:
+        try:
+            build(self._fit, saved)
+        except NotBuiltError as error:
+            warn(
+                f"the resume is not exact: training starts over, because the model {self._fit.model.name!r} is not "
+                f"built and its eager train_step cannot be traced ({error}). To resume, give the model an Input or "
+                "call it on a batch of data before fit()"
+            )
+            self._resume = None
 
     def set_initial_epoch(self, epoch: int) -> None:
         """Without a backup: begins at an epoch that a checkpoint's sidecar named."""
@@ -300,7 +312,7 @@ class FitSession:
         return self._trained or self._capture("within")
 
     def _at_exception(self, error: BaseException) -> Snapshot | None:
-        if self._trained is not None or not self._in_epoch:
+        if self._trained is not None or not self._in_epoch or building.unbuilt_layers(self._fit.model):
             return self._trained
         return self._capture("within", missed_hooks(error, self._state.callbacks))
 

@@ -9,7 +9,7 @@ from keras_dist_callbacks._compat import environment, graphs, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
-from keras_dist_callbacks.backups.state_schema import ENVIRONMENT, PYTHON
+from keras_dist_callbacks.backups.state_schema import ENVIRONMENT, PYTHON, TRACED
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.terminal import warn
@@ -66,16 +66,20 @@ class UntrackedState:
     def restore(self, saved: WorkerState) -> list[str]:
         """Puts it back, after the variables that Keras lists; returns what differs, one sentence each."""
         self._unknown = saved.state[verdict.NOT_SAVED] or None
+        self._facts.note_built()
         notes = self._step.restore(saved)
         python = saved.state.get(PYTHON) or {}
+        traced = saved.state.get(TRACED)
+        self.conditions = self._user.trace_as_before(traced, python, saved.tensors)
         notes += self._user.restore(python, saved.tensors)
-        if python and graphs.traces(self._fit.model):
+        if python and traced is None and graphs.traces(self._fit.model):
             self._fit.model.make_train_function(force=True)  # what was traced holds the values from before the restore
         if resume_mode.is_finished(saved, self._fit.epochs):
             return notes  # no step is left that could differ
         noted = hasattr(self._fit.model, "_kdc_compiled_rates")
         loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None and not noted
-        settings, self.conditions = self._user.edits(saved.tensors, self._facts.names_that_differ(saved.tensors))
+        settings, conditions = self._user.edits(saved.tensors, self._facts.names_that_differ(saved.tensors))
+        self.conditions += conditions
         other_bits, conditions = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
         self.conditions += conditions
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded) + settings + other_bits

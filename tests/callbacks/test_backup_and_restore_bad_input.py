@@ -66,28 +66,6 @@ def test_a_protocol_without_its_package_names_the_extra(monkeypatch: pytest.Monk
         kdc.BackupAndRestore("gs://bucket/backup")
 
 
-def test_an_unbuilt_model_is_refused(tmp_path: Path) -> None:
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ConfigError, match="must be built"):
-        tiny.fit(model, tmp_path / "backup")
-    assert not (tmp_path / "backup").exists()
-
-
-def test_the_layers_that_are_unbuilt_are_named(tmp_path: Path) -> None:
-    class Pair(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ready = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="ready")
-            self.others = [keras.layers.Dense(1, name=f"unready{n}") for n in range(5)]
-
-    model = Pair()
-    model.compile("sgd", "mse")
-    with pytest.raises(ConfigError, match="'unready0', 'unready1', 'unready2' in it, and 2 more") as caught:
-        tiny.fit(model, tmp_path / "backup")
-    assert "'ready'" not in str(caught.value)
-
-
 @pytest.mark.parametrize("where", ["file", "below a file", "/proc/backup"])
 def test_a_directory_that_cannot_be_written_is_an_error_before_training(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("a user's file")

@@ -106,6 +106,13 @@ def adversaries(rate: float = 0.02) -> keras.Model:
     return model
 
 
+def unbuilt() -> keras.Model:
+    layers = [keras.layers.Dense(7, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(1, "sigmoid")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+    return model
+
+
 class RisingLoss(keras.losses.Loss):
     def __init__(self) -> None:
         super().__init__()
@@ -182,6 +189,7 @@ MODEL_CASES: dict[str, Case] = {
     "Python attribute that a train_step counts up": Case(
         "exact", model=lambda: compiled(CountsInPython(), run_eagerly=True)
     ),
+    "Sequential without Input": Case("exact", model=unbuilt, strategies=EVERYWHERE),
     "variable in a loss": Case("exact", model=lambda: dense(loss=RisingLoss())),
     "second optimizer": Case("exact", model=adversaries),
     "stateful LSTM": Case("exact", sequences, stateful_lstm),

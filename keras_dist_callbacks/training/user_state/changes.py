@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import enum
 import json
+import threading
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +20,12 @@ from keras_dist_callbacks.backups.python_values import UnstorableError
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.training.callback_state import own_state
 from keras_dist_callbacks.training.user_state import nodes
+from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Node, Slot, join, parent_of
-from keras_dist_callbacks.training.user_state.walker import Found
+from keras_dist_callbacks.training.user_state.walker import Found, name_of
 
 _FIXED = ("owned", "asserted", "unknown")
 _NAMED = ("function", "class", "constant")
-_TENSOR = "python"
 
 
 @dataclass
@@ -35,13 +36,16 @@ class Changes:
         records: By path: what is there now as JSON, and a digest of it.
         tensors: The arrays that the records refer to.
         lost: By path, why a change cannot be saved.
-        traced: Paths of changed values that functions which TensorFlow traces may have read.
     """
 
     records: dict[str, JSON] = field(default_factory=dict)
     tensors: dict[str, SharedTensor] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
-    traced: list[str] = field(default_factory=list)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """A digest of what is there now, by path."""
+        return {path: record[1] for path, record in self.records.items()}
 
 
 _CONTAINERS = frozenset([list, tuple, dict, set, frozenset, collections.deque, bytearray])
@@ -51,13 +55,20 @@ _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "random": ("$random", lambda value: [type(value).__name__, nodes.random_state(value)]),
     "variable": ("$variable", lambda value: [variables.read(c) for c in variables.components(value)]),
     "tensor": ("$tensor", lambda value: np.asarray(value.numpy())),
+    "event": ("$event", lambda value: value.is_set()),
 }
 """How the state of an object is stored that is put back in its own way."""
 
 
-def changes_between(start: Found, now: Found) -> Changes:
-    """What differs between two walks of one run."""
-    return _Comparison(start, now).run()
+def changes_between(start: Found, now: Found, tensors: str = "python") -> Changes:
+    """What differs between two walks of one run.
+
+    Args:
+        start: The earlier walk.
+        now: The later one.
+        tensors: How the names of the arrays begin.
+    """
+    return _Comparison(start, now, tensors).run()
 
 
 def digest_of(node: Node | None) -> str:
@@ -81,9 +92,10 @@ def digests(found: Found, path: str) -> tuple[str, str]:
 
 
 class _Comparison:
-    def __init__(self, start: Found, now: Found) -> None:
+    def __init__(self, start: Found, now: Found, tensors: str) -> None:
         self._start = start
         self._now = now
+        self._tensors = tensors
         self._paths = {id(node.value): path for path, node in now.nodes.items() if node.kind != "ref"}
         self._changes = Changes()
         self._inline: set[str] = set()
@@ -123,6 +135,8 @@ class _Comparison:
         if before is not None and before.kind == node.kind == "layer":
             self._note_layer(path, before, node)
             return
+        if node.kind == "ref" and node.slot is None:
+            return  # another way to what is bound elsewhere
         if node.kind in _FIXED or (
             before is not None and before.kind in ("owned", "variable") and node.kind == "owned"
         ):
@@ -138,8 +152,6 @@ class _Comparison:
             self._changes.lost[path] = str(error)
             return
         self._changes.records[path] = [record, self._digest(path, node)]
-        if node.is_traced:
-            self._changes.traced.append(path)
 
     def _digest(self, path: str, node: Node) -> str:
         return digest_below(self._now, path) if path in self._inline else digest_of(node)
@@ -172,10 +184,15 @@ class _Comparison:
         value, kind = node.value, node.kind
         if kind in _BY_TOKEN:
             return {_BY_TOKEN[kind]: str(node.token[1])}
+        if before is None and node.is_traced and library_state.is_layer(value):
+            return {"$keep": path}  # the model makes it again when it is built
         if kind == "iterator":
             return {"$iterator": nodes.iterator_position(value)}
         if kind == "method":
-            return {"$bound": [self._value(value.__self__, join(path, "self")), str(value.__name__)]}
+            owner = self._part(value.__self__, join(path, "self"), path)
+            function = getattr(value, "__func__", None)
+            known = isinstance(function, types.FunctionType) and value != getattr(value.__self__, value.__name__, None)
+            return {"$bound": [owner, str(value.__name__), *([name_of(function)] if known else [])]}
         if kind == "object":
             return self._new_object(path, value)
         if kind == "generator":
@@ -196,7 +213,13 @@ class _Comparison:
             raise UnstorableError(f"a new {type(value).__qualname__} cannot be made again from a backup")
 
     def _value(self, value: Any, path: str) -> JSON:
-        return python_values.encode(value, f"{_TENSOR}/{path}", self._changes.tensors, _Finder(self, path))
+        where = f"{self._tensors}/{path}"
+        return python_values.encode(value, where, self._changes.tensors, _Finder(self, path, self._tensors))
+
+    def _part(self, value: Any, path: str, whole: str) -> JSON:
+        """Part of what is stored as a whole, or a reference to it."""
+        found = self.reference(value, path, whole)
+        return self._value(value, path) if found is None else found
 
     def reference(self, value: Any, path: str, within: str) -> JSON | None:
         """What stands for an object within a container that is stored as a whole."""
@@ -206,11 +229,19 @@ class _Comparison:
         if known is None or path == within:
             return None
         node = self._now.nodes[known]
+        if node.kind == "array" and (known == path or self._is_inline(known)):
+            return self._shared_array(value, f"{self._tensors}/{known}")
         if known != path:
             is_value = node.kind in ("value", "array", "tensor", "texts")
             return None if is_value and not isinstance(value, np.ndarray) else {"$ref": known}
+        return self._in_place(value, path, node)
+
+    def _in_place(self, value: Any, path: str, node: Node) -> JSON | None:
+        """What stands for an object that is known by its place in what is stored as a whole."""
         if node.kind in _NAMED:
             return {"$named": str(node.token[1])}
+        if node.kind in ("owned", "layer"):
+            return {"$keep": path}
         if node.kind in ("container", "value", "array", "texts"):
             if node.kind == "container":
                 self._require_type(value, None)
@@ -220,18 +251,28 @@ class _Comparison:
             return {"$keep": path}
         return self._encode(path, before, node)
 
+    def _shared_array(self, value: Any, name: str) -> JSON:
+        """An array that several places hold is stored once, so that it is one array again."""
+        tensors = self._changes.tensors
+        return {"$array": name} if name in tensors else python_values.encode(value, name, tensors, _NO_REFERENCES)
+
     def _named_tuple(self, value: Any, path: str) -> JSON:
-        values = [[name, self._value(item, join(path, name))] for name, item in zip(value._fields, value, strict=True)]
+        fields = zip(value._fields, value, strict=True)
+        values = [[name, self._part(item, join(path, name), path)] for name, item in fields]
         return {"$new": [_label(type(value)), {"$dict": values}]}
 
     def _new_object(self, path: str, value: Any) -> JSON:
-        """An instance that training has made: of a dataclass only, whose fields say what it consists of."""
-        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        """An instance that training has made, if it consists of nothing but its attributes."""
+        if not _consists_of_attributes(type(value)):
             raise UnstorableError(f"a new {type(value).__qualname__} cannot be made again from a backup")
-        names = [f.name for f in dataclasses.fields(value)]
         self._inline.add(path)
-        values = [[name, self._value(getattr(value, name), join(path, name))] for name in names]
+        held = [(name, item) for name, item, kind in library_state.attributes(value, of_training=False) if kind]
+        values = [[name, self._part(item, join(path, name), path)] for name, item in held]
         return {"$new": [_label(type(value)), {"$dict": values}]}
+
+
+def _consists_of_attributes(cls: type) -> bool:
+    return not any("__new__" in vars(base) or is_library(base.__module__) for base in cls.__mro__[:-1])
 
 
 def _label(cls: type) -> str:
@@ -244,9 +285,18 @@ class _Finder:
 
     comparison: _Comparison
     path: str
+    tensors: str
 
     def find(self, value: Any, path: str) -> JSON | None:
-        return self.comparison.reference(value, path.removeprefix(f"{_TENSOR}/"), self.path)
+        return self.comparison.reference(value, path.removeprefix(f"{self.tensors}/"), self.path)
+
+
+class _NoReferences:
+    def find(self, value: Any, path: str) -> JSON | None:
+        return None
+
+
+_NO_REFERENCES = _NoReferences()
 
 
 # --- restoring
@@ -288,6 +338,13 @@ class _Objects:
         self._now = now
         self._tensors = tensors
         self._made: dict[str, Any] = {}
+        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """See `python_values.Objects`."""
+        if name not in self._arrays:
+            self._arrays[name] = np.array(self._tensors[name])
+        return self._arrays[name]
 
     def put(self, path: str, record: JSON) -> None:
         node = self._now.node(path)
@@ -303,6 +360,8 @@ class _Objects:
         is_reference = isinstance(record, dict) and "$ref" in record
         if node is not None and node.kind in ("container", "array") and not is_reference and _fill(present, value):
             self._made[path] = present
+            if isinstance(record, dict) and isinstance(present, np.ndarray):
+                self._arrays[record["$array"]] = present
             return
         if slot is None:
             raise LookupError("nothing can be put there")
@@ -333,25 +392,9 @@ class _Objects:
     def _fill_special(self, record: dict[str, JSON], node: Node | None) -> bool:
         """Changes an object in place that has its own way to be put somewhere."""
         ((kind, content),) = record.items()
-        if node is None or kind not in ("$random", "$iterator", "$variable", "$own"):
+        if node is None or kind not in _FILLERS or (kind == "$iterator" and isinstance(content, str)):
             return False
-        if kind == "$own":
-            _own(node.value)[1](python_values.decode(content, self._tensors, self))
-            return True
-        if kind == "$random":
-            kind, state = python_values.decode(content, self._tensors, self)
-            if type(node.value).__name__ != kind:
-                return False
-            nodes.set_random_state(node.value, state)
-        elif kind == "$variable":
-            arrays = python_values.decode(content, self._tensors, self)
-            for component, array in zip(variables.components(node.value), arrays, strict=True):
-                variables.assign(component, array)
-        elif isinstance(content, str):  # itertools.count
-            return False
-        else:
-            nodes.set_iterator_position(node.value, content)
-        return True
+        return _FILLERS[kind](node.value, python_values.decode(content, self._tensors, self))
 
     def resolve(self, kind: str, value: JSON, present: Any) -> Any:
         """See `python_values.Objects`."""
@@ -364,7 +407,8 @@ class _Objects:
         if kind in _MAKERS:
             return _MAKERS[kind](python_values.decode(value, self._tensors, self))
         if kind == "$bound":
-            return getattr(python_values.decode(value[0], self._tensors, self), value[1])
+            owner = python_values.decode(value[0], self._tensors, self)
+            return types.MethodType(self._named(value[2]), owner) if len(value) > 2 else getattr(owner, value[1])
         if kind == "$new":
             cls = self._named(value[0])
             fields = python_values.decode(value[1], self._tensors, self)
@@ -397,6 +441,46 @@ def _own(value: Any) -> Any:
     return found
 
 
+def _fill_own(present: Any, state: Any) -> bool:
+    _own(present)[1](state)
+    return True
+
+
+def _fill_event(present: Any, is_set: bool) -> bool:
+    if not isinstance(present, threading.Event):
+        return False
+    (present.set if is_set else present.clear)()
+    return True
+
+
+def _fill_random(present: Any, content: Any) -> bool:
+    kind, state = content
+    if type(present).__name__ != kind:
+        return False
+    nodes.set_random_state(present, state)
+    return True
+
+
+def _fill_variable(present: Any, arrays: Any) -> bool:
+    for component, array in zip(variables.components(present), arrays, strict=True):
+        variables.assign(component, array)
+    return True
+
+
+def _fill_iterator(present: Any, position: int) -> bool:
+    nodes.set_iterator_position(present, position)
+    return True
+
+
+_FILLERS: dict[str, Callable[[Any, Any], bool]] = {
+    "$own": _fill_own,
+    "$event": _fill_event,
+    "$random": _fill_random,
+    "$variable": _fill_variable,
+    "$iterator": _fill_iterator,
+}
+
+
 def _tensor(array: Any) -> Any:
     import tensorflow as tf
 
@@ -410,7 +494,15 @@ def _counter(text: str) -> Any:
     return itertools.count(*(float(x) if "." in x or "e" in x else int(x) for x in numbers))
 
 
+def _event(is_set: bool) -> threading.Event:
+    event = threading.Event()
+    if is_set:
+        event.set()
+    return event
+
+
 _MAKERS: dict[str, Callable[[Any], Any]] = {
+    "$event": _event,
     "$tensor": _tensor,
     "$iterator": _counter,
     "$random": lambda value: nodes.new_random(*value),

@@ -29,7 +29,9 @@ _CLOCKS = (time.perf_counter, time.monotonic)
 _PRECISE = 10
 _NEAR = 2 * 86_400.0
 _DATE = re.compile(r"(20\d\d)([-_.]?)(\d\d)\2(\d\d)(?:[-_T .]?\d\d[-_:h.]?\d\d(?:[-_:m.]?\d\d)?)?")
-_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b")
+_ID = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{8,40}\b"
+)
 _RANDOM_NAME = re.compile(r"[a-z0-9_]{8}$")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime
 import decimal
 import enum
@@ -21,6 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
+
+from keras_dist_callbacks._compat import library_state
+from keras_dist_callbacks.training.user_state.libraries import is_library
 
 _SCALARS = frozenset(
     [
@@ -64,9 +66,9 @@ class Slot(NamedTuple):
     def bind(self, value: Any) -> None:
         """Puts a value there."""
         if self.kind == "attribute":
-            _set_attribute(self.owner, self.key, value)
+            library_state.set_attribute(self.owner, self.key, value)
         elif self.kind == "magnitude":
-            _set_attribute(self.owner, self.key, np.copysign(value, getattr(self.owner, self.key)).item())
+            library_state.set_attribute(self.owner, self.key, np.copysign(value, getattr(self.owner, self.key)).item())
         elif self.kind == "cell":
             self.owner.cell_contents = value
         elif self.kind == "default":
@@ -84,13 +86,6 @@ class Slot(NamedTuple):
             del self.owner.cell_contents
         else:
             del self.owner[self.key]
-
-
-def _set_attribute(owner: Any, name: str, value: Any) -> None:
-    try:
-        setattr(owner, name, value)
-    except dataclasses.FrozenInstanceError:
-        object.__setattr__(owner, name, value)
 
 
 class Node(NamedTuple):
@@ -129,6 +124,16 @@ def immutable_token(value: Any) -> tuple[Any, ...]:
     if isinstance(value, np.generic):
         return ("value", value.dtype.str, value.tobytes())
     return ("value", type(value).__name__, value if isinstance(value, str | bytes) else repr(value))
+
+
+def attributes_of_immutable(value: Any) -> list[tuple[str, Any]]:
+    """What a member of an Enum, or an instance of a subclass of the user's, holds beside its value."""
+    if not hasattr(value, "__dict__") or is_library(type(value).__module__):
+        return []
+    return [(name, item) for name, item in vars(value).items() if name not in _OF_AN_ENUM]
+
+
+_OF_AN_ENUM = ("_value_", "_name_", "_sort_order_", "__objclass__")
 
 
 def plain_token(value: Any) -> Any:

@@ -60,7 +60,9 @@ def reads_of(code: types.CodeType) -> Reads:
     modes: list[str] = []
     for part in _codes(code):
         names.update(part.co_names)
-        modes += [item for item in part.co_consts if isinstance(item, str) and item[:1] in _WRITING_MODES]
+        texts = [item for item in part.co_consts if isinstance(item, str)]
+        modes += [item for item in texts if item[:1] in _WRITING_MODES]
+        modes += ["r" for item in texts if item.startswith("/proc/")]  # what the machine does
         for instruction in dis.get_instructions(part):
             if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"):
                 global_names.add(instruction.argval)

@@ -13,13 +13,14 @@ import numpy as np
 from keras_dist_callbacks._compat import graphs, library_state, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
-from keras_dist_callbacks.backups.state_schema import PYTHON
+from keras_dist_callbacks.backups.state_schema import PYTHON, TRACED
 from keras_dist_callbacks.backups.verdict import Finding, group
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, own_state, walked_callbacks
 from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.libraries import is_library
+from keras_dist_callbacks.training.user_state.nodes import parent_of
 from keras_dist_callbacks.training.user_state.roots import input_roots, roots_of, words
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy
@@ -60,22 +61,73 @@ class UserState:
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
         self.conditions: list[str] = []
         self.lost: list[str] = []
-        self._function: Any = None
-        self._trace_count = graphs.trace_count(fit.model)
-        self._traced: list[Found] = []  # walks after each trace of the train function in use
+        self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
+        self._function, self._trace_count = self._first_trace
+        self._traced: list[changes.Changes] = []  # as of each trace of the train function in use
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """What has changed since the start, as a topic and tensors of a snapshot."""
+        """What has changed since the start, as topics and tensors of a snapshot."""
         self.note_trace()
         now = self._walk()
         found = changes.changes_between(self._start, now)
         findings = [
             *(_finding("unknown", path, why, now) for path, why in now.unknown.items()),
-            *(_finding("unknown", path, _TRACED, now) for path in self._read_while_traced(found, now)),
+            *(_finding("unknown", path, _TRACED, now) for path in self._unlike_in_traces(now)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
         ]
         self.conditions, self.lost = group(findings)
-        return ({PYTHON: found.records} if found.records else {}), {**found.tensors, _DESCRIPTION: self._tensor}
+        topics: dict[str, JSON] = {PYTHON: found.records} if found.records else {}
+        tensors = {**found.tensors, _DESCRIPTION: self._tensor}
+        if self._traced:
+            topics[TRACED] = self._traced[-1].records
+            tensors.update(self._traced[-1].tensors)
+        return topics, tensors
+
+    def trace_as_before(
+        self,
+        traced: Mapping[str, JSON] | None,
+        saved: Mapping[str, JSON],
+        tensors: Mapping[str, np.ndarray[Any, Any]],
+    ) -> list[str]:
+        """Traces the train step with the values that the interrupted run had when it traced its own.
+
+        Args:
+            traced: What had changed by then; None if it was never traced.
+            saved: What had changed when the backup was taken, and is restored next.
+            tensors: Of the backup.
+
+        Returns:
+            Conditions under which the trace is the same.
+        """
+        if self._fit.model.run_eagerly or traced is None:
+            return []
+        wanted = {path: record[1] for path, record in traced.items()}
+        if not self._is_traced():
+            if not wanted and not self._reads_any(saved):
+                return []  # the first step will trace the same
+            if not self._trace():
+                return []  # a function that is opaque, which is a condition already
+        self._note_trace()
+        if self._traced[-1].digests != wanted:
+            changes.restore(traced, tensors, self._walk())
+            self._trace()
+            self._note_trace()
+        now = self._traced[-1].digests
+        differing = [path for path in dict.fromkeys([*wanted, *now]) if wanted.get(path) != now.get(path)]
+        return group(_finding("unknown", path, _TRACED, Found()) for path in differing)[0]
+
+    def _trace(self) -> bool:
+        self._fit.model.make_train_function(force=True)
+        return graphs.trace(self._fit)
+
+    def _is_traced(self) -> bool:
+        """Whether the train function in use was traced since the start."""
+        model = self._fit.model
+        return bool(graphs.traces(model)) and self._first_trace != (model.train_function, graphs.trace_count(model))
+
+    def _reads_any(self, saved: Mapping[str, JSON]) -> bool:
+        nodes = self._walk(only_traced=True).nodes
+        return any(path in nodes or parent_of(path)[0] in nodes for path in saved)
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Puts back what was saved; returns what could not be, a sentence each."""
@@ -108,13 +160,18 @@ class UserState:
 
     def note_trace(self) -> None:
         """A step was traced, or may have been: notes what it may have read, if so."""
-        count = graphs.trace_count(self._fit.model)
-        function = getattr(self._fit.model, "train_function", None)
-        if function is not self._function:
-            self._function, self._traced, self._trace_count = function, [], 0
-        if count != self._trace_count:
-            self._trace_count = count
-            self._traced.append(self._walk(only_traced=True))
+        model = self._fit.model
+        if model.run_eagerly:
+            return
+        if model.train_function is not self._function or graphs.trace_count(model) != self._trace_count:
+            self._note_trace()
+
+    def _note_trace(self) -> None:
+        model = self._fit.model
+        if model.train_function is not self._function:
+            self._traced = []
+        self._function, self._trace_count = model.train_function, graphs.trace_count(model)
+        self._traced.append(changes.changes_between(self._start, self._walk(only_traced=True), "traced"))
 
     def _names_of_the_user(self) -> list[str]:
         return [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
@@ -131,20 +188,18 @@ class UserState:
     def _policy(self) -> Policy:
         return Policy(is_asserted, own_state, self.is_saved)
 
-    def _read_while_traced(self, found: changes.Changes, now: Found) -> list[str]:
-        """Changed values of which TensorFlow may hold on to what they were when it traced the step."""
-        if self._fit.model.run_eagerly:
-            return []
-        return [path for path in found.traced if _may_be_traced(path, now) and not self._has_value_of_traces(path, now)]
-
-    def _has_value_of_traces(self, path: str, now: Found) -> bool:
-        """Whether the value is what it was at each trace of the step in use: it is restored before the next."""
-        node = now.node(path)
-        then = [traced.node(path) for traced in self._traced]
-        return bool(then) and node is not None and all(t is not None and t.token == node.token for t in then)
+    def _unlike_in_traces(self, now: Found) -> list[str]:
+        """Values that several traces of the step may have read, each another one."""
+        if len(self._traced) < 2:
+            return [path for found in self._traced for path in found.lost if _may_be_traced(path, now)]
+        digests = [found.digests for found in self._traced]
+        paths = dict.fromkeys(path for found in digests for path in found)
+        unlike = [path for path in paths if len({found.get(path) for found in digests}) > 1]
+        lost = [path for found in self._traced for path in found.lost]
+        return [path for path in dict.fromkeys([*unlike, *lost]) if _may_be_traced(path, now)]
 
 
-_TRACED = "training has changed it, and a step that TensorFlow traced may keep its earlier value"
+_TRACED = "TensorFlow traced the step more than once, with other values of it"
 
 
 def _may_be_traced(path: str, now: Found) -> bool:

@@ -66,7 +66,7 @@ def _key_of(key: Any) -> str | None:
         return key
     if isinstance(key, n.IMMUTABLE):
         return repr(key)
-    if isinstance(key, tuple) and n.is_flat(key):
+    if isinstance(key, tuple) and all(isinstance(item, n.IMMUTABLE) for item in key):
         return repr(key)
     return name_of(key) if isinstance(key, type | types.FunctionType) else None
 
@@ -95,6 +95,11 @@ def look_at_random(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
         walk.add(path, slot, value, "constant", is_traced)
     else:
         walk.add(path, slot, value, "random", is_traced, n.random_token(value))
+
+
+def look_at_event(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at event."""
+    walk.add(path, slot, value, "event", is_traced, ("event", value.is_set()))
 
 
 def look_at_iterator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:

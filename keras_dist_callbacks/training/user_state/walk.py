@@ -6,6 +6,7 @@ import functools
 import operator
 import random
 import struct
+import threading
 import types
 import weakref
 from collections.abc import Mapping
@@ -122,6 +123,7 @@ _LOOKS: Looks = (
     ),
     (n.ITERATORS, values.look_at_iterator),
     (types.GeneratorType, values.look_at_generator),
+    (threading.Event, values.look_at_event),
     (weakref.ReferenceType, values.look_at_weak_reference),
     (_LIBRARY_CONSTANTS, functions.look_at_constant),
 )

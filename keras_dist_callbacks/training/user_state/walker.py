@@ -151,6 +151,13 @@ class Walker:
             return
         if isinstance(value, n.IMMUTABLE):
             self._add(path, slot, value, "value", n.immutable_token(value), is_traced)
+            for name, item in n.attributes_of_immutable(value):
+                self.push(
+                    n.join(f"class {name_of(type(value))}", str(value), name),
+                    Slot("attribute", value, name),
+                    item,
+                    is_traced,
+                )
             return
         known = self._paths.get(id(value))
         if known is not None:

@@ -10,11 +10,13 @@ import json
 import logging
 import random
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -211,10 +213,11 @@ def test_the_iterator_within_a_bound_method_resumes_where_it_was() -> None:
     ("make", "act"),
     [
         (lambda: Holder(value=(n for n in range(3))), lambda holder: next(holder.value)),
-        (lambda: Holder(value=None), _set(value=Holder())),
+        (lambda: Holder(value=None), _set(value=Holder(inner=(n for n in range(3))))),
+        (lambda: Holder(value=None), _set(value=keras.callbacks.EarlyStopping())),
         (lambda: Holder(value=None), _set(value=np.array([Holder()], object))),
     ],
-    ids=["generator", "new object", "array of objects"],
+    ids=["generator", "new object that holds one", "new object of Keras", "array of objects"],
 )
 def test_what_cannot_be_stored_is_reported(make: Callable[[], Any], act: Act) -> None:
     ours = make()
@@ -222,6 +225,24 @@ def test_what_cannot_be_stored_is_reported(make: Callable[[], Any], act: Act) ->
     act(ours)
     now = looked_at(ours, start)
     assert changes.changes_between(start, now).lost or now.unknown
+
+
+def test_an_array_that_several_places_hold_is_one_array_again() -> None:
+    def act(holder: Any) -> None:
+        states = [np.full(3, float(n)) for n in range(3)]
+        holder.memory.extend(itertools.pairwise(states))
+
+    _, theirs, lost = carried_over(lambda: Holder(memory=collections.deque(maxlen=9)), act)
+    assert not lost
+    assert theirs.memory[0][1] is theirs.memory[1][0]
+    assert [pair[0][0] for pair in theirs.memory] == [0.0, 1.0]
+
+
+def test_a_new_object_is_made_again() -> None:
+    act = _set(value=Holder(count=3, inner=Holder(rates=[0.5])))
+    _, theirs, lost = carried_over(lambda: Holder(value=None), act)
+    assert not lost
+    assert (theirs.value.count, theirs.value.inner.rates) == (3, [0.5])
 
 
 def test_a_new_dataclass_is_made_again() -> None:
@@ -264,6 +285,56 @@ def test_a_container_of_the_users_comes_back_with_its_attributes() -> None:
     _, theirs, lost = carried_over(lambda: Holder(value=Counted()), act)
     assert not lost
     assert (type(theirs.value), list(theirs.value), theirs.value.total) == (Counted, [3], 7)
+
+
+def test_attributes_of_members_of_an_enum_come_back() -> None:
+    class Stage(enum.Enum):
+        FIRST = 1
+        SECOND = 2
+
+        def __init__(self, value: int) -> None:
+            self.visits = 0
+
+    def make() -> Holder:
+        for stage in Stage:
+            stage.visits = 0
+        return Holder(stage=Stage.FIRST, next={(Stage.FIRST, "end"): Stage.SECOND})
+
+    def act(holder: Any) -> None:
+        Stage.SECOND.visits += 2
+        holder.stage = Stage.SECOND
+
+    _, theirs, lost = carried_over(make, act)
+    assert not lost
+    assert theirs.stage is Stage.SECOND
+    assert Stage.SECOND.visits == 2
+
+
+def test_a_method_bound_to_an_object_by_hand_is_bound_again() -> None:
+    def scaled(self: Any, value: float) -> float:
+        return float(self.scale * value)
+
+    make = lambda: Holder(first=Holder(scale=2.0, scaled=scaled), second=Holder(scale=3.0), method=None)  # noqa: E731
+    _, theirs, lost = carried_over(
+        make, lambda holder: _set(method=types.MethodType(holder.first.scaled, holder.second))(holder)
+    )
+    assert not lost
+    assert theirs.method(2.0) == 6.0
+
+
+def test_freezing_a_layer_freezes_its_variables() -> None:
+    def make() -> Any:
+        layer = keras.layers.Dense(2)
+        layer.build((None, 3))
+        return Holder(layer=layer)
+
+    def act(holder: Any) -> None:
+        holder.layer.trainable = False
+
+    _, theirs, lost = carried_over(make, act)
+    assert not lost
+    assert theirs.layer.trainable_variables == []
+    assert len(theirs.layer.non_trainable_variables) == 2
 
 
 def test_class_attributes_and_slots_come_back() -> None:
@@ -314,6 +385,12 @@ def test_connections_event_loops_and_threads_are_no_state() -> None:
 def test_an_event_that_training_sets_is_set_again() -> None:
     _, theirs, failed = carried_over(lambda: Holder(event=threading.Event()), lambda holder: holder.event.set())
     assert theirs.event.is_set()
+    assert not failed
+    new = threading.Event()
+    new.set()
+    _, theirs, failed = carried_over(lambda: Holder(event=None), _set(event=new))
+    assert theirs.event.is_set()
+    assert theirs.event is not new
     assert not failed
 
 

@@ -1,0 +1,140 @@
+"""Models that only their first step builds: training starts, and resumes, as with models that are built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import tiny
+
+Make = Callable[[], keras.Model]
+
+
+class Subclassed(keras.Model):
+    """As in the guide on making layers and models by subclassing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.drop = keras.layers.Dense(7, "relu"), keras.layers.Dropout(0.3)
+        self.end = keras.layers.Dense(1)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.end(self.drop(self.hidden(x), training=training))
+
+
+class TrainsItself(keras.Model):
+    """Has no `call`; counts in Python, and makes a variable, where it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.end, self.traces = keras.layers.Dense(7, "relu"), keras.layers.Dense(1), 0
+        self.average: Any = None
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        self.traces += 1
+        if self.average is None:
+            self.average = self.add_weight(name="average", shape=(), trainable=False, initializer="ones")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.end(self.hidden(x)) - y) ** 2) * self.traces * self.average
+        self.average.assign(0.9 * self.average + 0.1 * loss)
+        weights = self.hidden.trainable_variables + self.end.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+class Reads(Subclassed):
+    """Its step can only be run: it reads values."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        scale = 1.0 + float(np.mean(x.numpy()))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) * scale
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
+        )
+        return {"loss": loss}
+
+
+class Projection(keras.layers.Layer):
+    """Makes its parts when it is built."""
+
+    def build(self, shape: Any) -> None:
+        self.width = int(shape[-1])
+        self.kernel = self.add_weight(shape=(self.width, 5))
+        self.inner = keras.layers.Dense(3)
+        self.inner.build((None, 5))
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x @ self.kernel)
+
+
+def compiled(make: Make, loss: str | None = "mse", **options: Any) -> keras.Model:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    model = make()
+    model.compile(keras.optimizers.Adam(0.01), loss, **options)
+    return model
+
+
+def sequential(*first: Any) -> keras.Model:
+    last = [keras.layers.Dropout(0.3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    return keras.Sequential([*first, keras.layers.Dense(7, "relu"), *last])
+
+
+MODELS: dict[str, Make] = {
+    "Sequential without Input": lambda: compiled(sequential, metrics=["mae"]),
+    "subclassed": lambda: compiled(Subclassed),
+    "without call": lambda: compiled(TrainsItself, None),
+    "layers made in build": lambda: compiled(lambda: sequential(Projection(), Projection())),
+    "with XLA": lambda: compiled(Subclassed, jit_compile=True),
+    "several steps per execution": lambda: compiled(sequential, steps_per_execution=2),
+    "eager": lambda: compiled(Subclassed, run_eagerly=True),
+    "eager, and reads values": lambda: compiled(Reads, run_eagerly=True),
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[str, keras.Model]:
+    return {}
+
+
+@pytest.mark.parametrize("where", [(0, 4), (1, 2), (2, 0)], ids=["first epoch", "within", "between"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_its_first_step_builds_resumes_exactly(
+    name: str, where: tuple[int, int], tmp_path: Path, uninterrupted: dict[str, keras.Model]
+) -> None:
+    if name == "eager, and reads values" and where != (0, 4):
+        pytest.skip("that it cannot be built then is tested below")
+    make, backup = MODELS[name], tmp_path / "backup"
+    if name not in uninterrupted:
+        uninterrupted[name] = make()
+        tiny.fit(uninterrupted[name], None)
+    tiny.interrupt(backup, *where, built=make())
+    resumed, steps = make(), tiny.CountSteps()
+    tiny.fit(resumed, backup, [steps])
+    last_of_execution = where[1] + (name == "several steps per execution")
+    assert steps.trained[0] == (where[0], last_of_execution)
+    tiny.assert_same(resumed, uninterrupted[name])
+
+
+def test_an_eager_step_that_cannot_be_traced_starts_over_and_says_why(tmp_path: Path) -> None:
+    make = MODELS["eager, and reads values"]
+    tiny.interrupt(tmp_path / "backup", 1, 2, built=make())
+    steps = tiny.CountSteps()
+    with pytest.warns(RuntimeWarning, match=r"not exact: training starts over.*train_step cannot be traced.*numpy"):
+        tiny.fit(make(), tmp_path / "backup", [steps])
+    assert steps.trained[0] == (0, 0)
+
+
+def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(tiny.Stop):
+        tiny.fit(MODELS["subclassed"](), tmp_path / "backup", [tiny.StopAt(0, 0)], options={"save_on_exception": True})
+    assert list((tmp_path / "backup").glob("commits/*.json")) == []
