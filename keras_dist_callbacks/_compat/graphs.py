@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks._compat.variables import SharedRead, hold_resource
@@ -27,6 +28,7 @@ _WRITES = (
     "StatefulUniform",
     "StatefulStandard",
 )
+_QUEUES = ("QueueEnqueue", "QueueDequeue", "Barrier", "Stage", "Unstage", "MapStage", "OrderedMapStage", "Stack")
 _TABLE_WRITES = ("LookupTableInsert", "LookupTableRemove")
 
 
@@ -94,6 +96,7 @@ class Operations:
         writes: Whether it changes variables.
         tables: Whether it changes lookup tables.
         shuffles: How many datasets within it shuffle.
+        queues: Operations on queues and the like, the same way.
     """
 
     random: tuple[str, ...]
@@ -101,6 +104,7 @@ class Operations:
     writes: bool
     tables: bool
     shuffles: int
+    queues: tuple[str, ...] = ()
 
 
 def operations(graph: Any) -> Operations:
@@ -128,6 +132,7 @@ def _operations(definition: Any) -> Operations:
         any(op.startswith(_WRITES) for op, _ in nodes),
         any(op.startswith(_TABLE_WRITES) for op, _ in nodes),
         sum(op.startswith("Shuffle") for op, _ in nodes),
+        tuple(_label(op, name) for op, name in nodes if op.startswith(_QUEUES)),
     )
 
 
@@ -181,6 +186,32 @@ def is_opaque(model: Any) -> bool:
     """Whether there is a train function, into which cannot be looked: one that the user's class made."""
     function = getattr(model, "train_function", None)
     return function is not None and not model.run_eagerly and _compiled(function) is None
+
+
+def table_content(table: Any) -> tuple[Any, Any]:
+    """The keys of a `MutableHashTable` and their values, in the order of the keys: arrays, and lists of texts."""
+    keys, values = (np.asarray(tensor.numpy()) for tensor in table.export())
+    order = np.argsort(keys, kind="stable")
+    keys, values = (part.tolist() if part.dtype.hasobject else part for part in (keys[order], values[order]))
+    return keys, values
+
+
+def set_table(table: Any, keys: Any, values: Any) -> None:
+    """Makes a mutable lookup table hold these keys and values, and no other."""
+    import tensorflow as tf
+
+    table.remove(tf.convert_to_tensor(table_content(table)[0], table.key_dtype))
+    table.insert(tf.convert_to_tensor(keys, table.key_dtype), tf.convert_to_tensor(values, table.value_dtype))
+
+
+def table_digest(table: Any) -> str | None:
+    """A hash of what a static lookup table holds; None of anything else."""
+    import tensorflow as tf
+
+    if not isinstance(table, tf.lookup.StaticHashTable):
+        return None
+    keys, values = (np.asarray(tensor.numpy()).reshape(-1).tolist() for tensor in table.export())
+    return xxhash.xxh3_64_hexdigest(repr(sorted(zip(keys, values, strict=True))).encode(errors="surrogatepass"))
 
 
 def captured(functions: list[Any]) -> list[Resource]:

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 from keras import tree
 
-from keras_dist_callbacks._compat import graphs, pipeline, rng
+from keras_dist_callbacks._compat import graphs, input_files, pipeline, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 
 _ADAPTERS = {
@@ -175,12 +175,13 @@ _LEFT_OUT = {"_name", "_metadata", "_use_inter_op_parallelism", "_preserve_cardi
 _LARGEST_CONSTANT = 2**24
 _LARGEST_ARRAY = 2**28  # bytes that are read whole, within a tenth of a second; of more, rows evenly spread
 _ROWS_READ = 64
+_LARGEST_TEXTS = 2**20
 VALUES = "values"
 """The last part of the name of a fact that tells the values of arrays apart, and says nothing else of them."""
 
 
-def input_facts(fit: RunningFit) -> dict[str, str]:
-    """Structure and constants of the training data: sizes, seeds, rows, types of elements."""
+def input_facts(fit: RunningFit) -> dict[str, Any]:
+    """Structure and constants of the training data: sizes, seeds, rows, types of elements; and of validation data."""
     adapter = fit.epoch_iterator.data_adapter
     kind = type(adapter).__name__
     facts = {
@@ -196,13 +197,38 @@ def input_facts(fit: RunningFit) -> dict[str, str]:
         facts["input/class"] = type(fit.input).__name__
         facts["input/shuffle"] = str(adapter.shuffle)
     elif kind == "TFDatasetAdapter":
-        for number, stage in enumerate(reversed(list(pipeline.stages(pipeline.original(fit.data))))):
-            where = f"input/stage {number} ({type(stage).__name__.strip('_').removesuffix('Dataset')})"
-            facts[where] = "present"
-            facts.update({f"{where}/{name}": text for name, text in _constants(stage).items()})
-            facts.update(_values(where, getattr(stage, "_tensors", ())))
+        facts.update(_facts_of_stages("input", pipeline.original(fit.data)))
     facts["batches per pass"] = str(fit.known_length)
-    return {**facts, **_arguments(fit)}
+    return {**facts, **_arguments(fit), **_facts_of_validation(fit)}
+
+
+def _facts_of_stages(root: str, dataset: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    files: list[str] = []
+    for number, stage in enumerate(reversed(list(pipeline.stages(dataset)))):
+        where = f"{root}/stage {number} ({type(stage).__name__.strip('_').removesuffix('Dataset')})"
+        facts[where] = "present"
+        facts.update({f"{where}/{name}": text for name, text in _constants(stage).items()})
+        tensors = [*getattr(stage, "_tensors", ()), getattr(stage, "_tensor", None), getattr(stage, "_filenames", None)]
+        texts = [input_files.texts_of(tensor) or [] for tensor in tensors]
+        are_files = [input_files.are_files(found) for found in texts]
+        files += [path for found, named in zip(texts, are_files, strict=True) if named for path in found]
+        facts.update(_values(where, [t for t, named in zip(tensors, are_files, strict=True) if not named]))
+    if files:
+        facts.update(input_files.file_facts(f"{root}/files", list(dict.fromkeys(files))))
+    return facts
+
+
+def _facts_of_validation(fit: RunningFit) -> dict[str, Any]:
+    source = fit.validation_source
+    if source is None:
+        return {}
+    if hasattr(source, "_inputs"):
+        return _facts_of_stages("validation data", source)
+    if hasattr(source, "__next__") or hasattr(type(source), "on_epoch_end"):
+        return {}
+    arrays = tree.flatten((source, fit.argument("val_y"), fit.argument("val_sample_weight")))
+    return _values("validation data", arrays)
 
 
 def _arguments(fit: RunningFit) -> dict[str, str]:
@@ -222,6 +248,8 @@ def _constants(stage: Any) -> dict[str, str]:
             continue
         if tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_numpy_compatible:
             value = value.numpy()
+        if isinstance(value, bytes) and name != "_filenames":
+            value = value.decode(errors="replace")
         if isinstance(value, bool | int | float | str | np.generic):
             facts[name.strip("_")] = str(value)
         elif name in ("_tensors", "_tensor"):
@@ -235,9 +263,13 @@ def _constants(stage: Any) -> dict[str, str]:
 
 
 def _values(where: str, arrays: Iterable[Any]) -> dict[str, str]:
-    """A hash of what arrays hold, as far as they are numbers."""
+    """A hash of what arrays hold, as far as they are numbers or texts."""
     digest = xxhash.xxh3_64()
     for array in arrays:
+        texts = input_files.texts_of(array)
+        if texts is not None:
+            digest.update(f"{len(texts)} {[len(text) for text in texts[:_LARGEST_TEXTS]]}".encode())
+            digest.update("".join(texts[:_LARGEST_TEXTS]).encode(errors="surrogatepass"))
         found = _numbers(array)
         if found is not None:
             digest.update(f"{found.dtype} {found.shape}".encode())
@@ -264,7 +296,10 @@ def _captured_constants(function: Any) -> str:
     """A hash of the tensors that a function holds on to, such as the mean of a `Normalization` in a map."""
     digest = xxhash.xxh3_64()
     for tensor in getattr(function, "captured_inputs", ()):
-        if tensor.dtype.is_numpy_compatible and tensor.dtype.name not in {"resource", "variant", "string"}:
+        texts = input_files.texts_of(tensor)
+        if texts is not None:
+            digest.update(repr(texts).encode(errors="surrogatepass"))
+        elif tensor.dtype.is_numpy_compatible and tensor.dtype.name not in {"resource", "variant", "string"}:
             value = np.ascontiguousarray(tensor.numpy())
             digest.update(f"{value.dtype} {value.shape}".encode())
             if value.nbytes <= _LARGEST_CONSTANT:

@@ -264,7 +264,7 @@ def _check_tagged(kind: str, content: Any, tensors: Collection[str], where: str,
 
 _LONGEST_TEXT = 2**20
 _NESTED = frozenset(
-    ["$random", "$iterator", "$new", "$variable", "$tensor", "$bound", "$own", "$dict", "$deque", "$event"]
+    ["$random", "$iterator", "$new", "$variable", "$tensor", "$bound", "$own", "$dict", "$deque", "$event", "$table"]
 )
 
 

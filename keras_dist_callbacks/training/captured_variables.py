@@ -54,6 +54,7 @@ class CapturedVariables:
         self._captured: set[int] = set()
         self._random: list[str] = []
         self._python: list[str] = []
+        self._queues: list[str] = []
         self._functions: dict[int, graphs.Operations] = {}
 
     @property
@@ -63,6 +64,11 @@ class CapturedVariables:
         if graphs.is_opaque(self._model):
             found.append("the model's own train_function, into which cannot be looked, keeps no state")
         return found
+
+    @property
+    def lost(self) -> list[str]:
+        """What the step uses and no backup can hold, a sentence each."""
+        return [f"what the operation {label} of the train or test step keeps is not saved" for label in self._queues]
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """The topics and tensors of a snapshot."""
@@ -124,6 +130,7 @@ class CapturedVariables:
         found = [self._operations(function) for function in [*traces, *tests]]
         self._random = sorted({label for operations in found for label in operations.random})
         self._python = sorted({label for operations in found for label in operations.python})
+        self._queues = sorted({label for operations in found for label in operations.queues})
 
     def _look_at_objects(self) -> None:
         """In eager mode there is no trace: what belongs to the model's objects."""

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks._compat import building, input_inspection, model_config, model_parts
+from keras_dist_callbacks._compat import building, input_files, input_inspection, model_config, model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import SharedArray, SharedTensor
+from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 
 _TENSOR = "description/facts"
 _RATE = "learning rate"
 _NAMED = 4
+_SAMPLES = "/samples"
+
+
+@dataclass
+class _Rates(Shared):
+    """By model and backup directory: the learning rates at its first `fit()` in this process."""
+
+    of_models: WeakKeyDictionary[Any, dict[str, dict[str, float]]] = field(default_factory=WeakKeyDictionary)
 
 
 class Fingerprint:
@@ -23,11 +34,14 @@ class Fingerprint:
 
     Args:
         fit: The running fit, before a backup is restored.
+        directory: The backup directory: of several `fit()` calls with it, the first one tells the learning rate.
     """
 
-    def __init__(self, fit: RunningFit) -> None:
+    def __init__(self, fit: RunningFit, directory: str = "") -> None:
         self._fit = fit
-        self._rates = {} if fit.model.optimizer is None else _compiled_rates(fit.model)
+        rates = {} if fit.model.optimizer is None else _compiled_rates(fit.model)
+        first = shared(_Rates).of_models.setdefault(fit.model, {}).setdefault(directory, rates)
+        self._rates = first if first.keys() == rates.keys() else rates
         self._compiled = model_config.compile_facts(fit.model)
         self._input = input_inspection.input_facts(fit)
         self._describe()
@@ -82,10 +96,28 @@ class Fingerprint:
 
     def _differing(self, before: Mapping[str, Any]) -> list[str]:
         names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
-        found = [name for name in names if before.get(name) != self._facts.get(name) and not self._untold(name, before)]
+        found = [name for name in names if self._differs(name, before) and not self._untold(name, before)]
         one_sided = [name for name in found if name not in before or name not in self._facts]
         # Of a stage that only one of them has, the stage as a whole is named.
         return [name for name in found if not any(name.startswith(f"{other}/") for other in one_sided)]
+
+    def _differs(self, name: str, before: Mapping[str, Any]) -> bool:
+        was, now = before.get(name), self._facts.get(name)
+        if name.endswith(_SAMPLES) and was and now:
+            return input_files.changed_files(was, now) > 0
+        return bool(was != now)
+
+    def conditions(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+        """What of the input may be another one, and was not looked at."""
+        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
+        found = []
+        for name in (name for name in self._facts if name.endswith(_SAMPLES) and before.get(name)):
+            files = name.removesuffix(_SAMPLES)
+            count = self._facts[f"{files}/names"].partition(",")[0]
+            if input_files.may_have_changed(before[name], self._facts[name], int(count.split()[0])):
+                of = files.removesuffix("/files")
+                found.append(f"the {count} of the {of} hold what they held (other times, and not all were compared)")
+        return found
 
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """What may have made another model of the one in a backup, one clause each."""
@@ -155,6 +187,11 @@ def _changed(name: str, before: Any, now: Any) -> str:
     if now is None:
         return f"{name} is gone: it was {_shown(before)}"
     where, _, last = name.rpartition("/")
+    if last == "samples":
+        changed = input_files.changed_files(before, now)
+        return f"of the {where}, {changed} have another size or content; give fit() the same data"
+    if last == "names":
+        return f"the {where} have other names or another order; give fit() the same data"
     if last == input_inspection.VALUES:
         return f"the {where} has as many rows as before, but other values in them; give fit() the same data"
     return f"{name} changed from {_shown(before)} to {_shown(now)}"

@@ -41,7 +41,7 @@ class UntrackedState:
         user.is_saved = self._is_saved
         self._environment = environment.describe()
         self.conditions: list[str] = []
-        self._facts = Fingerprint(fit)
+        self._facts = Fingerprint(fit, user.directory)
         self._unknown: list[str] | None = None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
@@ -55,7 +55,7 @@ class UntrackedState:
         topics[verdict.NOT_SAVED] = self._not_saved()
         topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training)
         topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions]
-        topics[verdict.LOST] = self._user.lost
+        topics[verdict.LOST] = [*self._step.lost, *self._user.lost]
         topics[ENVIRONMENT] = self._environment
         return topics, tensors
 
@@ -81,7 +81,7 @@ class UntrackedState:
         settings, conditions = self._user.edits(saved.tensors, self._facts.names_that_differ(saved.tensors))
         self.conditions += conditions
         other_bits, conditions = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
-        self.conditions += conditions
+        self.conditions += conditions + self._facts.conditions(saved.tensors)
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded) + settings + other_bits
 
     def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat import input_inspection
+from keras_dist_callbacks._compat import input_files, input_inspection
 from tests.support import inputs, tiny
 
 pytestmark = pytest.mark.slow  # whole fits
@@ -84,6 +84,30 @@ def moded(mode: str) -> keras.Model:
     return model
 
 
+def of_words(*words: str) -> tf.data.Dataset:
+    texts = tf.data.Dataset.from_tensor_slices([words[n % 2] for n in range(tiny.ROWS)])
+    return tf.data.Dataset.zip(inputs.rows(), texts).map(lambda row, text: row).batch(8)
+
+
+def with_label(label: str) -> tf.data.Dataset:
+    held = tf.constant([label])
+    return inputs.rows().map(lambda x, y: (x + tf.cast(tf.strings.length(held[0]), x.dtype), y)).batch(8)
+
+
+def read_from(directory: Path, *contents: str) -> tf.data.Dataset:
+    """A dataset of one text file for each row."""
+    directory.mkdir(exist_ok=True)
+    for number, content in enumerate(contents):
+        (directory / f"row{number:03}.txt").write_text(content)
+    files = sorted(str(path) for path in directory.glob("row*.txt"))
+    lengths = tf.data.Dataset.from_tensor_slices(files).map(lambda path: tf.strings.length(tf.io.read_file(path)))
+    return (
+        tf.data.Dataset.zip(inputs.rows().take(len(contents)), lengths)
+        .map(lambda row, length: (row[0] + tf.cast(length, row[0].dtype), row[1]))
+        .batch(4)
+    )
+
+
 MODELS: dict[str, tuple[Make, Make, str]] = {
     "layers numbered by hand": (
         lambda: named("branch_1", "branch_2"),
@@ -141,6 +165,31 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"x": tf.data.Dataset.from_tensor_slices((np.zeros((40, 6)), np.ones(40))).batch(8)},
         r"the input/stage 0 \(TensorSlice\) has as many rows as before, but other values in them",
     ),
+    "texts of a dataset": (
+        {"x": of_words("good", "bad")},
+        {"x": of_words("good", "mad")},
+        r"the input/stage 0 \(TensorSlice\) has as many rows as before, but other values in them",
+    ),
+    "a text that a map holds": (
+        {"x": with_label("good")},
+        {"x": with_label("mood")},
+        r"tensors that function 0 holds changed from",
+    ),
+    "validation data": (
+        {"validation_data": tiny.data()},
+        {"validation_data": (tiny.data()[0] + 1, tiny.data()[1])},
+        r"the validation data has as many rows as before, but other values in them",
+    ),
+    "labels of the validation data": (
+        {"validation_data": tiny.data()},
+        {"validation_data": (tiny.data()[0], 1 - tiny.data()[1])},
+        r"the validation data has as many rows as before, but other values in them",
+    ),
+    "a dataset of validation data": (
+        {"validation_data": inputs.rows().batch(8)},
+        {"validation_data": inputs.rows().batch(4)},
+        r"validation data/stage 1 \(Batch\)/batch_size changed from 8 to 4",
+    ),
     "rows": (
         {"x": inputs.rows().batch(8)},
         {"x": inputs.rows().take(38).batch(8)},
@@ -161,6 +210,35 @@ def test_a_changed_model_or_compile_is_named(tmp_path: Path, name: str) -> None:
 def test_a_changed_input_or_fit_is_named(tmp_path: Path, name: str) -> None:
     before, after, expected = FITS[name]
     assert re.search(expected, "; ".join(notes(tmp_path, compiled, compiled, before, after)))
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_changed_files_are_named_and_moved_ones_are_not(tmp_path: Path) -> None:
+    def resumed(name: str, *contents: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        before = read_from(tmp_path / "data", *["a"] * 20)
+        with pytest.raises(tiny.Stop):
+            tiny.fit(compiled(), tmp_path / name, [tiny.StopAt(1, 2)], x=before)
+        callback = kdc.BackupAndRestore(tmp_path / name)
+        tiny.fit(compiled(), None, [callback], x=read_from(tmp_path / f"{name}-data", *contents))
+        return callback.restored.notes, callback.restored.conditions
+
+    assert resumed("moved", *["a"] * 20) == ((), ())
+    notes, _ = resumed("changed", *["a"] * 19, "b")
+    assert notes == ("of the input/files, 1 have another size or content; give fit() the same data",)
+    notes, _ = resumed("fewer", *["a"] * 16)
+    assert any("input/files have other names" in note for note in notes)
+
+
+def test_many_files_with_other_times_are_a_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_files, "_SAMPLED", 4)
+    with pytest.raises(tiny.Stop):
+        tiny.fit(compiled(), tmp_path / "b", [tiny.StopAt(1, 2)], x=read_from(tmp_path / "data", *["a"] * 20))
+    callback = kdc.BackupAndRestore(tmp_path / "b")
+    tiny.fit(compiled(), None, [callback], x=read_from(tmp_path / "copy", *["a"] * 20))
+    assert callback.restored.notes == ()
+    assert callback.restored.conditions == (
+        "the 20 files of the input hold what they held (other times, and not all were compared)",
+    )
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")

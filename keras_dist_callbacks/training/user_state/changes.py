@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks._compat import library_state, variables
+from keras_dist_callbacks._compat import graphs, library_state, variables
 from keras_dist_callbacks.backups import python_values
 from keras_dist_callbacks.backups.python_values import UnstorableError
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
@@ -55,6 +55,7 @@ _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "random": ("$random", lambda value: [type(value).__name__, nodes.random_state(value)]),
     "variable": ("$variable", lambda value: [variables.read(c) for c in variables.components(value)]),
     "tensor": ("$tensor", lambda value: np.asarray(value.numpy())),
+    "table": ("$table", graphs.table_content),
     "event": ("$event", lambda value: value.is_set()),
 }
 """How the state of an object is stored that is put back in its own way."""
@@ -446,6 +447,11 @@ def _fill_own(present: Any, state: Any) -> bool:
     return True
 
 
+def _fill_table(present: Any, content: Any) -> bool:
+    graphs.set_table(present, *content)
+    return True
+
+
 def _fill_event(present: Any, is_set: bool) -> bool:
     if not isinstance(present, threading.Event):
         return False
@@ -475,6 +481,7 @@ def _fill_iterator(present: Any, position: int) -> bool:
 _FILLERS: dict[str, Callable[[Any, Any], bool]] = {
     "$own": _fill_own,
     "$event": _fill_event,
+    "$table": _fill_table,
     "$random": _fill_random,
     "$variable": _fill_variable,
     "$iterator": _fill_iterator,

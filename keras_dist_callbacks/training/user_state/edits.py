@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks._compat import graphs, variables
 from keras_dist_callbacks.training.user_state.changes import digest_of
 from keras_dist_callbacks.training.user_state.nodes import Node, join
 from keras_dist_callbacks.training.user_state.walker import Found
@@ -66,6 +66,7 @@ def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_load
     values = {path: _text(node) for path, node in nodes.items() if node.kind in _KINDS}
     values.update({} if is_loaded else _settings_in_variables(start))
     values.update(_settings_of_layers(nodes))
+    values.update(_tables(nodes))
     code = {**of_input.code, **start.code}
     return {"python": list(sys.version_info[:2]), "callbacks": list(callbacks), "values": values, "code": code}
 
@@ -101,6 +102,12 @@ def _settings_in_variables(start: Found) -> dict[str, list[str]]:
     found = {path: node.value for path, node in start.nodes.items() if node.kind == "owned"}
     numbers = {path: variables.setting(value) for path, value in found.items() if not _is_rate_of_compile(path)}
     return {path: [_VARIABLE, repr(number)] for path, number in numbers.items() if number is not None}
+
+
+def _tables(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
+    """What the lookup tables hold that nothing changes."""
+    found = {path: graphs.table_digest(node.value) for path, node in nodes.items() if node.kind == "owned"}
+    return {path: ["table", digest] for path, digest in found.items() if digest}
 
 
 def _settings_of_layers(nodes: Mapping[str, Node]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks._compat import graphs, library_state, variables
+from keras_dist_callbacks._compat import graphs, library_state, pipeline, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.backups.state_schema import PYTHON, TRACED
@@ -44,6 +44,7 @@ class UserState:
         directory: The backup directory: what differs is told from the first of several `fit()` calls with it.
 
     Attributes:
+        directory: As given.
         is_saved: Returns whether all variables of an object are saved in another way.
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
@@ -51,6 +52,7 @@ class UserState:
 
     def __init__(self, fit: RunningFit, callbacks: Sequence[Any], directory: str = "") -> None:
         self._fit = fit
+        self.directory = directory
         self._callbacks = walked_callbacks(callbacks)
         self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
         self._start = Found()
@@ -76,6 +78,7 @@ class UserState:
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
         ]
         self.conditions, self.lost = group(findings)
+        self.conditions += self._readers_of_the_input(now)
         topics: dict[str, JSON] = {PYTHON: found.records} if found.records else {}
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}
         if self._traced:
@@ -187,6 +190,19 @@ class UserState:
 
     def _policy(self) -> Policy:
         return Policy(is_asserted, own_state, self.is_saved)
+
+    def _readers_of_the_input(self, now: Found) -> list[str]:
+        """Callbacks that could read a dataset which the input shuffles anew in each pass, and so change its order."""
+        shuffled = {id(stage) for stage in pipeline.reshuffling_stages(self._fit.data)}
+        nodes = {path: node for path, node in now.nodes.items() if node.kind == "owned" and not node.is_traced}
+        places = [
+            words(path)
+            for path, node in (nodes.items() if shuffled else ())
+            if pipeline.is_dataset(node.value) and shuffled & set(map(id, pipeline.reshuffling_stages(node.value)))
+        ]
+        return [
+            f"{owner} does not read `{place}`, which the input shuffles anew in each pass" for owner, place in places
+        ]
 
     def _unlike_in_traces(self, now: Found) -> list[str]:
         """Values that several traces of the step may have read, each another one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks._compat import graphs, variables
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
@@ -144,6 +144,15 @@ def look_at_tensor(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
         walk.add(path, slot, value, "tensor", is_traced, ("tensor", *n.array_token(np.asarray(array))))
     else:
         walk.add(path, slot, value, "owned", is_traced, ("texts", repr(array)))
+
+
+def look_at_table(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at table."""
+    parts = [np.asarray(part).reshape(-1).tolist() for part in graphs.table_content(value)]
+    if walk.allows(8 * sum(map(len, parts))):
+        walk.add(path, slot, value, "table", is_traced, ("table", *map(n.flat_token, parts)))
+    else:
+        walk.add_unknown(path, slot, value, is_traced, "a lookup table too large to compare")
 
 
 def look_at_owned(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:

@@ -111,6 +111,7 @@ _LOOKS: Looks = (
     (tf.random.Generator, values.look_at_generator_of_tensorflow),
     (type(tf.function(lambda: None)), values.look_at_traced_function),
     ((keras.KerasTensor, tf.data.Dataset, tf.distribute.Strategy, tf.lookup.StaticHashTable), values.look_at_owned),
+    (tf.lookup.experimental.MutableHashTable, values.look_at_table),
     (types.FunctionType, functions.look_at_function),
     (types.MethodType, functions.look_at_method),
     (_BUILTINS, functions.look_at_builtin),

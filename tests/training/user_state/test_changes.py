@@ -419,6 +419,24 @@ def test_tensors_and_variables_come_back() -> None:
     assert theirs.variable.numpy().tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("keys", [tf.constant([3, 1]), tf.constant(["b", "a"])], ids=["numbers", "texts"])
+def test_a_mutable_table_holds_what_it_held(keys: tf.Tensor) -> None:
+    keys = keys if keys.dtype == tf.string else tf.cast(keys, tf.int64)
+
+    def make() -> Holder:
+        table = tf.lookup.experimental.MutableHashTable(keys.dtype, tf.float32, 0.0)
+        table.insert(keys[:1], [0.5])
+        return Holder(table=table)
+
+    def act(holder: Any) -> None:
+        holder.table.remove(keys[:1])
+        holder.table.insert(keys[1:], [2.5])
+
+    _, theirs, lost = carried_over(make, act)
+    assert not lost
+    assert theirs.table.lookup(keys).numpy().tolist() == [0.0, 2.5]
+
+
 def test_a_path_that_this_process_does_not_have_is_reported_and_nothing_else_is_touched() -> None:
     theirs = Holder(value=1)
     failed = changes.restore({"callback Holder()/gone/deeper": [5, ""]}, {}, looked_at(theirs))

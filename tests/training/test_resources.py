@@ -1,0 +1,114 @@
+"""What a train step or a callback uses besides variables: tables, queues, and the dataset that training reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from tests.support import tiny
+
+
+class Weighs(keras.Model):
+    """Multiplies its loss by what a resource gives, which each step changes."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__()
+        self.end, self.draw = keras.layers.Dense(1), draw
+
+    def call(self, x: Any) -> Any:
+        return self.end(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        weight = self.draw()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2) * weight
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def weighing(draw: Callable[[], Any]) -> keras.Model:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    model = Weighs(draw)
+    model.compile(keras.optimizers.SGD(0.05))
+    return model
+
+
+def counting_in_a_table() -> keras.Model:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 1.0)
+    key = tf.constant([1], tf.int64)
+
+    def draw() -> Any:
+        count = table.lookup(key)
+        table.insert(key, count * 1.1)
+        return count[0]
+
+    return weighing(draw)
+
+
+def counting_in_a_queue() -> keras.Model:
+    queue = tf.queue.FIFOQueue(3, [tf.float32], [()])
+    queue.enqueue(1.0)
+
+    def draw() -> Any:
+        count = queue.dequeue()
+        queue.enqueue(count * 1.1)
+        return count
+
+    return weighing(draw)
+
+
+def resumed(directory: Path, make: Callable[[], keras.Model], callbacks: Callable[[], list[Any]] = list) -> Any:
+    with pytest.raises(tiny.Stop):
+        tiny.fit(make(), directory, [*callbacks(), tiny.StopAt(1, 2)])
+    callback, model = kdc.BackupAndRestore(directory), make()
+    tiny.fit(model, None, [*callbacks(), callback])
+    return model, callback.restored
+
+
+def test_a_mutable_table_that_the_step_changes_is_restored(tmp_path: Path) -> None:
+    model, restored = resumed(tmp_path, counting_in_a_table)
+    reference = counting_in_a_table()
+    tiny.fit(reference, None)
+    assert restored.verdict == "exact"
+    tiny.assert_same(model, reference)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_a_queue_that_the_step_uses_is_not_exact_by_name(tmp_path: Path) -> None:
+    _, restored = resumed(tmp_path, counting_in_a_queue)
+    assert restored.verdict == "not exact"
+    assert "the operation QueueDequeueV2" in " ".join(restored.notes)
+
+
+class Evaluates(keras.callbacks.Callback):
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.evaluate(self.dataset, verbose=0)
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["the input's", "another"])
+def test_a_callback_that_can_read_the_shuffled_input_is_a_condition(tmp_path: Path, is_shared: bool) -> None:
+    rows = tf.data.Dataset.from_tensor_slices(tiny.data())
+    shuffled = rows.shuffle(tiny.ROWS, seed=3)
+    read = Evaluates((shuffled if is_shared else rows).batch(4))
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [read, tiny.StopAt(1, 2)], x=shuffled.batch(8))
+    callback = kdc.BackupAndRestore(tmp_path)
+    rows = tf.data.Dataset.from_tensor_slices(tiny.data())
+    shuffled = rows.shuffle(tiny.ROWS, seed=3)
+    read = Evaluates((shuffled if is_shared else rows).batch(4))
+    tiny.fit(tiny.model(), None, [read, callback], x=shuffled.batch(8))
+    expected = "the callback Evaluates does not read `dataset`, which the input shuffles anew in each pass"
+    assert (expected in callback.restored.conditions) == is_shared
