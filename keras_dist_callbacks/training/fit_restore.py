@@ -206,6 +206,7 @@ class FitRestore:
         data.enter_epoch(resuming=True)
         done = self._run_first_step(steps) if self._is_built_by_running() else 0
         build(fit, saved)
+        self._state.untracked.note_trace()
         replay.drop_steps(steps, batch, fit, done=done, may_end=bool(data.reasons))
         data.read_again()
         notes = self._notes + self._apply()

@@ -145,6 +145,7 @@ class FitSession:
         user = UserState(self._fit, others, self._options.directory)
         if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
             self._build(self._resume.saved)
+            user.note_trace()
         data = DataPosition(self._fit, others, read_again=self._options.read_again, shown=self._engine.shows_progress)
         untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
         self._state = FitState(self._fit, data, untracked, others, self._progress)
@@ -217,7 +218,7 @@ class FitSession:
     def step_done(self, end_step: int) -> None:
         """A step is complete; no callback was told yet."""
         self._progress.count.trained_to(end_step)
-        self._state.untracked.step_done()
+        self._state.untracked.note_trace()
 
     def batch_end(self) -> None:
         """Behind a step and all callbacks; fit looks at `stop_training` next."""

@@ -59,8 +59,8 @@ class UntrackedState:
         topics[ENVIRONMENT] = self._environment
         return topics, tensors
 
-    def step_done(self) -> None:
-        """A step is complete, and no callback was called yet."""
+    def note_trace(self) -> None:
+        """The step was traced, or may have been, and no callback was called yet."""
         self._user.note_trace()
 
     def restore(self, saved: WorkerState) -> list[str]:

@@ -117,6 +117,12 @@ def parent_of(path: str) -> tuple[str, str]:
     return above, last.replace("~1", "/").replace("~0", "~")
 
 
+def with_parents(path: str) -> list[str]:
+    """A path and all above it."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
 def immutable_token(value: Any) -> tuple[Any, ...]:
     """The token of a value of one of the types `IMMUTABLE`."""
     if isinstance(value, enum.Enum):

@@ -20,7 +20,7 @@ from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, own_state, walked_callbacks
 from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.libraries import is_library
-from keras_dist_callbacks.training.user_state.nodes import parent_of
+from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents
 from keras_dist_callbacks.training.user_state.roots import input_roots, roots_of, words
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy
@@ -66,6 +66,7 @@ class UserState:
         self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
         self._function, self._trace_count = self._first_trace
         self._traced: list[changes.Changes] = []  # as of each trace of the train function in use
+        self._last_trace = Found()
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """What has changed since the start, as topics and tensors of a snapshot."""
@@ -79,12 +80,23 @@ class UserState:
         ]
         self.conditions, self.lost = group(findings)
         self.conditions += self._readers_of_the_input(now)
-        topics: dict[str, JSON] = {PYTHON: found.records} if found.records else {}
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}
-        if self._traced:
-            topics[TRACED] = self._traced[-1].records
-            tensors.update(self._traced[-1].tensors)
-        return topics, tensors
+        if not self._traced:
+            return ({PYTHON: found.records} if found.records else {}), tensors
+        last, since = self._traced[-1], changes.changes_between(*self._since_trace(now))
+        # What has the value of the start again, and had another one when it was traced, is put back after the trace.
+        records = {**{path: since.records[path] for path in last.records.keys() & since.records}, **found.records}
+        tensors = {**since.tensors, **last.tensors, **tensors}
+        return {TRACED: last.records, **({PYTHON: records} if records else {})}, tensors
+
+    def _since_trace(self, now: Found) -> tuple[Found, Found]:
+        """What had changed when the step was last traced: as it was then, and as it is now."""
+        paths = self._traced[-1].records.keys()
+        then, present = (
+            Found(nodes={p: node for p, node in found.nodes.items() if any(q in paths for q in with_parents(p))})
+            for found in (self._last_trace, now)
+        )
+        return then, present
 
     def trace_as_before(
         self,
@@ -110,7 +122,7 @@ class UserState:
                 return []  # the first step will trace the same
             if not self._trace():
                 return []  # a function that is opaque, which is a condition already
-        self._note_trace()
+        self.note_trace()
         if self._traced[-1].digests != wanted:
             changes.restore(traced, tensors, self._walk())
             self._trace()
@@ -174,7 +186,8 @@ class UserState:
         if model.train_function is not self._function:
             self._traced = []
         self._function, self._trace_count = model.train_function, graphs.trace_count(model)
-        self._traced.append(changes.changes_between(self._start, self._walk(only_traced=True), "traced"))
+        self._last_trace = self._walk(only_traced=True)
+        self._traced.append(changes.changes_between(self._start, self._last_trace, "traced"))
 
     def _names_of_the_user(self) -> list[str]:
         return [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]

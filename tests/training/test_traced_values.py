@@ -1,0 +1,95 @@
+"""What TensorFlow read when it traced the step, and what it was changed to afterwards, are both restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from tests.support import tiny
+
+
+class Scaled(keras.Model):
+    """Multiplies its loss by an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.drop, self.end = keras.layers.Dense(7), keras.layers.Dropout(0.3), keras.layers.Dense(1)
+        self.scale = 1.0
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.end(self.drop(self.hidden(x), training=training))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) * self.scale
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def scaled() -> keras.Model:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    model = Scaled()
+    model(tf.zeros((1, 6)))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9))
+    return model
+
+
+class AtEpoch(keras.callbacks.Callback):
+    """Changes something when an epoch begins."""
+
+    def __init__(self, acts: dict[int, Callable[[Any], Any]]) -> None:
+        super().__init__()
+        self.acts = acts
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch in self.acts:
+            self.acts[epoch](self.model)
+
+
+def to(name: str, value: Any, *, traces: bool = False, of: Callable[[Any], Any] = lambda model: model) -> Any:
+    def act(model: Any) -> None:
+        setattr(of(model), name, value)
+        if traces:
+            model.make_train_function(force=True)
+
+    return act
+
+
+def drop(model: Any) -> Any:
+    return model.drop
+
+
+CASES = {
+    "changed after the trace": {1: to("scale", 3.0)},
+    "changed before the trace, and back": {0: to("scale", 3.0), 1: to("scale", 1.0), 2: to("scale", 1.0, traces=True)},
+    "changed, and traced again": {1: to("scale", 3.0, traces=True)},
+    "traced again, and changed": {1: to("scale", 3.0, traces=True), 2: to("scale", 5.0)},
+    "rate of a dropout": {1: to("rate", 0.6, of=drop)},
+    "rate of a dropout, traced again": {1: to("rate", 0.6, of=drop, traces=True)},
+    "a layer is frozen": {1: to("trainable", False, of=lambda model: model.hidden, traces=True)},
+    "momentum": {1: to("momentum", 0.5, of=lambda model: model.optimizer, traces=True)},
+}
+
+
+@pytest.mark.parametrize("where", [(1, 2), (2, 3)], ids=["second epoch", "third epoch"])
+@pytest.mark.parametrize("name", CASES)
+def test_values_of_the_trace_and_later_ones_are_restored(name: str, where: tuple[int, int], tmp_path: Path) -> None:
+    reference = scaled()
+    tiny.fit(reference, None, [AtEpoch(CASES[name])])
+    with pytest.raises(tiny.Stop):
+        tiny.fit(scaled(), tmp_path, [AtEpoch(CASES[name]), tiny.StopAt(*where)])
+    callback, resumed = kdc.BackupAndRestore(tmp_path), scaled()
+    tiny.fit(resumed, None, [AtEpoch(CASES[name]), callback])
+    assert callback.restored is not None
+    tiny.assert_same(resumed, reference)
+    assert callback.restored.verdict == "exact"
+    assert (resumed.scale, resumed.drop.rate) == (reference.scale, reference.drop.rate)
