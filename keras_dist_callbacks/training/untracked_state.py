@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_dist_callbacks._compat import environment, graphs, variables
+from keras_dist_callbacks._compat import environment, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
@@ -72,8 +72,6 @@ class UntrackedState:
         traced = saved.state.get(TRACED)
         self.conditions = self._user.trace_as_before(traced, python, saved.tensors)
         notes += self._user.restore(python, saved.tensors)
-        if python and traced is None and graphs.traces(self._fit.model):
-            self._fit.model.make_train_function(force=True)  # what was traced holds the values from before the restore
         if resume_mode.is_finished(saved, self._fit.epochs):
             return notes  # no step is left that could differ
         noted = hasattr(self._fit.model, "_kdc_compiled_rates")

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.training import resume_mode
 from tests.support import tiny
 
 
@@ -93,3 +95,24 @@ def test_values_of_the_trace_and_later_ones_are_restored(name: str, where: tuple
     tiny.assert_same(resumed, reference)
     assert callback.restored.verdict == "exact"
     assert (resumed.scale, resumed.drop.rate) == (reference.scale, reference.drop.rate)
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read"])
+def test_a_value_that_an_earlier_fit_has_traced_and_the_script_changed_is_a_condition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    def fits(stop: tuple[int, int] | None = None) -> tuple[keras.Model, kdc.BackupAndRestore]:
+        model = scaled()
+        tiny.fit(model, tmp_path / "first", epochs=1, options={"delete_checkpoint": False})
+        setattr(model, "scale" if is_read else "label", 3.0)
+        callback = kdc.BackupAndRestore(tmp_path / "second", save_freq=1)
+        tiny.fit(model, None, [*([tiny.StopAt(*stop)] if stop else []), callback])
+        return model, callback
+
+    with pytest.raises(tiny.Stop):
+        fits((1, 2))
+    monkeypatch.setattr(shared(resume_mode.Runs), "ended", {})  # as in a new process
+    monkeypatch.setattr(shared(resume_mode.Runs), "trained", set())
+    _, callback = fits()
+    assert callback.restored is not None
+    assert [("scale" in condition) for condition in callback.restored.conditions] == [True] * is_read

@@ -67,6 +67,8 @@ class UserState:
         self._function, self._trace_count = self._first_trace
         self._traced: list[changes.Changes] = []  # as of each trace of the train function in use
         self._last_trace = Found()
+        known = vars(fit.model).get(_TOKENS, (None, []))
+        self._earlier: list[dict[str, Any]] = list(known[1]) if known[0] is self._function else []
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """What has changed since the start, as topics and tensors of a snapshot."""
@@ -187,6 +189,7 @@ class UserState:
             self._traced = []
         self._function, self._trace_count = model.train_function, graphs.trace_count(model)
         self._last_trace = self._walk(only_traced=True)
+        _remember_trace(model, self._last_trace)
         self._traced.append(changes.changes_between(self._start, self._last_trace, "traced"))
 
     def _names_of_the_user(self) -> list[str]:
@@ -219,6 +222,8 @@ class UserState:
 
     def _unlike_in_traces(self, now: Found) -> list[str]:
         """Values that several traces of the step may have read, each another one."""
+        if not self._traced:
+            return self._unlike_since_an_earlier_fit(now)
         if len(self._traced) < 2:
             return [path for found in self._traced for path in found.lost if _may_be_traced(path, now)]
         digests = [found.digests for found in self._traced]
@@ -226,6 +231,28 @@ class UserState:
         unlike = [path for path in paths if len({found.get(path) for found in digests}) > 1]
         lost = [path for found in self._traced for path in found.lost]
         return [path for path in dict.fromkeys([*unlike, *lost]) if _may_be_traced(path, now)]
+
+    def _unlike_since_an_earlier_fit(self, now: Found) -> list[str]:
+        """Values that the step read when it was traced in an earlier `fit()`, and that are others now."""
+        if self._fit.model.run_eagerly or not graphs.traces(self._fit.model):
+            return []
+        traced = {path: node for path, node in now.nodes.items() if node.is_traced}
+        then = self._earlier or [{path: node.token for path, node in self._start.nodes.items()}]
+        unlike = [
+            path for path, node in traced.items() if any(tokens.get(path, node.token) != node.token for tokens in then)
+        ]
+        return [path for path in unlike if _may_be_traced(path, now)]
+
+
+_TOKENS = "_kdc_tokens_of_traces"
+
+
+def _remember_trace(model: Any, found: Found) -> None:
+    """Keeps what a step may have read, for a later `fit()` of the same model."""
+    function, tokens = vars(model).get(_TOKENS, (None, []))
+    tokens = tokens if function is model.train_function else []
+    tokens.append({path: node.token for path, node in found.nodes.items()})
+    vars(model)[_TOKENS] = (model.train_function, tokens)  # not as an attribute, which Keras would track
 
 
 _TRACED = "TensorFlow traced the step more than once, with other values of it"
