@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,25 +46,49 @@ def are_files(texts: Sequence[str]) -> bool:
 
 
 def file_facts(where: str, paths: Sequence[str]) -> dict[str, Any]:
-    """What tells files apart: the names without their directories, and for some of them more.
+    """What tells files apart: the names without their directories, sizes, times, and what is in some of them.
 
     Args:
         where: How the names of the facts begin.
         paths: The files, as the pipeline was given them.
 
     Returns:
-        `names`: a digest of all; `samples`: of at most 64 files, evenly spread, what is read within two seconds: size,
-        time of the last change in nanoseconds, digest, and whether it is that of the whole content.
+        `names`, `sizes` and `times`: digests of all files; the latter two are None where two seconds are not enough.
+        `samples`: of at most 64 files, evenly spread, what can be read within two seconds: size, time of the last
+        change in nanoseconds, digest, and whether it is that of the whole content.
     """
-    names = xxhash.xxh3_64_hexdigest("\n".join(map(_base, paths)).encode(errors="surrogatepass"))
     every = np.linspace(0, len(paths) - 1, min(_SAMPLED, len(paths))).astype(int)
-    end = time.monotonic() + _SECONDS
-    samples = []
-    for path in (paths[index] for index in every):
+    stats = list(_within(_SECONDS, map(_stat, paths)))
+    is_complete = len(stats) == len(paths)
+    return {
+        f"{where}/names": f"{len(paths)} files, {_hash(map(_base, paths))}",
+        f"{where}/sizes": _hash(str(size) for size, _ in stats) if is_complete else None,
+        f"{where}/times": _hash(str(time) for _, time in stats) if is_complete else None,
+        f"{where}/samples": list(_within(_SECONDS, (_sample(paths[index]) for index in every))),
+    }
+
+
+def _within(seconds: float, items: Iterable[Any]) -> Iterator[Any]:
+    """The items that are there in time."""
+    end = time.monotonic() + seconds
+    for item in items:
+        yield item
         if time.monotonic() > end:
-            break
-        samples.append(_sample(path))
-    return {f"{where}/names": f"{len(paths)} files, {names}", f"{where}/samples": samples}
+            return
+
+
+def _hash(texts: Iterable[str]) -> str:
+    return xxhash.xxh3_64_hexdigest("\n".join(texts).encode(errors="surrogatepass"))
+
+
+def _stat(path: str) -> tuple[int, int]:
+    import tensorflow as tf
+
+    try:
+        found = tf.io.gfile.stat(path)
+        return int(found.length), int(found.mtime_nsec)
+    except tf.errors.OpError:
+        return -1, 0
 
 
 def _base(path: str) -> str:
@@ -74,11 +98,11 @@ def _base(path: str) -> str:
 def _sample(path: str) -> list[Any]:
     import tensorflow as tf
 
+    size, changed = _stat(path)
     try:
-        found = tf.io.gfile.stat(path)
         with tf.io.gfile.GFile(path, "rb") as file:
-            return [int(found.length), int(found.mtime_nsec), _digest(file, found.length), found.length <= _WHOLE]
-    except (tf.errors.OpError, OSError):
+            return [size, changed, _digest(file, size), size <= _WHOLE]
+    except tf.errors.OpError:
         return [-1, 0, "", False]
 
 
@@ -96,8 +120,6 @@ def changed_files(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]])
     return sum((a[0], a[2]) != (b[0], b[2]) for a, b in zip(before, now, strict=False))
 
 
-def may_have_changed(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], count: int) -> bool:
-    """Whether files have other times than before, and not all of them were read whole."""
-    pairs = list(zip(before, now, strict=False))
-    has_other_times = any(a[1] != b[1] for a, b in pairs)
-    return has_other_times and not (len(pairs) == count and all(b[3] for _, b in pairs))
+def were_compared(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], count: int) -> bool:
+    """Whether two runs have read all of so many files whole."""
+    return len(before) == len(now) == count and all(sample[3] for sample in now)

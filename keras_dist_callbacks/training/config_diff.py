@@ -19,7 +19,7 @@ from keras_dist_callbacks.terminal import first_few
 _TENSOR = "description/facts"
 _RATE = "learning rate"
 _NAMED = 4
-_SAMPLES = "/samples"
+_SAMPLES, _TIMES = "/samples", "/files/times"
 
 
 @dataclass
@@ -105,16 +105,20 @@ class Fingerprint:
         was, now = before.get(name), self._facts.get(name)
         if name.endswith(_SAMPLES) and was and now:
             return input_files.changed_files(was, now) > 0
+        if name.endswith(("/files/sizes", _TIMES)):
+            return name.endswith("/sizes") and None not in (was, now) and was != now
         return bool(was != now)
 
     def conditions(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """What of the input may be another one, and was not looked at."""
         before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
         found = []
-        for name in (name for name in self._facts if name.endswith(_SAMPLES) and before.get(name)):
-            files = name.removesuffix(_SAMPLES)
+        for files in (name.removesuffix("/times") for name in self._facts if name.endswith(_TIMES) and name in before):
+            times = before[f"{files}/times"], self._facts[f"{files}/times"]
             count = self._facts[f"{files}/names"].partition(",")[0]
-            if input_files.may_have_changed(before[name], self._facts[name], int(count.split()[0])):
+            samples = before[files + _SAMPLES], self._facts[files + _SAMPLES]
+            is_same = times[0] == times[1] is not None
+            if not is_same and not input_files.were_compared(*samples, int(count.split()[0])):
                 of = files.removesuffix("/files")
                 found.append(f"the {count} of the {of} hold what they held (other times, and not all were compared)")
         return found
@@ -190,6 +194,8 @@ def _changed(name: str, before: Any, now: Any) -> str:
     if last == "samples":
         changed = input_files.changed_files(before, now)
         return f"of the {where}, {changed} have another size or content; give fit() the same data"
+    if last == "sizes":
+        return f"the {where} have other sizes; give fit() the same data"
     if last == "names":
         return f"the {where} have other names or another order; give fit() the same data"
     if last == input_inspection.VALUES:

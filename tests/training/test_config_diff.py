@@ -241,6 +241,21 @@ def test_many_files_with_other_times_are_a_condition(tmp_path: Path, monkeypatch
     )
 
 
+def test_a_file_that_was_not_sampled_and_has_another_time_is_a_condition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_files, "_SAMPLED", 2)  # the first and the last
+    with pytest.raises(tiny.Stop):
+        tiny.fit(compiled(), tmp_path / "b", [tiny.StopAt(1, 2)], x=read_from(tmp_path / "data", *["a"] * 20))
+    (tmp_path / "data" / "row007.txt").write_text("b")
+    files = sorted(str(path) for path in (tmp_path / "data").glob("row*.txt"))
+    monkeypatch.setattr(Path, "write_text", lambda *arguments: None)
+    callback = kdc.BackupAndRestore(tmp_path / "b")
+    tiny.fit(compiled(), None, [callback], x=read_from(tmp_path / "data", *["a"] * len(files)))
+    assert callback.restored.notes == ()
+    assert callback.restored.verdict == "exact if"
+
+
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_many_differences_are_counted(tmp_path: Path) -> None:
     found = notes(tmp_path, compiled, lambda: compiled("mae", rate=0.5, jit_compile=True, loss_weights=[0.1]), {}, {

@@ -110,5 +110,5 @@ def test_a_callback_that_can_read_the_shuffled_input_is_a_condition(tmp_path: Pa
     shuffled = rows.shuffle(tiny.ROWS, seed=3)
     read = Evaluates((shuffled if is_shared else rows).batch(4))
     tiny.fit(tiny.model(), None, [read, callback], x=shuffled.batch(8))
-    expected = "the callback Evaluates does not read `dataset`, which the input shuffles anew in each pass"
+    expected = "the callback Evaluates does not read `dataset`, which the input reshuffles in each pass"
     assert (expected in callback.restored.conditions) == is_shared

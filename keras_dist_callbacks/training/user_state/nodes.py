@@ -133,7 +133,7 @@ def immutable_token(value: Any) -> tuple[Any, ...]:
 
 
 def attributes_of_immutable(value: Any) -> list[tuple[str, Any]]:
-    """What a member of an Enum, or an instance of a subclass of the user's, holds beside its value."""
+    """What a member of an Enum, or an instance of a subclass of the user's, holds besides its value."""
     if not hasattr(value, "__dict__") or is_library(type(value).__module__):
         return []
     return [(name, item) for name, item in vars(value).items() if name not in _OF_AN_ENUM]

@@ -208,7 +208,7 @@ class UserState:
         return Policy(is_asserted, own_state, self.is_saved)
 
     def _readers_of_the_input(self, now: Found) -> list[str]:
-        """Callbacks that could read a dataset which the input shuffles anew in each pass, and so change its order."""
+        """Callbacks that could read a dataset which the input reshuffles in each pass, and so change its order."""
         shuffled = {id(stage) for stage in pipeline.reshuffling_stages(self._fit.data)}
         nodes = {path: node for path, node in now.nodes.items() if node.kind == "owned" and not node.is_traced}
         places = [
@@ -216,9 +216,7 @@ class UserState:
             for path, node in (nodes.items() if shuffled else ())
             if pipeline.is_dataset(node.value) and shuffled & set(map(id, pipeline.reshuffling_stages(node.value)))
         ]
-        return [
-            f"{owner} does not read `{place}`, which the input shuffles anew in each pass" for owner, place in places
-        ]
+        return [f"{owner} does not read `{place}`, which the input reshuffles in each pass" for owner, place in places]
 
     def _unlike_in_traces(self, now: Found) -> list[str]:
         """Values that several traces of the step may have read, each another one."""
