@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -233,8 +234,11 @@ def test_many_files_with_other_times_are_a_condition(tmp_path: Path, monkeypatch
     monkeypatch.setattr(input_files, "_SAMPLED", 4)
     with pytest.raises(tiny.Stop):
         tiny.fit(compiled(), tmp_path / "b", [tiny.StopAt(1, 2)], x=read_from(tmp_path / "data", *["a"] * 20))
+    copy = read_from(tmp_path / "copy", *["a"] * 20)
+    for path in (tmp_path / "copy").glob("row*.txt"):
+        os.utime(path, (1, 1))  # TensorFlow tells times in seconds, and both were written within one
     callback = kdc.BackupAndRestore(tmp_path / "b")
-    tiny.fit(compiled(), None, [callback], x=read_from(tmp_path / "copy", *["a"] * 20))
+    tiny.fit(compiled(), None, [callback], x=copy)
     assert callback.restored.notes == ()
     assert callback.restored.conditions == (
         "the 20 files of the input hold what they held (other times, and not all were compared)",
@@ -248,6 +252,7 @@ def test_a_file_that_was_not_sampled_and_has_another_time_is_a_condition(
     with pytest.raises(tiny.Stop):
         tiny.fit(compiled(), tmp_path / "b", [tiny.StopAt(1, 2)], x=read_from(tmp_path / "data", *["a"] * 20))
     (tmp_path / "data" / "row007.txt").write_text("b")
+    os.utime(tmp_path / "data" / "row007.txt", (1, 1))
     files = sorted(str(path) for path in (tmp_path / "data").glob("row*.txt"))
     monkeypatch.setattr(Path, "write_text", lambda *arguments: None)
     callback = kdc.BackupAndRestore(tmp_path / "b")
