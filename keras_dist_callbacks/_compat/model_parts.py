@@ -43,6 +43,16 @@ def all_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
 
 
+def steps_of_submodels(model: Any) -> list[tuple[Any, int]]:
+    """The optimizers of models within the model, such as a teacher that was trained before, and their steps."""
+    import keras
+
+    found = [getattr(layer, "optimizer", None) for layer in all_layers(model)]
+    own = getattr(model, "optimizer", None)
+    inner = {id(item): item for item in found if isinstance(item, keras.optimizers.Optimizer) and item is not own}
+    return [(optimizer, steps_taken(optimizer)) for optimizer in inner.values()]
+
+
 def steps_taken(optimizer: Any) -> int:
     """How often the optimizer was applied."""
     return int(_number(optimizer.iterations))  # int() fails on a mirrored variable
@@ -55,8 +65,11 @@ def current_rates(optimizer: Any) -> dict[str, float]:
 
 def fixed_rates(optimizer: Any) -> dict[str, float]:
     """The rates that are numbers, not functions of the step; the keys are those of `current_rates`."""
-    scheduled = last_rates(optimizer)
-    return {name: rate for name, rate in current_rates(optimizer).items() if name not in scheduled}
+    import keras
+
+    held = {name: getattr(inner, "_learning_rate", None) for name, inner in _inner(optimizer)}
+    # Keras calls a schedule to tell its rate, and a schedule of the user's may count its calls.
+    return {name: _number(rate) for name, rate in held.items() if isinstance(rate, keras.Variable)}
 
 
 def last_rates(optimizer: Any) -> dict[str, float]:

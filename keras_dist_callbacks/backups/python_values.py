@@ -279,7 +279,7 @@ def _is_texts(content: Any, tensors: Collection[str]) -> bool:
 
 _CHECKS: dict[str, Callable[[Any, Collection[str]], bool]] = {
     **dict.fromkeys(("$array", "$scalar", "$numbers"), lambda c, tensors: isinstance(c, str) and c in tensors),
-    **dict.fromkeys(("$ref", "$named", "$keep"), lambda c, tensors: isinstance(c, str)),
+    **dict.fromkeys(("$ref", "$made", "$named", "$keep"), lambda c, tensors: isinstance(c, str)),
     "$timedelta": lambda c, tensors: isinstance(datetime.timedelta(*c), datetime.timedelta),
     "$texts": _is_texts,
     "$member": _is_pair_of_texts,

@@ -278,14 +278,14 @@ def _keep_compiled_rates(model: Any) -> None:
 
 def _rates_in_words(model: Any) -> str:
     """Which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
-    from keras_dist_callbacks._compat.model_parts import current_rates
+    from keras_dist_callbacks._compat.model_parts import fixed_rates
 
     optimizer, compiled = getattr(model, "_kdc_compiled_rates", (None, {}))
-    loaded = current_rates(optimizer) if compiled else {}
+    loaded = fixed_rates(optimizer) if compiled else {}
     return "".join(
         f", learning rate {loaded[name]:.6g} as in the checkpoint, not {rate:.6g} as in build_fn"
         for name, rate in compiled.items()
-        if loaded[name] != rate
+        if loaded.get(name, rate) != rate
     )
 
 

@@ -145,7 +145,7 @@ class Fingerprint:
         return name.endswith(f"/{input_inspection.VALUES}") and not (name in before and name in self._facts)
 
     def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
-        in_force = {} if not self._rates else model_parts.current_rates(self._fit.model.optimizer)
+        in_force = {} if not self._rates else model_parts.fixed_rates(self._fit.model.optimizer)
         return [
             f"the learning rate given to compile changed from {before[_RATE + name]:.6g} to {rate:.6g}, and that of "
             f"the backup, {in_force[name]:.6g}, stays in force; to set the new one, add "

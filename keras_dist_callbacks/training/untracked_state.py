@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_dist_callbacks._compat import environment, variables
+from keras_dist_callbacks._compat import environment, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
@@ -42,7 +42,9 @@ class UntrackedState:
         self._environment = environment.describe()
         self.conditions: list[str] = []
         self._facts = Fingerprint(fit, user.directory)
-        self._unknown: list[str] | None = None
+        self._of_submodels = model_parts.steps_of_submodels(fit.model)
+        self._unknown: list[str] = []
+        self._unused_keys: set[int] | None = None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """The topics and tensors of a snapshot."""
@@ -65,7 +67,7 @@ class UntrackedState:
 
     def restore(self, saved: WorkerState) -> list[str]:
         """Puts it back, after the variables that Keras lists; returns what differs, one sentence each."""
-        self._unknown = saved.state[verdict.NOT_SAVED] or None
+        self._unknown = list(saved.state[verdict.NOT_SAVED])
         self._facts.note_built()
         notes = self._step.restore(saved)
         python = saved.state.get(PYTHON) or {}
@@ -124,10 +126,22 @@ class UntrackedState:
         return key in variables.variable_set(self._fit.model).keys and key not in variables.global_seed_keys()
 
     def _not_saved(self) -> list[str]:
-        """Variables that training may change and that nobody told Keras of; looked for once, when they all exist."""
-        if self._unknown is None:
-            found = variables.untracked_variables(self._fit.model, self._step.keys)
-            self._unknown = sorted({name for name, _ in found})
-            if self._unknown and self._warn:
-                warn(verdict.not_saved_reason(self._unknown))
+        """Variables that training may change and that nobody told Keras of; looked for when they all exist."""
+        unused = self._unused()
+        if self._unused_keys != unused:
+            self._unused_keys = unused
+            found = variables.untracked_variables(self._fit.model, self._step.keys | unused)
+            new = {name for name, _ in found}.difference(self._unknown)
+            self._unknown = sorted({*self._unknown, *new})
+            if new and self._warn:
+                warn(verdict.not_saved_reason(sorted(new)))
         return self._unknown
+
+    def _unused(self) -> set[int]:
+        """The variables of optimizers that belong to submodels, and that this training does not use."""
+        unused: set[int] = set()
+        for optimizer, steps in self._of_submodels:
+            keys = {variables.key(c) for v in optimizer.variables for c in variables.components(v)}
+            if model_parts.steps_taken(optimizer) == steps and not keys & self._step.captured_keys:
+                unused |= keys
+        return unused

@@ -54,6 +54,20 @@ class CountsInPython(Stepping):
         return 1.0 + 0.1 * self.batches_seen
 
 
+class CountsItsCalls(keras.optimizers.schedules.LearningRateSchedule):
+    """Whoever asks the optimizer for its rate changes the rate."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: Any) -> Any:
+        self.calls += 1
+        return 0.1 * 0.9**self.calls
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
 def compiled(model: keras.Model, **options: Any) -> keras.Model:
     model.build((None, 6))
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "binary_crossentropy", **options)
@@ -188,6 +202,9 @@ MODEL_CASES: dict[str, Case] = {
     "train_step of one's own": Case("exact", model=lambda: compiled(Stepping(lambda x, y: (x, y)))),
     "Python attribute that a train_step counts up": Case(
         "exact", model=lambda: compiled(CountsInPython(), run_eagerly=True)
+    ),
+    "schedule that counts its calls, run eagerly": Case(
+        "exact", model=lambda: dense(keras.optimizers.SGD(CountsItsCalls(), momentum=0.9), run_eagerly=True)
     ),
     "Sequential without Input": Case("exact", model=unbuilt, strategies=EVERYWHERE),
     "variable in a loss": Case("exact", model=lambda: dense(loss=RisingLoss())),

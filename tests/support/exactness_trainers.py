@@ -131,6 +131,16 @@ class Distiller(keras.Model):
         return self.student(x)
 
 
+def taught() -> keras.Model:
+    """The teacher was trained before, in the same process, by an optimizer of its own."""
+    model = with_adam(Distiller(), loss=logits(), metrics=["accuracy"])
+    with_adam(model.teacher, loss=logits())
+    model.teacher.trainable = True
+    model.teacher.fit(labelled(model)["x"], epochs=1, verbose=0)
+    model.teacher.trainable = False
+    return model
+
+
 class StyleTransfer(keras.Model):
     """Keras' optimizer, put there behind compile(), trains the decoder alone; the loss looks through a third network.
 
@@ -279,6 +289,7 @@ TRAINER_CASES: dict[str, Case] = {
     "keras.io: distillation": Case(
         "exact", labelled, lambda: with_adam(Distiller(), loss=logits(), metrics=["accuracy"]), strategies=REPLICAS
     ),
+    "keras.io: distillation of a teacher that was trained before": Case("exact", labelled, taught),
     "keras.io: style transfer": Case("exact", pictures, lambda: with_adam(StyleTransfer())),
     "keras.io: adversarial training": Case(
         "exact", labelled, lambda: with_adam(FGSM(), loss=logits(), metrics=["accuracy"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import enum
-import json
 import threading
 import types
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.training.callback_state import own_state
 from keras_dist_callbacks.training.user_state import nodes
 from keras_dist_callbacks.training.user_state.libraries import is_library
-from keras_dist_callbacks.training.user_state.nodes import Node, Slot, join, parent_of
+from keras_dist_callbacks.training.user_state.nodes import Node, Slot, join, parent_of, with_parents
 from keras_dist_callbacks.training.user_state.walker import Found, name_of
 
 _FIXED = ("owned", "asserted", "unknown")
@@ -49,7 +48,6 @@ class Changes:
 
 
 _CONTAINERS = frozenset([list, tuple, dict, set, frozenset, collections.deque, bytearray])
-_BY_TOKEN = {"ref": "$ref", **dict.fromkeys(_NAMED, "$named")}
 _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "own_state": ("$own", lambda value: _own(value)[0]()),
     "random": ("$random", lambda value: [type(value).__name__, nodes.random_state(value)]),
@@ -98,6 +96,7 @@ class _Comparison:
         self._now = now
         self._tensors = tensors
         self._paths = {id(node.value): path for path, node in now.nodes.items() if node.kind != "ref"}
+        self._referred = {node.token[1] for node in now.nodes.values() if node.kind == "ref"}
         self._changes = Changes()
         self._inline: set[str] = set()
 
@@ -106,8 +105,9 @@ class _Comparison:
             before = self._start.nodes.get(path)
             if (before is None or before.token != node.token) and not self._is_inline(path):
                 self._note(path, before, node)
-        for path in self._start.nodes.keys() - self._now.nodes.keys():
-            self._note_absence(path)
+        for path, before in self._start.nodes.items():
+            if before.slot is not None and getattr(self._now.nodes.get(path), "slot", None) is None:
+                self._note_absence(path)
         records = self._changes.records
         self._changes.records = {path: record for path, record in records.items() if not self._is_below_lost(path)}
         return self._changes
@@ -176,16 +176,19 @@ class _Comparison:
         slot = before.slot
         if slot is None or holder is None or holder.kind not in ("object", "class") or slot.kind != "attribute":
             return
-        if not hasattr(slot.owner, last):
-            self._changes.records[path] = [{"$named": ""}, "absent"]
+        if hasattr(slot.owner, last):
+            return
+        if path in self._changes.records:
+            self._changes.lost[path] = "it was changed, and is kept in another place now"
+        self._changes.records[path] = [{"$named": ""}, "absent"]
 
     # --- encoding
 
     def _encode(self, path: str, before: Node | None, node: Node) -> JSON:
         value, kind = node.value, node.kind
-        if kind in _BY_TOKEN:
-            return {_BY_TOKEN[kind]: str(node.token[1])}
-        if before is None and node.is_traced and library_state.is_layer(value):
+        if kind in (*_NAMED, "ref"):
+            return self._pointer(kind, str(node.token[1]))
+        if before is None and not path.startswith("callback ") and library_state.is_layer(value):
             return {"$keep": path}  # the model makes it again when it is built
         if kind == "iterator":
             return {"$iterator": nodes.iterator_position(value)}
@@ -234,8 +237,15 @@ class _Comparison:
             return self._shared_array(value, f"{self._tensors}/{known}")
         if known != path:
             is_value = node.kind in ("value", "array", "tensor", "texts")
-            return None if is_value and not isinstance(value, np.ndarray) else {"$ref": known}
+            return None if is_value and not isinstance(value, np.ndarray) else self._pointer("ref", known)
         return self._in_place(value, path, node)
+
+    def _pointer(self, kind: str, path: str) -> JSON:
+        """What stands for a function or class by its name, for what a restart has, or for what the restore makes."""
+        if kind != "ref":
+            return {"$named": path}
+        before = self._start.nodes.get(path)
+        return {"$ref" if before is not None and before.value is self._now.nodes[path].value else "$made": path}
 
     def _in_place(self, value: Any, path: str, node: Node) -> JSON | None:
         """What stands for an object that is known by its place in what is stored as a whole."""
@@ -269,7 +279,8 @@ class _Comparison:
         self._inline.add(path)
         held = [(name, item) for name, item, kind in library_state.attributes(value, of_training=False) if kind]
         values = [[name, self._part(item, join(path, name), path)] for name, item in held]
-        return {"$new": [_label(type(value)), {"$dict": values}]}
+        known_as = [path] if path in self._referred else []
+        return {"$new": [_label(type(value)), {"$dict": values}, *known_as]}
 
 
 def _consists_of_attributes(cls: type) -> bool:
@@ -314,13 +325,12 @@ def restore(records: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, A
     Returns:
         By path, why it was not possible.
     """
-    objects = _Objects(now, tensors)
     records = {path: record for path, record in records.items() if has_root(path, now)}
+    objects = _Objects(now, tensors, {path: record[0] for path, record in records.items()})
     failed: dict[str, str] = {}
-    # What refers to other objects comes last: they may have been put in the place of others until then.
-    for path in sorted(records, key=lambda path: '"$ref"' in json.dumps(records[path][0])):
+    for path in records:
         try:
-            objects.put(path, records[path][0])
+            objects.put(path)
         except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
             failed[path] = str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"
     return failed
@@ -335,9 +345,10 @@ def has_root(path: str, now: Found) -> bool:
 class _Objects:
     """Finds places by their path, and makes values."""
 
-    def __init__(self, now: Found, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    def __init__(self, now: Found, tensors: Mapping[str, np.ndarray[Any, Any]], records: Mapping[str, JSON]) -> None:
         self._now = now
         self._tensors = tensors
+        self._records = dict(records)  # that are still to be put
         self._made: dict[str, Any] = {}
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -347,7 +358,12 @@ class _Objects:
             self._arrays[name] = np.array(self._tensors[name])
         return self._arrays[name]
 
-    def put(self, path: str, record: JSON) -> None:
+    def put(self, path: str) -> None:
+        """Puts a record in its place, unless another one that refers to it was put before."""
+        if path in self._records:
+            self._put(path, self._records.pop(path))
+
+    def _put(self, path: str, record: JSON) -> None:
         node = self._now.node(path)
         if record == {"$named": ""}:
             if node is not None and node.slot is not None:
@@ -358,7 +374,7 @@ class _Objects:
         if isinstance(record, dict) and self._fill_special(record, node):
             return
         value = python_values.decode(record, self._tensors, self, present)
-        is_reference = isinstance(record, dict) and "$ref" in record
+        is_reference = isinstance(record, dict) and record.keys() <= {"$ref", "$made"}
         if node is not None and node.kind in ("container", "array") and not is_reference and _fill(present, value):
             self._made[path] = present
             if isinstance(record, dict) and isinstance(present, np.ndarray):
@@ -379,6 +395,20 @@ class _Objects:
             return Slot("item", owner, name)
         return Slot("attribute", owner, name.removeprefix("."))
 
+    def _referred(self, path: str) -> Any:
+        """What is at a path after the restore."""
+        above = next((other for other in with_parents(path) if other in self._made or other in self._records), None)
+        if above is None:
+            return self._holder(path)
+        self.put(above)
+        found = self._made.get(path, self._made.get(above, _MISSING))
+        if found is _MISSING:
+            return self._holder(path)
+        if path not in self._made:
+            for segment in path[len(above) + 1 :].split("/"):
+                found = _part_of(found, parent_of(segment)[1])
+        return found
+
     def _holder(self, path: str) -> Any:
         if path.startswith("module "):
             for label, value in self._now.labels.items():
@@ -387,7 +417,9 @@ class _Objects:
             found = [n.slot.owner for p, n in self._now.nodes.items() if n.slot and parent_of(p)[0] == path]
             if found:
                 return found[0]
-        node = self._now.nodes[path]
+        node = self._now.nodes.get(path)
+        if node is None:
+            raise LookupError("it refers to an object that training has made")
         return self._now.nodes[str(node.token[1])].value if node.kind == "ref" else node.value
 
     def _fill_special(self, record: dict[str, JSON], node: Node | None) -> bool:
@@ -399,7 +431,10 @@ class _Objects:
 
     def resolve(self, kind: str, value: JSON, present: Any) -> Any:
         """See `python_values.Objects`."""
+        if kind == "$made":
+            return self._referred(value)
         if kind in ("$ref", "$keep"):
+            self.put(value)
             return self._made[value] if value in self._made else self._holder(value)
         if kind == "$named":
             return self._named(value)
@@ -411,15 +446,22 @@ class _Objects:
             owner = python_values.decode(value[0], self._tensors, self)
             return types.MethodType(self._named(value[2]), owner) if len(value) > 2 else getattr(owner, value[1])
         if kind == "$new":
-            cls = self._named(value[0])
-            fields = python_values.decode(value[1], self._tensors, self)
-            if issubclass(cls, tuple):
-                return cls._make(fields.values())
-            made = object.__new__(cls)
-            for name, item in fields.items():
-                object.__setattr__(made, name, item)
-            return made
+            return self._new(*value)
         raise LookupError(f"{kind} stands for nothing here")
+
+    def _new(self, label: str, fields: JSON, path: str = "") -> Any:
+        """Makes an object; what it holds may refer to it by its path."""
+        if path in self._made:
+            return self._made[path]
+        cls = self._named(label)
+        if issubclass(cls, tuple):
+            return cls._make(python_values.decode(fields, self._tensors, self).values())
+        made = object.__new__(cls)
+        if path:
+            self._made[path] = made
+        for name, item in python_values.decode(fields, self._tensors, self).items():
+            object.__setattr__(made, name, item)
+        return made
 
     def _named(self, label: str) -> Any:
         if label not in self._now.labels:
@@ -433,6 +475,16 @@ class _Objects:
             if issubclass(cls, enum.Enum) and cls.__qualname__ == value[0]:
                 return cls[value[1]]
         raise LookupError(f"no class {value[0]} was found")
+
+
+_MISSING = object()
+
+
+def _part_of(value: Any, name: str) -> Any:
+    """What a container or an object holds under a segment of a path."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else repr(key): item for key, item in value.items()}[name]
+    return value[int(name)] if isinstance(value, list | tuple | collections.deque) else getattr(value, name)
 
 
 def _own(value: Any) -> Any:

@@ -127,8 +127,10 @@ class Walker:
                 if root.is_traced == is_traced:
                     self.push(path, None, root.value, is_traced)
             self._drain()
-        self._known, self._earlier = None, {}
+        self._known = None
         self._queue, self._later = self._later, self._queue
+        places = {path for path, *_ in self._queue} | self.found.nodes.keys()
+        self._earlier = {key: path for key, path in self._earlier.items() if path not in places}
         self._drain()
         return self.found
 
@@ -164,9 +166,12 @@ class Walker:
             self._add(path, slot, value, "ref", ("ref", known), is_traced)
             return
         earlier = self._earlier.get(id(value), path)
-        if earlier != path:
+        if earlier != path and self._known is not None:
             self._later.append((path, slot, value, is_traced))
             return
+        if earlier != path:  # it is not bound where it was, but is still the object that a restart finds there
+            self._add(path, slot, value, "ref", ("ref", earlier), is_traced)
+            path, slot = earlier, None
         self._paths[id(value)] = path
         self._alive.append(value)
         for kinds, look in self._looks:

@@ -245,6 +245,75 @@ def test_a_new_object_is_made_again() -> None:
     assert (theirs.value.count, theirs.value.inner.rates) == (3, [0.5])
 
 
+class Link:
+    """Of a ring: each knows both of its neighbours."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.before = self.after = self
+
+    def insert(self, rate: float) -> Link:
+        made = Link(rate)
+        made.before, made.after = self, self.after
+        self.after.before = self.after = made
+        return made
+
+
+def test_new_objects_that_refer_to_each_other_are_made_again() -> None:
+    def make() -> Holder:
+        holder = Holder(first=Link(1.0), current=None, by_name={})
+        holder.first.insert(3.0).insert(2.0)
+        return holder
+
+    def insert(holder: Holder) -> None:
+        holder.current = holder.first.after.insert(7.0)
+        holder.by_name["last"] = [holder.current.insert(8.0)]
+
+    def rates(link: Link) -> list[float]:
+        return [link.rate, link.after.rate, link.after.after.rate, link.after.after.after.rate, link.before.rate]
+
+    ours, theirs, lost = carried_over(make, insert)
+    assert lost == {}
+    assert rates(theirs.first) == rates(ours.first) == [1.0, 3.0, 7.0, 8.0, 2.0]
+    assert theirs.current is theirs.first.after.after
+    assert theirs.by_name["last"][0] is theirs.current.after
+    assert theirs.current.after.before is theirs.current
+
+
+class Early:
+    def rates(self) -> list[float]:
+        return [0.1, Late.factor]
+
+
+class Late:
+    factor = 0.5
+
+    def rates(self) -> list[float]:
+        return [0.01]
+
+
+def test_a_class_that_only_another_object_names_at_the_start_is_no_change() -> None:
+    _, theirs, lost = carried_over(lambda: Holder(phase=Early()), _set(phase=Late()))
+    assert lost == {}
+    assert theirs.phase.rates() == [0.01]
+
+
+def test_an_object_that_was_moved_is_the_same_object_again() -> None:
+    def make() -> Holder:
+        holder = Holder(queue=[Holder(rate=1.0), Holder(rate=2.0)], last=None)
+        holder.registered = holder.queue[1]
+        return holder
+
+    def take(holder: Holder) -> None:
+        holder.last = holder.queue.pop()
+        holder.last.rate = 3.0
+
+    _, theirs, lost = carried_over(make, take)
+    assert lost == {}
+    assert theirs.last is theirs.registered
+    assert (theirs.last.rate, len(theirs.queue)) == (3.0, 1)
+
+
 def test_a_new_dataclass_is_made_again() -> None:
     ours, theirs, lost = carried_over(lambda: Holder(first=Fields(), value=None), _set(value=Fields(3, ["a"])))
     assert not lost
