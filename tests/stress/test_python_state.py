@@ -19,8 +19,8 @@ CELLS = [(name, strategy) for name, case in STATE_CASES.items() for strategy in 
 GATE = random.Random(SEED).sample(CELLS, IN_THE_GATE)  # noqa: S311
 CAMPAIGN = [cell for cell in CELLS if cell not in GATE]
 NOT_STORABLE = ("state: generator in ",)
-MOVED = tuple(f"state: {kind} in nested container" for kind in ("user object", "object with slots"))
-"""Objects of a class of the user's that training puts elsewhere: they cannot be made again from a backup."""
+MOVED = tuple(f"state: {kind} in nested container" for kind in ("user object", "object with slots", "iterator"))
+"""Objects that training puts elsewhere, while another value takes their place: they cannot be made again."""
 
 
 def check(tmp_path: Path, name: str, strategy: str) -> None:

@@ -440,6 +440,9 @@ class _Objects:
             return self._named(value)
         if kind == "$member":
             return self._member(value, present)
+        if kind == "$iterator" and isinstance(present, nodes.ITERATORS) and not isinstance(value, str):
+            nodes.set_iterator_position(present, value)
+            return present
         if kind in _MAKERS:
             return _MAKERS[kind](python_values.decode(value, self._tensors, self))
         if kind == "$bound":
@@ -546,9 +549,11 @@ def _tensor(array: Any) -> Any:
     return tf.constant(array)
 
 
-def _counter(text: str) -> Any:
+def _counter(text: str | int) -> Any:
     import itertools
 
+    if isinstance(text, int):
+        raise LookupError("an iterator that training has made cannot be made again")
     numbers = text.removeprefix("count(").removesuffix(")").split(", ")
     return itertools.count(*(float(x) if "." in x or "e" in x else int(x) for x in numbers))
 
