@@ -94,12 +94,21 @@ class Info(msgspec.Struct, forbid_unknown_fields=True):
         require_time(self.created)
 
 
+class Fit(msgspec.Struct, forbid_unknown_fields=True):
+    """Which fit of its process saved a backup."""
+
+    number: Count
+    epochs: Count
+    initial_epoch: Count
+
+
 _STORABLE = object()
 _TYPES: dict[str, Any] = {
     "rng": Random,
     "rng_at_epoch": Random | None,
     "rng_before_epoch": Random,
     "rng_at_input": Random,
+    "fit": Fit,
     "num_batches": Count | None,
     "first_epoch": Count,
     "num_validations": Count,

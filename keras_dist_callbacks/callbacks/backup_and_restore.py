@@ -152,7 +152,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._cluster.agree(lambda: capture_callbacks(others), "asking callbacks for their state")
         saved = session.saved
         session.train_begin(fit.callback_list.callbacks)
-        if session.is_complete and saved is not None:
+        skipped = session.restored is not None and session.restored.is_skipped
+        if session.is_complete and saved is not None and not skipped:
             self._say(
                 resume_mode.finished_message(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished)
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.schedule import Schedule
+from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training import captured_variables, resume_mode
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
 from keras_dist_callbacks.training.restored import assess
@@ -27,11 +28,13 @@ class Mode(enum.Enum):
     """What a backup means for a fit.
 
     Attributes:
+        SKIP: A later fit of the script saved it: nothing is restored, no step is run, and nothing is written.
         COMPLETE: It leaves the fit nothing to do: it is restored, and nothing is written.
         CONTINUE: A fit of this process ended there, with the same model: nothing is restored.
         RESTORE: It is restored, and training resumes.
     """
 
+    SKIP = enum.auto()
     COMPLETE = enum.auto()
     CONTINUE = enum.auto()
     RESTORE = enum.auto()
@@ -56,10 +59,28 @@ class Resume:
     is_pending: bool = True
 
     @classmethod
-    def of(cls, commit: CommitId, saved: WorkerState, epochs: int) -> Resume:
-        """What a backup means for a fit of so many epochs."""
-        mode = Mode.COMPLETE if resume_mode.is_finished(saved, epochs) else Mode.RESTORE
-        return cls(commit, saved, mode, resume_mode.has_ended(saved, epochs))
+    def of(cls, commit: CommitId, saved: WorkerState, fit: Mapping[str, JSON]) -> Resume:
+        """What a backup means for a fit.
+
+        Args:
+            commit: Its name.
+            saved: Its content.
+            fit: Describes the fit.
+        """
+        epochs = fit["epochs"]
+        if resume_mode.is_finished(saved, epochs):
+            return cls(commit, saved, Mode.COMPLETE, resume_mode.has_ended(saved, epochs))
+        skips = resume_mode.is_of_later_fit(saved, fit)
+        return cls(commit, saved, Mode.SKIP if skips else Mode.RESTORE, has_ended=False, is_pending=not skips)
+
+    @property
+    def runs_steps(self) -> bool:
+        """Whether the fit has steps to run."""
+        return self.mode in (Mode.CONTINUE, Mode.RESTORE)
+
+    def is_to_build(self, fit: seam.RunningFit) -> bool:
+        """Whether the model is to be built like the interrupted run's before the first epoch."""
+        return self.mode is not Mode.SKIP and not is_built_later(fit, self.saved)
 
 
 def build(fit: seam.RunningFit, saved: WorkerState) -> None:
@@ -108,7 +129,7 @@ class FitRestore:
         self._directory = directory
         self._notes: list[str] = []  # of the input, until the interrupted epoch is entered
         self._conditions: list[str] = []  # of the resume, which this fit alone knows
-        if resume.mode is not Mode.COMPLETE and self._continues_in_process():
+        if resume.runs_steps and self._continues_in_process():
             resume.mode = Mode.CONTINUE
 
     def begin(self) -> list[str]:
@@ -129,6 +150,8 @@ class FitRestore:
         saved, state = self._resume.saved, self._state
         if self._resume.mode is Mode.CONTINUE:
             return [], []
+        if self._resume.mode is Mode.SKIP:
+            return [resume_mode.later_fit_reason(saved, state.description)], []
         if self._resume.mode is Mode.COMPLETE:
             return list(filter(None, [self._finished_warning()])), self._conditions
         generator = state.fit.is_python_generator
@@ -148,20 +171,30 @@ class FitRestore:
         return all(self._cluster.gather(alike, "whether a run continues in this process"))
 
     def _agree(self, act: Callable[[], list[str]], what: str) -> list[str]:
-        if self._resume.mode is Mode.CONTINUE:
+        if self._resume.mode in (Mode.CONTINUE, Mode.SKIP):
             return self._cluster.agree(act, what)
-        untracked, saved = self._state.untracked, self._resume.saved
-        return self._cluster.agree(lambda: untracked.with_change_report(act, saved), what)
+        return self._cluster.agree(lambda: self._skip_if_of_later_fit(act), what)
+
+    def _skip_if_of_later_fit(self, act: Callable[[], list[str]]) -> list[str]:
+        """A backup of a later fit may be of another model, such as one of which more layers are trained."""
+        saved = self._resume.saved
+        try:
+            return self._state.untracked.with_change_report(act, saved)
+        except BackupMismatchError:
+            if self._resume.runs_steps or not resume_mode.is_of_later_fit(saved, self._state.description):
+                raise
+            self._resume.mode = Mode.SKIP
+            return act()
 
     def _begin(self) -> list[str]:
         saved, position = self._resume.saved, self._resume.saved.position
         fit, progress, data = self._state.fit, self._state.progress, self._state.data
         progress.count.resume(position)
         self._schedule.begin(position.step)
-        if self._resume.mode is Mode.COMPLETE:
+        if not self._resume.runs_steps:
             self._resume.is_pending = False
             fit.set_initial_epoch(max(position.epoch, fit.epochs))
-            return self._apply()
+            return self._apply() if self._resume.mode is Mode.COMPLETE else []
         fit.set_initial_epoch(position.epoch)
         if self._resume.mode is Mode.CONTINUE:
             self._continue_input()

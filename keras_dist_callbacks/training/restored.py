@@ -22,12 +22,14 @@ class Restored:
         position: Where it was taken.
         notes: Why the continuation is not exact, one sentence each; empty if it is.
         conditions: What could not be seen: it is exact if these hold; empty if everything was seen.
+        is_skipped: Nothing was restored, because a later `fit()` of the script saved the backup.
     """
 
     commit: str
     position: Position
     notes: tuple[str, ...]
     conditions: tuple[str, ...] = ()
+    is_skipped: bool = False
 
     @property
     def verdict(self) -> str:
@@ -36,12 +38,19 @@ class Restored:
 
     @classmethod
     def agreed_on_all(
-        cls, commit: str, position: Position, found: Sequence[str], conditions: Sequence[str], cluster: Cluster
+        cls,
+        commit: str,
+        position: Position,
+        found: Sequence[str],
+        conditions: Sequence[str],
+        cluster: Cluster,
+        *,
+        is_skipped: bool = False,
     ) -> Restored:
         """The same answer on every worker, from what each of them found."""
         seen = cluster.gather([list(found), list(conditions)], "exactness", kind=tuple[list[str], list[str]])
         notes, unseen = (tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True))
-        return cls(commit, position, notes, unseen)
+        return cls(commit, position, notes, unseen, is_skipped)
 
     def require(self, strict: bool | str) -> None:
         """Refuses what is not exact, or not certain to be.
@@ -59,7 +68,8 @@ class Restored:
 
     def announce(self, shown: str, say: Callable[[str], None], *, warns: bool) -> None:
         """Prints where training continues and whether that is exact; what is not exact is a warning too."""
-        say(f"Restored {shown}: {self.position}; {verdict.answer(self.notes, self.conditions)}")
+        what = "Skipped" if self.is_skipped else "Restored"
+        say(f"{what} {shown}: {self.position}; {verdict.answer(self.notes, self.conditions)}")
         if self.notes and warns:
             warn("the resume is not exact: " + "; ".join(self.notes))
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.checkpoints import foreign
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import warn
+
+FIT = "fit"
+"""The topic with a fit's arguments, and how many fits of its process had ended in the directory before it."""
 
 _ADVICE = "give each run a directory of its own, or delete the directory"
 _MORE = ", or ask for more epochs"
@@ -34,11 +39,13 @@ class Runs(Shared):
     Attributes:
         ended: By directory, how the last fit in it ended.
         trained: Directories in which a fit has trained an epoch.
+        fits: By directory, how many fits have ended.
         numbers: Tell the messages of one run from another's.
     """
 
     ended: dict[str, _Ended] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
+    fits: Counter[str] = field(default_factory=Counter)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
 
@@ -50,6 +57,51 @@ def next_name(kind: str) -> str:
 def note_trained(directory: str) -> None:
     """A fit of this process has trained an epoch in a directory."""
     shared(Runs).trained.add(directory)
+
+
+def describe_fit(directory: str, fit: RunningFit) -> dict[str, JSON]:
+    """What tells one fit of a process from another in the same directory."""
+    return {
+        "number": shared(Runs).fits[directory],
+        "epochs": int(fit.epochs),
+        "initial_epoch": fit.initial_epoch,
+    }
+
+
+def note_fit_end(directory: str) -> None:
+    """A fit of this process has ended without an exception."""
+    shared(Runs).fits[directory] += 1
+
+
+def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
+    """Whether a backup was saved by a fit that the script comes to only after this one.
+
+    Args:
+        saved: The backup.
+        fit: Describes this fit.
+    """
+    before = saved.state.get(FIT, fit)
+    # A script that computes where to begin comes at once to the fit that was interrupted.
+    is_the_same = before["initial_epoch"] > 0 and {**before, "number": fit["number"]} == fit
+    return bool(before["number"] > fit["number"]) and not is_the_same
+
+
+def later_fit_reason(saved: WorkerState, fit: Mapping[str, JSON]) -> str:
+    """Why a fit that was passed by is not exact."""
+    return (
+        f"fit() number {saved.state[FIT]['number'] + 1} of the interrupted process saved this backup, and this is "
+        f"number {fit['number'] + 1} with the same backup_dir: nothing was restored, no step is run, and the later "
+        "fit() resumes; give each fit() a directory of its own, with delete_checkpoint=False"
+    )
+
+
+def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON]) -> None:
+    """Warns of a fit that trains from the start in the directory of an earlier one."""
+    if fit["number"] and not fit["initial_epoch"]:
+        warn(
+            f"an earlier fit() of this process had the backup_dir {directory} too. After a restart, that fit() runs no "
+            "step if this one was interrupted; give each fit() a directory of its own, with delete_checkpoint=False"
+        )
 
 
 def note_end(directory: str, generation: int, model: Any, source: Any) -> None:

@@ -23,7 +23,7 @@ from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import may_keep_state
-from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, NotBuiltError, Resume, build, is_built_later
+from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, NotBuiltError, Resume, build
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.run_info import describe_fit
 from keras_dist_callbacks.training.snapshots import FitState, Progress, take
@@ -104,6 +104,7 @@ class FitSession:
         self._cluster = cluster
         self._shutdown = shutdown
         self._options = options
+        self._this_fit = resume_mode.describe_fit(options.directory, fit)
         self._schedule = Schedule(options.policy, cluster)
         self._progress = Progress()
         self._resume: Resume | None = None
@@ -121,8 +122,8 @@ class FitSession:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the backup leaves this fit nothing to do: it is restored, and nothing is written."""
-        return self._resume is not None and self._resume.mode is Mode.COMPLETE
+        """Whether the backup leaves this fit nothing to do: no step is run, and nothing is written."""
+        return self._resume is not None and not self._resume.runs_steps
 
     @property
     def is_finished(self) -> bool:
@@ -136,20 +137,22 @@ class FitSession:
         """Chooses and reads the newest backup, before any callback's `on_train_begin`."""
         picked = self._engine.pick(variables.empty)
         if picked is not None:
-            self._resume = Resume.of(picked[0], require_fit(picked[1]), self._fit.epochs)
+            self._resume = Resume.of(picked[0], require_fit(picked[1]), self._this_fit)
         return self.saved
 
     def train_begin(self, callbacks: Sequence[Any]) -> None:
         """After every other callback's `on_train_begin`: claims the directory and restores."""
         others = [c for c in callbacks if c is not self._options.owner]
         user = UserState(self._fit, others, self._options.directory)
-        if self._resume is not None and not is_built_later(self._fit, self._resume.saved):
+        if self._resume is not None and self._resume.is_to_build(self._fit):
             self._build(self._resume.saved)
             user.note_trace()
         data = DataPosition(self._fit, others, read_again=self._options.read_again, shown=self._engine.shows_progress)
         untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
-        self._state = FitState(self._fit, data, untracked, others, self._progress)
+        self._state = FitState(self._fit, data, untracked, others, self._progress, self._this_fit)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
+        if self._resume is None:
+            resume_mode.warn_of_shared_directory(self._options.directory, self._this_fit)
         if not self.is_complete:
             self._engine.claim(self._description)
         self._undo = control(self._fit, self)
@@ -270,6 +273,7 @@ class FitSession:
     def train_end(self, *, delete: bool) -> None:
         """After every other callback's `on_train_end`."""
         self._fit.clear_initial_epoch()
+        resume_mode.note_fit_end(self._options.directory)
         if self._resume is not None and self.is_complete:
             if delete and self.is_finished:
                 self._engine.claim(self._description)
@@ -333,7 +337,12 @@ class FitSession:
     def _report(self, resume: Resume, notes: list[str]) -> None:
         reasons, conditions = self._restore.assess(self._description)
         self.restored = Restored.agreed_on_all(
-            resume.commit.name, resume.saved.position, [*reasons, *notes], conditions, self._cluster
+            resume.commit.name,
+            resume.saved.position,
+            [*reasons, *notes],
+            conditions,
+            self._cluster,
+            is_skipped=resume.mode is Mode.SKIP,
         )
         self.restored.require(self._options.strict)
         self._options.announce(self.restored)

@@ -16,6 +16,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.training import model_export
 from keras_dist_callbacks.training.capture import capture, jsonable_logs
+from keras_dist_callbacks.training.resume_mode import FIT
 from keras_dist_callbacks.training.untracked_state import UntrackedState
 
 
@@ -103,6 +104,7 @@ class FitState:
         untracked: What Keras does not list.
         callbacks: All callbacks whose state belongs to training.
         progress: How far it has come.
+        description: What tells it from other fits of the process in the same directory.
     """
 
     fit: seam.RunningFit
@@ -110,6 +112,7 @@ class FitState:
     untracked: UntrackedState
     callbacks: Sequence[Any]
     progress: Progress
+    description: Mapping[str, JSON]
 
 
 def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -> Snapshot:
@@ -124,6 +127,7 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
     fit, progress = state.fit, state.progress
     topics: dict[str, JSON] = {
         "rng": rng.capture(),
+        FIT: dict(state.description),
         "num_batches": fit.num_batches,
         "first_epoch": progress.first_epoch or 0,
         "num_validations": progress.validations,

@@ -28,6 +28,7 @@ def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forget() -> None:
         monkeypatch.setattr(shared(resume_mode.Runs), "ended", {})
         monkeypatch.setattr(shared(resume_mode.Runs), "trained", set())
+        shared(resume_mode.Runs).fits.clear()
 
     return forget
 

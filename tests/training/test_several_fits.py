@@ -1,0 +1,159 @@
+"""Several fits of one process with one backup directory: each backup belongs to the fit that saved it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.process import PARTS, shared
+from keras_dist_callbacks.training import resume_mode
+from tests.support import files, tiny
+
+pytestmark = [
+    pytest.mark.slow,  # whole fits
+    pytest.mark.filterwarnings("ignore:an earlier fit:RuntimeWarning"),
+]
+
+SKIPPED = "fit.. number 2 of the interrupted process saved this backup, and this is number 1"
+Phases = Callable[[Path | None, tuple[int, int] | None], keras.Model]
+
+
+@pytest.fixture
+def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What a new process does not know."""
+    runs = resume_mode.Runs()
+    monkeypatch.setitem(PARTS, resume_mode.Runs, runs)
+
+    def forget() -> None:
+        runs.ended.clear()
+        runs.trained.clear()
+        runs.fits.clear()
+
+    return forget
+
+
+def stops(at: tuple[int, int] | None) -> list[keras.callbacks.Callback]:
+    return [tiny.StopAt(*at)] if at else []
+
+
+def compiled_again(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
+    """A second fit of more epochs, after compile()."""
+    model = tiny.model()
+    tiny.fit(model, directory, epochs=2)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9, name="momentum"), "mse", metrics=["accuracy"])
+    tiny.fit(model, directory, stops(stop), epochs=3)
+    return model
+
+
+def fine_tuned(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
+    """The transfer learning tutorials: some layers are frozen first."""
+    model = tiny.model()
+    model.layers[0].trainable = False
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+    tiny.fit(model, directory, epochs=2)
+    model.layers[0].trainable = True
+    model.compile(keras.optimizers.RMSprop(0.001), "binary_crossentropy")
+    tiny.fit(model, directory, stops(stop), initial_epoch=2, epochs=4)
+    return model
+
+
+def folds(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
+    """A model for each fold, which the script makes anew."""
+    tiny.fit(tiny.model(), directory)
+    model = tiny.model(5, clear=False)
+    tiny.fit(model, directory, stops(stop))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("phases", "stop"),
+    [(compiled_again, (0, 3)), (compiled_again, (1, 2)), (fine_tuned, (2, 1)), (fine_tuned, (3, 3)), (folds, (1, 1))],
+)
+def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
+    tmp_path: Path,
+    restart: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
+    phases: Phases,
+    stop: tuple[int, int],
+) -> None:
+    with pytest.raises(tiny.Stop):
+        phases(tmp_path, stop)
+    restart()
+    capsys.readouterr()
+    with pytest.warns(RuntimeWarning, match=f"not exact: {SKIPPED}"):
+        resumed = phases(tmp_path, None)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "; " in line and "epoch" in line]
+    assert [line.split()[0] for line in lines if line.split()[0] in ("Skipped", "Restored")] == ["Skipped", "Restored"]
+    assert lines[-1].endswith("; exact")
+    tiny.assert_same(resumed, phases(None, None))
+    assert files(tmp_path) == {}
+
+
+def test_a_skipped_fit_changes_neither_the_model_nor_the_backup(tmp_path: Path, restart: Callable[[], None]) -> None:
+    with pytest.raises(tiny.Stop):
+        compiled_again(tmp_path, (1, 2))
+    restart()
+    before, model, steps = files(tmp_path), tiny.model(), tiny.CountSteps()
+    weights, backup = model.get_weights(), kdc.BackupAndRestore(tmp_path)
+    with pytest.warns(RuntimeWarning, match=SKIPPED):
+        history = tiny.fit(model, None, [steps, backup], epochs=2)
+    assert (steps.trained, history.history) == ([], {})
+    for now, then in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert files(tmp_path) == before
+    assert backup.restored is not None
+    assert backup.restored.is_skipped
+
+
+def test_strict_refuses_to_skip_a_fit(tmp_path: Path, restart: Callable[[], None]) -> None:
+    with pytest.raises(tiny.Stop):
+        compiled_again(tmp_path, (1, 2))
+    restart()
+    strict = [kdc.BackupAndRestore(tmp_path, strict=True)]
+    model = tiny.model()
+    with pytest.raises(BackupError, match=SKIPPED):
+        tiny.fit(model, None, strict, epochs=2)
+
+
+def test_a_script_that_computes_its_first_epoch_resumes_in_its_first_fit(
+    tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    def loop(directory: Path | None, begin: int, stop: tuple[int, int] | None = None) -> keras.Model:
+        model = tiny.model()
+        for epoch in range(begin, 4):
+            options = {"delete_checkpoint": False}
+            tiny.fit(model, directory, stops(stop), initial_epoch=epoch, epochs=epoch + 1, options=options)
+        return model
+
+    with pytest.raises(tiny.Stop):
+        loop(tmp_path, 0, (2, 3))
+    restart()
+    tiny.assert_same(loop(tmp_path, 2), loop(None, 0))
+
+
+def test_an_exception_that_the_script_catches_does_not_count_as_the_end_of_a_fit(
+    tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    tiny.interrupt(tmp_path, 1, 2)
+    tiny.interrupt(tmp_path, 2, 1)
+    restart()
+    model, expected = tiny.model(), tiny.model()
+    tiny.fit(model, tmp_path)
+    tiny.fit(expected, None)
+    tiny.assert_same(model, expected)
+
+
+def test_a_fit_from_the_start_in_the_directory_of_an_earlier_one_is_warned_of(
+    tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    tiny.fit(tiny.model(), tmp_path, epochs=1)
+    model = tiny.model()
+    with pytest.warns(RuntimeWarning, match="an earlier fit.. of this process had the backup_dir .* a directory of"):
+        tiny.fit(model, tmp_path, epochs=1)
+    assert shared(resume_mode.Runs).fits == {str(tmp_path): 2}
