@@ -151,12 +151,14 @@ class FitRestore:
         if self._resume.mode is Mode.CONTINUE:
             return [], []
         if self._resume.mode is Mode.SKIP:
+            resume_mode.note_skipped()
             return [resume_mode.later_fit_reason(saved, state.description)], []
         if self._resume.mode is Mode.COMPLETE:
             return list(filter(None, [self._finished_warning()])), self._conditions
         generator = state.fit.is_python_generator
         reasons, conditions = assess(saved, description, state.data.reasons, generator=generator)
-        return reasons, [*conditions, *self._conditions, *state.untracked.conditions]
+        after_skipped = resume_mode.conditions_after_skipped()
+        return reasons, [*conditions, *self._conditions, *state.untracked.conditions, *after_skipped]
 
     def _finished_warning(self) -> str | None:
         untracked, saved = self._state.untracked, self._resume.saved

@@ -20,6 +20,7 @@ FIT = "fit"
 """The topic with a fit's arguments, and how many fits of its process had ended in the directory before it."""
 
 _ADVICE = "give each run a directory of its own, or delete the directory"
+_RESULTS_NOT_USED = "nothing depends on the results of the earlier fit(), which was skipped"
 _MORE = ", or ask for more epochs"
 
 
@@ -41,12 +42,14 @@ class Runs(Shared):
         trained: Directories in which a fit has trained an epoch.
         fits: By directory, how many fits have ended.
         numbers: Tell the messages of one run from another's.
+        has_skipped: A fit was skipped, because a later one saved the backup.
     """
 
     ended: dict[str, _Ended] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     fits: Counter[str] = field(default_factory=Counter)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    has_skipped: bool = False
 
 
 def next_name(kind: str) -> str:
@@ -93,6 +96,16 @@ def later_fit_reason(saved: WorkerState, fit: Mapping[str, JSON]) -> str:
         f"number {fit['number'] + 1} with the same backup_dir: nothing was restored, no step is run, and the later "
         "fit() resumes; give each fit() a directory of its own, with delete_checkpoint=False"
     )
+
+
+def note_skipped() -> None:
+    """A fit of this process was skipped, so its History is empty and its model is as the script made it."""
+    shared(Runs).has_skipped = True
+
+
+def conditions_after_skipped() -> list[str]:
+    """On what a fit depends that resumes after another one was skipped."""
+    return [_RESULTS_NOT_USED] if shared(Runs).has_skipped else []
 
 
 def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON]) -> None:
