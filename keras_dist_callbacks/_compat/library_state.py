@@ -71,8 +71,8 @@ def _parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
     """The variables of what is not part of the model in training, and the layers within a layer."""
     import keras
 
-    kinds = keras.Layer | keras.optimizers.Optimizer | keras.Metric | keras.random.SeedGenerator
-    if isinstance(value, kinds) and not of_training:
+    kinds = (keras.Layer, keras.optimizers.Optimizer, keras.Metric, keras.random.SeedGenerator)
+    if not of_training and isinstance(value, kinds):
         for number, variable in enumerate(_variables(value)):
             yield f"variable {number}", variable, ""
     if isinstance(value, keras.Layer):
@@ -142,27 +142,34 @@ def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]
     cls: Any = type(layer)
     names, known = _names_of_layers(cls)
     own = layer.__dict__
-    settings = {name: own[name] for name in names if name in own and isinstance(own[name], _PLAIN)}
-    others = [(name, own[name]) for name in own.keys() - known if not name.startswith(_MARKS)]
-    others = [(name, item) for name, item in others if type(item).__name__ != "History"]
-    others += [(name, own[name]) for name in names if name in own and _is_object_of_the_user(own[name])]
+    settings, others = {}, []
+    for name in own.keys() - known:
+        if not name.startswith(_MARKS) and type(own[name]).__name__ != "History":
+            others.append((name, own[name]))
+    for name in names:
+        item = own.get(name)
+        if isinstance(item, _PLAIN):
+            if name in own:
+                settings[name] = item
+        elif _is_of_the_user(item.__class__) or (
+            isinstance(item, types.FunctionType) and not _is_library(item.__module__)
+        ):
+            others.append((name, item))
     return settings, others
 
 
 _PLAIN = (bool, int, float, str, type(None), tuple)
 
 
-def _is_object_of_the_user(item: Any) -> bool:
+@functools.lru_cache(maxsize=1024)
+def _is_of_the_user(cls: Any) -> bool:
+    """Whether an attribute of a type, which a layer of Keras' own keeps, may be an object of the user's."""
     import keras
 
-    if isinstance(item, (*_PLAIN, list, dict, set)) or item is None:
+    if issubclass(cls, (*_PLAIN, list, dict, set, types.FunctionType)):
         return False
-    if isinstance(item, types.FunctionType):
-        return not _is_library(item.__module__)
-    kinds = keras.regularizers.Regularizer | keras.constraints.Constraint | types.MethodType | functools.partial
-    if isinstance(item, kinds):
-        return True
-    return not _is_library(type(item).__module__) and not isinstance(item, np.ndarray)
+    kinds = (keras.regularizers.Regularizer, keras.constraints.Constraint, types.MethodType, functools.partial)
+    return issubclass(cls, kinds) or not (_is_library(cls.__module__) or issubclass(cls, np.ndarray))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -104,13 +104,24 @@ class _Comparison:
         for path, node in self._now.nodes.items():
             before = self._start.nodes.get(path)
             if (before is None or before.token != node.token) and not self._is_inline(path):
-                self._note(path, before, node)
+                whole = self._replaced_tuple(path)
+                self._note(whole, self._start.nodes.get(whole), self._now.nodes[whole])
         for path, before in self._start.nodes.items():
             if before.slot is not None and getattr(self._now.nodes.get(path), "slot", None) is None:
                 self._note_absence(path)
         records = self._changes.records
         self._changes.records = {path: record for path, record in records.items() if not self._is_below_lost(path)}
         return self._changes
+
+    def _replaced_tuple(self, path: str) -> str:
+        """The path of the tuple that holds what cannot be put back in place, because a tuple is made as a whole."""
+        before, node = self._start.nodes.get(path), self._now.nodes[path]
+        above = parent_of(path)[0]
+        holder = self._now.nodes.get(above)
+        if holder is None or holder.kind != "container" or not isinstance(holder.value, tuple):
+            return path
+        is_in_place = before is not None and before.value is node.value and node.kind != "value"
+        return path if is_in_place else self._replaced_tuple(above)
 
     def _is_below_lost(self, path: str) -> bool:
         return any(path.startswith(f"{lost}/") for lost in self._changes.lost)
@@ -152,6 +163,8 @@ class _Comparison:
         except UnstorableError as error:
             self._changes.lost[path] = str(error)
             return
+        if before is not None and before.value is not node.value and before.kind == node.kind in ("array", "container"):
+            record = {"$bind": record}
         self._changes.records[path] = [record, self._digest(path, node)]
 
     def _digest(self, path: str, node: Node) -> str:
@@ -187,7 +200,7 @@ class _Comparison:
     def _encode(self, path: str, before: Node | None, node: Node) -> JSON:
         value, kind = node.value, node.kind
         if kind in (*_NAMED, "ref"):
-            return self._pointer(kind, str(node.token[1]))
+            return self._named(path, node)
         if before is None and not path.startswith("callback ") and library_state.is_layer(value):
             return {"$keep": path}  # the model makes it again when it is built
         if kind == "iterator":
@@ -240,6 +253,12 @@ class _Comparison:
             return None if is_value and not isinstance(value, np.ndarray) else self._pointer("ref", known)
         return self._in_place(value, path, node)
 
+    def _named(self, path: str, node: Node) -> JSON:
+        label = str(node.token[1])
+        if node.kind == "constant" and self._now.labels.get(label) is not node.value:
+            return {"$keep": path}  # it writes output only, and a callback makes it again when the epoch begins
+        return self._pointer(node.kind, label)
+
     def _pointer(self, kind: str, path: str) -> JSON:
         """What stands for a function or class by its name, for what a restart has, or for what the restore makes."""
         if kind != "ref":
@@ -250,7 +269,7 @@ class _Comparison:
     def _in_place(self, value: Any, path: str, node: Node) -> JSON | None:
         """What stands for an object that is known by its place in what is stored as a whole."""
         if node.kind in _NAMED:
-            return {"$named": str(node.token[1])}
+            return self._named(path, node)
         if node.kind in ("owned", "layer"):
             return {"$keep": path}
         if node.kind in ("container", "value", "array", "texts"):
@@ -369,13 +388,16 @@ class _Objects:
             if node is not None and node.slot is not None:
                 node.slot.clear()
             return
+        is_bound = isinstance(record, dict) and "$bind" in record
+        record = record["$bind"] if is_bound else record
         present = None if node is None else node.value
         slot = node.slot if node is not None else self._new_slot(path)
         if isinstance(record, dict) and self._fill_special(record, node):
             return
         value = python_values.decode(record, self._tensors, self, present)
         is_reference = isinstance(record, dict) and record.keys() <= {"$ref", "$made"}
-        if node is not None and node.kind in ("container", "array") and not is_reference and _fill(present, value):
+        can_be_filled = node is not None and node.kind in ("container", "array") and not is_reference
+        if can_be_filled and (slot is None or not is_bound) and _fill(present, value):
             self._made[path] = present
             if isinstance(record, dict) and isinstance(present, np.ndarray):
                 self._arrays[record["$array"]] = present

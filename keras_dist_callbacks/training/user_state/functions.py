@@ -201,4 +201,4 @@ def look_at_partial(walk: Walker, path: str, slot: Slot | None, value: Any, is_t
 
 def look_at_constant(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at constant."""
-    walk.add_named(path, slot, value, "constant", is_traced)
+    walk.add_named(path, slot, value, "constant", is_traced, repr(value))

@@ -94,6 +94,8 @@ class UserState:
     def _since_trace(self, now: Found) -> tuple[Found, Found]:
         """What had changed when the step was last traced: as it was then, and as it is now."""
         paths = self._traced[-1].records.keys()
+        if not paths:
+            return Found(), Found()
         then, present = (
             Found(nodes={p: node for p, node in found.nodes.items() if any(q in paths for q in with_parents(p))})
             for found in (self._last_trace, now)

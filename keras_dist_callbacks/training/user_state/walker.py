@@ -191,9 +191,9 @@ class Walker:
         """Notes an object with a token, by default one of its kind and type."""
         self._add(path, slot, value, kind, token or (kind, name_of(type(value))), is_traced)
 
-    def add_named(self, path: str, slot: Slot | None, value: Any, kind: str, is_traced: bool) -> None:
-        """Notes a function, class or library object, which its full name stands for."""
-        label = name_of(value)
+    def add_named(self, path: str, slot: Slot | None, value: Any, kind: str, is_traced: bool, label: str = "") -> None:
+        """Notes a function, class or library object, which its full name, or another label, stands for."""
+        label = label or name_of(value)
         self.found.labels.setdefault(label, value)
         self._add(path, slot, value, kind, (kind, label), is_traced)
 

@@ -238,6 +238,70 @@ def test_an_array_that_several_places_hold_is_one_array_again() -> None:
     assert [pair[0][0] for pair in theirs.memory] == [0.0, 1.0]
 
 
+def test_an_array_that_is_replaced_leaves_what_it_was_a_view_of() -> None:
+    def act(holder: Any) -> None:
+        holder.batch = holder.data[2:]
+        holder.kept[0] = 5.0
+
+    def make() -> Holder:
+        data = np.arange(4.0)
+        more = np.zeros(4)
+        return Holder(data=data, batch=data[:2], more=more, kept=more[:2])
+
+    ours, theirs, lost = carried_over(make, act)
+    assert lost == {}
+    assert [list(map(list, vars(holder).values())) for holder in (ours, theirs)] == 2 * [
+        [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0], [5.0, 0.0, 0.0, 0.0], [5.0, 0.0]]
+    ]
+    assert np.shares_memory(theirs.more, theirs.kept)
+
+
+def test_a_list_that_is_replaced_leaves_the_one_that_others_hold() -> None:
+    held = []
+
+    def make() -> Holder:
+        held.append([1, 2])
+        return Holder(value=held[-1])
+
+    theirs = carried_over(make, lambda holder: _set(value=[3, 4])(holder))[1]
+    assert (theirs.value, held) == ([3, 4], [[1, 2], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda n: [(np.arange(n), n)],
+        lambda n: [(np.arange(3) + n, ("a", n), {"b": [n]})],
+        lambda n: {"a": collections.deque([(0, (np.full(2, n), [n]))])},
+        lambda n: ((np.zeros(2), "same"), (np.full(2, n), "other")),
+    ],
+)
+def test_tuples_of_arrays_that_are_made_again_come_back(plan: Callable[[int], Any]) -> None:
+    ours, theirs, lost = carried_over(lambda: Holder(plan=plan(3)), lambda holder: _set(plan=plan(5))(holder))
+    assert lost == {}
+    assert repr(theirs.plan) == repr(ours.plan)
+
+
+def test_an_object_for_output_that_training_made_stays_the_one_that_is_there() -> None:
+    def named(holder: Any) -> Holder:
+        holder.handler = logging.StreamHandler()
+        return holder
+
+    theirs = Holder(kind=logging.StreamHandler)
+    ours = Holder(kind=logging.StreamHandler)
+    start = looked_at(ours)
+    records = changes.changes_between(start, looked_at(named(ours), start)).records
+    handler = named(theirs).handler
+    assert changes.restore(records, {}, looked_at(theirs)) == {}
+    assert theirs.handler is handler
+    assert list(changes.restore(records, {}, looked_at(Holder()))) == ["callback Holder()/handler"]
+
+
+def test_library_constants_of_one_type_are_told_apart() -> None:
+    ours, theirs, lost = carried_over(lambda: Holder(dtype=tf.float16, other=tf.float32), _set(dtype=tf.float32))
+    assert (theirs.dtype, lost) == (ours.dtype, {})
+
+
 def test_a_new_object_is_made_again() -> None:
     act = _set(value=Holder(count=3, inner=Holder(rates=[0.5])))
     _, theirs, lost = carried_over(lambda: Holder(value=None), act)
