@@ -163,10 +163,10 @@ _PLAIN = (bool, int, float, str, type(None), tuple)
 
 @functools.lru_cache(maxsize=1024)
 def _is_of_the_user(cls: Any) -> bool:
-    """Whether an attribute of a type, which a layer of Keras' own keeps, may be an object of the user's."""
+    """Whether an object of a class, kept by a layer of Keras' own, may be the user's; not of functions."""
     import keras
 
-    if issubclass(cls, (*_PLAIN, list, dict, set, types.FunctionType)):
+    if issubclass(cls, (*_PLAIN, list, dict, set)):
         return False
     kinds = (keras.regularizers.Regularizer, keras.constraints.Constraint, types.MethodType, functools.partial)
     return issubclass(cls, kinds) or not (_is_library(cls.__module__) or issubclass(cls, np.ndarray))
