@@ -94,11 +94,17 @@ def _may_be_state(value: Any, name: str, item: Any, *, of_training: bool) -> boo
     cls = type(value)
     if name in _saved_names(cls) or name.startswith(_MARKS):
         return False
-    if isinstance(item, keras.callbacks.History):
+    if isinstance(item, keras.callbacks.History) or _is_hook_of_ours(item):
         return False
     if name in (_OF_A_CALLBACK if isinstance(value, keras.callbacks.Callback) else _OF_A_LAYER) and _is_keras(cls):
         return False
     return name not in _library_names(cls) or _is_setting(name, item)
+
+
+def _is_hook_of_ours(item: Any) -> bool:
+    """Whether it is what this package has put in the place of a method."""
+    owner = item.__self__ if isinstance(item, types.MethodType) else None
+    return type(owner).__module__.startswith("keras_dist_callbacks.")
 
 
 _MARKS = ("_self_", "_kdc_", "_obj_reference", "_tf_api", "_auto")

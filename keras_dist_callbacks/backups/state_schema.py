@@ -25,6 +25,8 @@ ENVIRONMENT = "environment"
 """The topic with the worker's numerical environment: versions, processors, switches."""
 PYTHON = "python_state"
 """The topic with what training has changed in the user's objects: by path, what it is now and a digest of it."""
+INPUT_PYTHON = "input_python_state"
+"""The same of the input's Python code, as it was when the epoch began."""
 TRACED = "traced_state"
 """The same, as it was when TensorFlow last traced the train step; none before that, and none in eager mode."""
 
@@ -122,6 +124,7 @@ _TYPES: dict[str, Any] = {
     "epochs_by_count": list[tuple[Count, Count, Count]],
     PYTHON: Records,
     TRACED: Records,
+    INPUT_PYTHON: Records,
     verdict.LOST: Texts,
     ENVIRONMENT: dict[str, str],
     verdict.UNTRACKED_INPUT: Hidden,
@@ -169,7 +172,7 @@ def check_topics(state: Mapping[str, JSON], tensors: Collection[str], where: str
             raise DamagedBackupError(f"{where}: the topic {topic!r} is not one that a backup holds")
         else:
             found = checked(value, _TYPES[topic], place)
-            if topic in (PYTHON, TRACED):
+            if topic in (PYTHON, TRACED, INPUT_PYTHON):
                 for path, (record, _) in found.items():
                     python_values.check(record, tensors, f"{place}: {path}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,16 @@ class EpochEndReplay:
     Args:
         source: What the user passed to `fit()`. Nothing is noted unless it is a PyDataset whose class has an
             `on_epoch_end` of its own.
+        epoch_read: Called before it, in an epoch that is trained.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, epoch_read: Callable[[], None]) -> None:
         import keras
 
         base = keras.utils.PyDataset
         own = isinstance(source, base) and type(source).on_epoch_end is not base.on_epoch_end
         self._source = source if own else None
+        self._epoch_read = epoch_read
         self._states: list[SharedArray] = []
         self._past: list[Any] = []
         if self._source is not None:
@@ -55,6 +57,8 @@ class EpochEndReplay:
     def _called(self) -> None:
         if self._past:
             rng.restore(self._past.pop(0))
+        else:
+            self._epoch_read()
         text = json.dumps(rng.capture()).encode()
         self._states.append(SharedArray(np.frombuffer(text, np.uint8)))
         self._original()

@@ -47,6 +47,7 @@ class DataPosition:
         hides: The state that it hides.
         state: The input's own account of its position at the last `note`, for the snapshot.
         tensors: The arrays in it.
+        epoch_read: Called when all batches of an epoch were read, before the `on_epoch_end` of a PyDataset.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class DataPosition:
             input_inspection.inspect_source(self._validation),
             iterator_persists=bool(fit.steps_per_epoch),
         )
-        self._epoch_ends = EpochEndReplay(fit.input)
+        self._epoch_ends = EpochEndReplay(fit.input, lambda: self.epoch_read())
+        self.epoch_read: Callable[[], None] = lambda: None
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None
         self.state: dict[str, JSON] = {}
@@ -189,15 +191,17 @@ class DataPosition:
         if count is not None and self._fit.shuffles_py_dataset and rng.is_shuffle_of(count, since):
             self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
 
-    def topic(self, used_by_training: Callable[[int], bool]) -> JSON:
+    def topic(self, used_by_training: Callable[[int], bool], *, python_is_saved: bool) -> JSON:
         """What was found in the input, for the snapshot.
 
         Args:
             used_by_training: Tells of a variable's key whether the model has it or its train step uses it.
+            python_is_saved: Whether all is saved that the batches of a PyDataset depend on.
         """
+        is_saved = python_is_saved and not self._addressing
         untold = [_BEGUN] if self._source_state is not None and not self.state else []
         return {
-            "python": self._unsettled(),
+            "python": [name for name in self._unsettled() if not (is_saved and _is_read_in_order(name))],
             "unordered": [*self.reasons, *untold, *self.hides.shared(used_by_training)],
         }
 
@@ -228,3 +232,8 @@ class DataPosition:
         if not is_stateless(self._validation):
             found += [f"{name} of the validation data" for name in self.hides.validation.python]
         return list(dict.fromkeys(found))
+
+
+def _is_read_in_order(name: str) -> bool:
+    """Whether no other thread reads a PyDataset at the same time, by its words."""
+    return name.startswith("the PyDataset") and "in parallel" not in name

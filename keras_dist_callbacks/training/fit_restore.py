@@ -209,6 +209,7 @@ class FitRestore:
             self._notes = notes
             return []  # the rest follows in `enter_epoch`
         self._resume.is_pending = False
+        notes += self._state.untracked.restore_input(saved)
         notes += self._apply()
         data.restore_rng(saved.state["rng"])
         if saved.state["stop_training"]:
@@ -238,6 +239,8 @@ class FitRestore:
         fit, progress, data = self._state.fit, self._state.progress, self._state.data
         progress.rng_at_epoch = saved.state["rng_at_epoch"]
         data.restore_rng(progress.rng_at_epoch)
+        self._notes += self._state.untracked.restore_input(saved)
+        self._state.untracked.note_epoch(is_read=True)
         data.enter_epoch(resuming=True)
         done = self._run_first_step(steps) if self._is_built_by_running() else 0
         build(fit, saved)

@@ -148,6 +148,7 @@ class FitSession:
             self._build(self._resume.saved)
             user.note_trace()
         data = DataPosition(self._fit, others, read_again=self._options.read_again, shown=self._engine.shows_progress)
+        data.epoch_read = user.input.note_read
         untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
         self._state = FitState(self._fit, data, untracked, others, self._progress, self._this_fit)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
@@ -207,6 +208,7 @@ class FitSession:
         self._in_epoch = True
         self._progress.count.enter_epoch(None if self._fit.steps_per_epoch else self._fit.known_length)
         self._state.data.note()
+        self._state.untracked.note_epoch(is_read=True)
         if self._resume is None or not self._resume.is_pending:
             self._state.data.enter_epoch(resuming=False)
             self._progress.rng_at_epoch = rng.capture()
@@ -243,6 +245,7 @@ class FitSession:
         """Behind an epoch's last step: what follows may be interrupted, and is then done again as a whole."""
         self._in_epoch = False
         resume_mode.note_trained(self._options.directory)
+        self._state.untracked.note_input_read()
         self._state.data.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
         if self._shutdown.options.saves:
             self._trained = self._capture("within")

@@ -145,6 +145,7 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
         topics["logs"] = jsonable_logs(seam.current_logs(fit.model))
     else:
         state.data.note()
+        state.untracked.note_epoch(is_read=False)
     found, tensors = state.untracked.capture()
     topics.update(found)
     if is_chief:

@@ -9,7 +9,7 @@ from keras_dist_callbacks._compat import environment, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
-from keras_dist_callbacks.backups.state_schema import ENVIRONMENT, PYTHON, TRACED
+from keras_dist_callbacks.backups.state_schema import ENVIRONMENT, INPUT_PYTHON, PYTHON, TRACED
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.terminal import warn
@@ -54,8 +54,12 @@ class UntrackedState:
         for state, held in (self._data.capture(), step, self._user.capture()):
             topics.update(state)
             tensors.update(held)
+        records, held = self._user.input.capture()
+        topics.update({INPUT_PYTHON: records} if records else {})
+        tensors.update(held)
         topics[verdict.NOT_SAVED] = self._not_saved()
-        topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training)
+        is_saved = self._user.input.is_all
+        topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training, python_is_saved=is_saved)
         topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions]
         topics[verdict.LOST] = [*self._step.lost, *self._user.lost]
         topics[ENVIRONMENT] = self._environment
@@ -64,6 +68,18 @@ class UntrackedState:
     def note_trace(self) -> None:
         """The step was traced, or may have been, and no callback was called yet."""
         self._user.note_trace()
+
+    def note_epoch(self, *, is_read: bool) -> None:
+        """An epoch begins, and with it the input is read, or it has ended."""
+        self._user.input.note_epoch(is_read=is_read)
+
+    def note_input_read(self) -> None:
+        """All batches of an epoch were read."""
+        self._user.input.note_read()
+
+    def restore_input(self, saved: WorkerState) -> list[str]:
+        """Puts back what the input's Python code held when the epoch began; returns what differs, a sentence each."""
+        return self._user.restore_input(saved.state.get(INPUT_PYTHON) or {}, saved.tensors)
 
     def restore(self, saved: WorkerState) -> list[str]:
         """Puts it back, after the variables that Keras lists; returns what differs, one sentence each."""

@@ -173,16 +173,16 @@ def test_reading_again_is_as_exact_as_creating(tmp_path: Path) -> None:
 def test_python_code_in_the_input_is_a_condition_that_strict_can_refuse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    interrupted(tmp_path, inputs.Batches)
+    interrupted(tmp_path, WithOwnGenerator)
     with pytest.raises(
-        BackupError, match=r"strict='certain', and going on .* only if: the Python code of the PyDataset B"
+        BackupError, match=r"strict='certain', and going on .* only if: the Python code of the PyDataset W"
     ):
-        tiny.fit(tiny.model(), tmp_path, x=inputs.Batches(), options=CERTAIN)
+        tiny.fit(tiny.model(), tmp_path, x=WithOwnGenerator(), options=CERTAIN)
     callback = kdc.BackupAndRestore(tmp_path, strict=True)
-    tiny.fit(tiny.model(), None, [callback], x=inputs.Batches())
+    tiny.fit(tiny.model(), None, [callback], x=WithOwnGenerator())
     assert callback.restored.verdict == "exact if"
     assert callback.restored.notes == ()
-    assert "; exact if the Python code of the PyDataset Batches keeps no state" in capsys.readouterr().out
+    assert "; exact if the Python code of the PyDataset WithOwnGenerator keeps no state" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("make", [lambda: kdc.stateless_input(inputs.Batches()), WithState])

@@ -355,6 +355,26 @@ def restore(records: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, A
     return failed
 
 
+def restore_and_compare(
+    records: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]], look: Callable[[], Found]
+) -> dict[str, str]:
+    """Puts back what was saved, and looks whether it is there.
+
+    Args:
+        records: See `restore`.
+        tensors: Likewise.
+        look: Walks over the objects.
+    """
+    if not records:
+        return {}
+    failed = restore(records, tensors, look())
+    now = look()
+    for path, (_, digest) in records.items():
+        if has_root(path, now) and digest not in digests(now, path):
+            failed.setdefault(path, "it does not hold the saved value now")
+    return failed
+
+
 def has_root(path: str, now: Found) -> bool:
     """A callback that is not in the list any more has nothing that could be restored."""
     root = path.partition("/")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _FILE_READS = frozenset(
         *("read_csv", "read_json", "read_parquet", "read_pickle", "urlopen", "read_file", "latest_checkpoint"),
     ]
 )
+_DRAWING = ("rand", "shuffle", "rvs", "secrets", "uuid")
+_SEEDED = ("default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox")
 _IN_MEMORY = frozenset(["loads"])
 _WRITING_MODES = tuple("wax")
 
@@ -41,6 +44,7 @@ class Reads:
         names: All names of globals and attributes.
         imports: Modules that it imports.
         dynamic: A name by which it can reach anything, such as `eval`; None if it uses no such name.
+        draws: Whether it may draw from a random state that all code shares, such as that of `np.random`.
         reads_files: A name by which it reads a file that may have changed, such as `load_weights`; None likewise.
     """
 
@@ -49,6 +53,7 @@ class Reads:
     imports: frozenset[str]
     dynamic: str | None
     reads_files: str | None
+    draws: bool
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,7 +76,29 @@ def reads_of(code: types.CodeType) -> Reads:
     dynamic = next(iter(sorted(names & _DYNAMIC)), None)
     opened = "open" if "open" in names and not any(len(mode) <= 3 for mode in modes) else None
     found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY)), opened)
-    return Reads(frozenset(global_names), frozenset(names), frozenset(imports), dynamic, found)
+    draws = any(_may_draw(part) for part in _codes(code))
+    return Reads(frozenset(global_names), frozenset(names), frozenset(imports), dynamic, found, draws)
+
+
+def _may_draw(code: types.CodeType) -> bool:
+    """Whether it uses a name of what draws, other than to make a generator of its own from a seed."""
+    used = [i for i in dis.get_instructions(code) if i.opname not in _OTHERS]
+    return any(
+        _is_drawing(str(instruction.argval), following)
+        for instruction, following in itertools.pairwise([*used, *used[-1:]])
+        if isinstance(instruction.argval, str)
+    )
+
+
+def _is_drawing(name: str, following: dis.Instruction) -> bool:
+    if name in _SEEDED:
+        return following.opname.startswith("CALL") and following.arg == 0
+    if name == "random" and following.argval in _SEEDED:
+        return False
+    return any(word in name.lower() for word in _DRAWING) and not name.startswith("stateless_")
+
+
+_OTHERS = ("LOAD_CONST", "LOAD_FAST", "STORE_FAST", "KW_NAMES", "PUSH_NULL", "PRECALL", "CACHE")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,10 @@ from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, own_state, walked_callbacks
 from keras_dist_callbacks.training.user_state import changes, edits
+from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents
-from keras_dist_callbacks.training.user_state.roots import input_roots, roots_of, words
+from keras_dist_callbacks.training.user_state.roots import roots_of, words
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy
 
@@ -46,6 +48,7 @@ class UserState:
     Attributes:
         directory: As given.
         is_saved: Returns whether all variables of an object are saved in another way.
+        input: The state of the Python code of the input.
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
     """
@@ -55,9 +58,10 @@ class UserState:
         self.directory = directory
         self._callbacks = walked_callbacks(callbacks)
         self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
+        self.input = InputState(fit, self._policy())
         self._start = Found()
         self._start = self._walk()
-        described = edits.describe(self._start, self._of_input(), self._names_of_the_user(), is_loaded=_is_loaded(fit))
+        described = edits.describe(self._start, self.input.start, self._names_of_the_user(), is_loaded=_is_loaded(fit))
         first = shared(_Descriptions).of_models.setdefault(fit.model, {}).setdefault(directory, described)
         self._description = edits.with_first(described, first)
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
@@ -150,14 +154,11 @@ class UserState:
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Puts back what was saved; returns what could not be, a sentence each."""
-        if not saved:
-            return []
-        failed = changes.restore(saved, tensors, self._walk())
-        now = self._walk()
-        for path, (_, digest) in saved.items():
-            if changes.has_root(path, now) and digest not in changes.digests(now, path):
-                failed.setdefault(path, "it does not hold the saved value now")
-        return group(_finding("lost", path, why, now) for path, why in failed.items())[1]
+        return _not_restored(changes.restore_and_compare(saved, tensors, self._walk))
+
+    def restore_input(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
+        """The same for the input's code, as of when the epoch began."""
+        return _not_restored(self.input.restore(saved, tensors))
 
     def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> tuple[list[str], list[str]]:
         """What the script says otherwise than in the interrupted run: settings of training, and conditions.
@@ -200,11 +201,11 @@ class UserState:
     def _walk(self, *, only_traced: bool = False) -> Found:
         roots = roots_of(self._fit, self._callbacks)
         roots = {path: root for path, root in roots.items() if root.is_traced or not only_traced}
-        return walk(roots, self._policy(), start=self._start if self._start.nodes else None)
+        policy = dataclasses.replace(self._policy(), is_asserted=self._is_asserted)
+        return walk(roots, policy, start=self._start if self._start.nodes else None)
 
-    def _of_input(self) -> Found:
-        """The Python code of the input, which runs ahead of training: it is only compared between two runs."""
-        return walk(input_roots(self._fit), self._policy())
+    def _is_asserted(self, value: Any) -> bool:
+        return is_asserted(value) or self.input.holds(value)
 
     def _policy(self) -> Policy:
         return Policy(is_asserted, own_state, self.is_saved)
@@ -277,6 +278,10 @@ def _is_loaded(fit: RunningFit) -> bool:
 def _is_listed(model: Any, holder: Any) -> bool:
     listed = variables.variable_set(model).keys
     return all(variables.key(component) in listed for component in variables.components(holder))
+
+
+def _not_restored(failed: Mapping[str, str]) -> list[str]:
+    return group(_finding("lost", path, why, Found()) for path, why in failed.items())[1]
 
 
 def _finding(kind: str, path: str, why: str, now: Found) -> Finding:

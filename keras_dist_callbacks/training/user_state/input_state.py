@@ -1,0 +1,180 @@
+"""The state of the input's Python code, as of when an epoch begins.
+
+Within an epoch, the input is read ahead of training. A resumed run puts the state back as it was when the epoch began,
+and reads the batches again that were trained already. It is all that the batches depend on if everything in it can be
+compared, and if reading does not change it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
+from keras_dist_callbacks.training.user_state import changes
+from keras_dist_callbacks.training.user_state.libraries import is_library
+from keras_dist_callbacks.training.user_state.reads import reads_of
+from keras_dist_callbacks.training.user_state.roots import input_roots
+from keras_dist_callbacks.training.user_state.walk import walk
+from keras_dist_callbacks.training.user_state.walker import Found, Limits, Policy
+
+TENSORS = "input_python"
+_LIMITS = Limits(bytes=2**26)  # of arrays, which are compared at each save: a few milliseconds
+_COMPARED = (
+    *("value", "container", "array", "texts", "object", "function", "class", "constant", "method", "ref", "random"),
+    *("tensor", "asserted"),
+)
+_READ = ("__getitem__", "__len__", "num_batches")
+_WITHOUT_RANDOM_STATE = ("numpy", "scipy", "tensorflow", "keras", "PIL", "cv2", "skimage")
+_READING = ("getattr", "open", "load", "read")
+_WRAPPED = ("fget", "__func__", "__wrapped__", "func")
+_SEEDED = ("default_rng", "RandomState", "Generator", "SeedSequence")
+
+
+class InputState:
+    """What the Python code of training and validation data holds.
+
+    Args:
+        fit: The running fit, before anything is restored.
+        policy: What is not looked into.
+
+    Attributes:
+        start: What was found then.
+    """
+
+    def __init__(self, fit: RunningFit, policy: Policy) -> None:
+        self._fit = fit
+        self._policy = policy
+        self._roots = input_roots(fit)
+        self._sources = [source for source in (fit.input, fit.validation_source) if _is_py_dataset(source)]
+        self.start = walk(self._roots, policy, _LIMITS)
+        self._begun = self.start
+        self._changes = changes.Changes()
+        self._is_read = self._has_changed = False
+
+    def holds(self, value: Any) -> bool:
+        """Whether an object is saved here, and so is not part of the state of a callback that refers to it."""
+        return not self._fit.steps_per_epoch and any(value is source for source in self._sources)
+
+    def note_epoch(self, *, is_read: bool) -> None:
+        """An epoch begins or has ended, and no batch is being read.
+
+        Args:
+            is_read: Whether batches are read from now on.
+        """
+        if not self._roots or not self._fit.starts_fresh_iterator:
+            return
+        self._is_read = is_read
+        self._begun = self._walk()
+        self._changes = changes.changes_between(self.start, self._begun, TENSORS)
+
+    def note_read(self) -> None:
+        """All batches of an epoch were read."""
+        self._compare()
+        self._is_read = False
+
+    def _compare(self) -> None:
+        if self._sources and self._is_read and not self._has_changed:
+            now = self._walk()
+            self._has_changed = _tokens(now) != _tokens(self._begun) or not _is_compared(now)
+
+    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
+        """What had changed when the epoch began, as records and tensors."""
+        return self._changes.records, self._changes.tensors
+
+    @property
+    def is_all(self) -> bool:
+        """Whether that is all that the batches of a PyDataset depend on."""
+        if not self._sources or self._fit.steps_per_epoch or self._changes.lost or not _is_compared(self._begun):
+            return False
+        self._compare()
+        return not self._has_changed and not _draws(self._begun)
+
+    def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, str]:
+        """Puts back what was saved; returns what could not be, by path."""
+        return changes.restore_and_compare(saved, tensors, self._walk)
+
+    def _walk(self) -> Found:
+        return walk(self._roots, self._policy, _LIMITS, start=self.start)
+
+
+def _is_py_dataset(source: Any) -> bool:
+    return isinstance(source, keras.utils.PyDataset)
+
+
+def _is_compared(found: Found) -> bool:
+    """Whether a walk has compared everything that it reached."""
+    if found.unknown or any(isinstance(node.value, types.ModuleType) for node in found.nodes.values()):
+        return False
+    return all(node.kind in _COMPARED for node in found.nodes.values())
+
+
+def _tokens(found: Found) -> dict[str, Any]:
+    return {path: node.token for path, node in found.nodes.items()}
+
+
+def _draws(found: Found) -> bool:
+    """Whether what reads a batch may draw from a random state that is not its own, such as `np.random`, or do more."""
+    shared_states = (np.random.mtrand._rand, random._inst)
+    if any(node.value is state for node in found.nodes.values() for state in shared_states):
+        return True
+    functions = _functions(found)
+    return any(_may_draw(function, functions) for function in _reading_functions(functions))
+
+
+def _functions(found: Found) -> dict[str, list[types.FunctionType]]:
+    """The functions of the user's, by the names under which they may be called."""
+    functions: dict[str, list[types.FunctionType]] = {}
+    for path, node in found.nodes.items():
+        function = getattr(node.value, "__func__", node.value)
+        if isinstance(function, types.FunctionType):
+            for name in _names(path, function):
+                functions.setdefault(name, []).append(function)
+    return functions
+
+
+def _reading_functions(functions: Mapping[str, list[types.FunctionType]]) -> Iterator[types.FunctionType]:
+    """The functions that may be called to read a batch: those of a class or module only if their name is used."""
+    names = [name for name in functions if name in _READ or (name.startswith("__") and name != "__init__")]
+    seen: set[str] = set()
+    while names:
+        name = names.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for function in functions.get(name, ()):
+            yield function
+            names += reads_of(function.__code__).names
+
+
+def _names(path: str, function: types.FunctionType) -> set[str]:
+    root, *segments = path.split("/")
+    if root.partition(" ")[0] not in ("class", "module") or len(segments) > 1 + (segments[-1] in _WRAPPED):
+        return {_READ[0]}  # an object holds it, and may call it by another name
+    if segments[0] == "__init__":
+        return {root.rpartition(".")[2]}  # when its class is called
+    return {segments[0], function.__name__}
+
+
+def _may_draw(function: types.FunctionType, functions: Collection[str]) -> bool:
+    """Whether a function may draw, read files, or call what is not known."""
+    reads = reads_of(function.__code__)
+    if reads.draws or any(word in name.lower() for name in reads.names - {*functions} for word in _READING):
+        return True
+    used = [function.__globals__.get(name) for name in reads.global_names - {*_SEEDED}]
+    modules = [str(getattr(value, "__module__", None) or getattr(value, "__name__", "")) for value in used]
+    return any(_has_random_state(module) for module in (*filter(None, modules), *reads.imports))
+
+
+def _has_random_state(module: str) -> bool:
+    root = module.partition(".")[0]
+    if "random" in module:
+        return True
+    return is_library(module) and root not in _WITHOUT_RANDOM_STATE and root not in sys.stdlib_module_names

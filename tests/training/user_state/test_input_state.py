@@ -1,0 +1,218 @@
+"""The state of a PyDataset: saved as of when its epoch began, and exact if reading does not change it."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from random import choice
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import sklearn.utils
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.training.user_state import input_state
+from keras_dist_callbacks.training.user_state.walk import walk
+from keras_dist_callbacks.training.user_state.walker import Policy, Root
+from tests.support import tiny
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Eight rows at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.y = tiny.data()
+        self.indices = np.arange(len(self.x))
+        self.scale = 1.0
+        self.held: Any = None
+        self.own = np.random.default_rng(3)
+
+    def __len__(self) -> int:
+        return len(self.x) // 8
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        rows = self.indices[8 * index : 8 * index + 8]
+        return self.scale * self.x[rows], self.y[rows]
+
+
+class Shuffled(Batches):
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.indices)
+
+
+class Replaced(Batches):
+    def on_epoch_end(self) -> None:
+        self.indices = self.own.permutation(len(self.x))
+
+
+class DrawsFromItsOwn(Batches):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        x, y = super().__getitem__(index)
+        return x + self.own.normal(size=x.shape), y
+
+
+class DrawsFromAll(Batches):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        x, y = super().__getitem__(index)
+        return x + np.random.normal(size=x.shape), y
+
+
+class DrawsByHelper(Batches):
+    def noise(self, shape: tuple[int, ...]) -> Any:
+        return np.reshape([random.gauss() for _ in range(int(np.prod(shape)))], shape)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        x, y = super().__getitem__(index)
+        return x + self.noise(x.shape), y
+
+
+class Counts(Batches):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.scale += 0.01
+        return super().__getitem__(index)
+
+
+class HoldsTheModel(Batches):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        x, y = super().__getitem__(index)
+        return x * len(self.held.weights), y
+
+
+class Changes(keras.callbacks.Callback):  # type: ignore[misc]
+    """A curriculum: a callback that changes the data."""
+
+    def __init__(self, dataset: Batches) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.dataset.scale = 0.5 * self.dataset.scale
+
+
+def train(
+    cls: Callable[[], Batches], directory: Path | None, stop: tuple[int, int] | None
+) -> tuple[keras.Model, kdc.Restored | None]:
+    keras.utils.set_random_seed(5)
+    dataset, validation = cls(), Batches()
+    model = tiny.model()
+    dataset.held = model if cls is HoldsTheModel else None
+    callbacks = [Changes(dataset), *([tiny.StopAt(*stop)] if stop else [])]
+    backup = kdc.BackupAndRestore(directory, save_freq=1) if directory else None
+    callbacks += [backup] if backup else []
+    model.fit(dataset, epochs=4, shuffle=False, validation_data=validation, verbose=0, callbacks=callbacks)
+    return model, None if backup is None else backup.restored
+
+
+@pytest.mark.slow  # whole fits
+@pytest.mark.parametrize("stop", [(1, 2), (2, 3), (3, 0)])
+@pytest.mark.parametrize(
+    ("cls", "verdict"),
+    [
+        (Batches, "exact"),
+        (Shuffled, "exact"),
+        (Replaced, "exact"),
+        (DrawsFromItsOwn, "exact if"),
+        (DrawsFromAll, "exact if"),
+        (DrawsByHelper, "exact if"),
+        (Counts, "exact if"),
+        (HoldsTheModel, "exact if"),
+    ],
+)
+def test_what_a_callback_changes_in_a_dataset_comes_back(
+    tmp_path: Path, cls: Callable[[], Batches], verdict: str, stop: tuple[int, int]
+) -> None:
+    with pytest.raises(tiny.Stop):
+        train(cls, tmp_path, stop)
+    resumed, restored = train(cls, tmp_path, None)
+    assert restored is not None
+    assert restored.verdict == verdict, (restored.notes, restored.conditions)
+    tiny.assert_same(resumed, train(cls, None, None)[0])
+
+
+def seeded(index: int) -> Any:
+    return np.random.default_rng(100 + index).normal()
+
+
+def seeded_otherwise(index: int) -> Any:
+    from numpy.random import RandomState
+
+    return RandomState(seed=index).rand()
+
+
+def plain(index: int) -> Any:
+    return np.sin(index) + tf.image.stateless_random_brightness(np.ones((1, 1, 3)), 0.1, (index, 2))[0, 0, 0]
+
+
+def unseeded(index: int) -> Any:
+    return np.random.default_rng().normal()
+
+
+def chosen(index: int) -> Any:
+    return choice([0, index])  # noqa: S311 - what a user writes
+
+
+def of_tensorflow(index: int) -> Any:
+    return tf.random.normal(())
+
+
+def from_a_file(index: int) -> Any:
+    return np.load(f"{index}.npy")
+
+
+def by_name(index: int) -> Any:
+    return getattr(np, ["sin", "cos"][index % 2])(index)
+
+
+def in_a_library(index: int) -> Any:
+    return sklearn.utils.resample([index])
+
+
+FUNCTIONS = [
+    (seeded, True),
+    (seeded_otherwise, False),
+    (plain, True),
+    (lambda index: index + 1, True),
+    (functools.partial(max, 2), True),
+    (unseeded, False),
+    (chosen, False),
+    (of_tensorflow, False),
+    (from_a_file, False),
+    (by_name, False),
+    (in_a_library, False),
+    (np.random.permutation, False),
+    (functools.partial(random.uniform, 2), False),
+    (lambda index: random.gauss(), False),
+]
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda f: {"step": f},
+        lambda f: {"steps": [("name", f)]},
+        lambda f: {"step": functools.partial(f)},
+        lambda f: {"step": lambda index: f(index)},
+    ],
+)
+@pytest.mark.parametrize(("function", "is_known"), FUNCTIONS)
+def test_whether_reading_may_draw_from_shared_random_states_is_seen(
+    function: Callable[[int], Any], is_known: bool, hold: Callable[[Any], dict[str, Any]]
+) -> None:
+    class Steps(Batches):
+        def __init__(self) -> None:
+            super().__init__()
+            vars(self).update(hold(function))
+            np.random.shuffle(self.indices)
+
+        def on_epoch_end(self) -> None:
+            np.random.shuffle(self.indices)
+
+    policy = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
+    found = walk({"input": Root(Steps())}, policy)
+    assert (input_state._is_compared(found) and not input_state._draws(found)) is is_known
