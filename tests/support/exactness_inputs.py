@@ -23,7 +23,7 @@ from tests.support.exactness_case import (
 from tests.support.inputs import INPUTS, rows, shuffle
 
 PARALLEL = r"(?i)parallel"
-WITH_PYTHON_CODE = {name for name in INPUTS if "generator" in name or "PyDataset" in name}
+WITH_PYTHON_CODE = {name for name in INPUTS if "generator" in name or "two workers" in name}
 UNDER_STRATEGIES = (
     "finite",
     "shuffled without a seed of its own",
