@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import itertools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,23 +81,25 @@ def reads_of(code: types.CodeType) -> Reads:
 
 def _may_draw(code: types.CodeType) -> bool:
     """Whether it uses a name of what draws, other than to make a generator of its own from a seed."""
-    used = [i for i in dis.get_instructions(code) if i.opname not in _OTHERS]
-    return any(
-        _is_drawing(str(instruction.argval), following)
-        for instruction, following in itertools.pairwise([*used, *used[-1:]])
-        if isinstance(instruction.argval, str)
-    )
+    found = [i for i in dis.get_instructions(code) if i.opname not in _WITHOUT_NAME]
+    before, after = [found[0], *found], [*found[1:], found[-1]]
+    return any(_is_drawing(*three) for three in zip(before, found, after, strict=False))
 
 
-def _is_drawing(name: str, following: dis.Instruction) -> bool:
-    if name in _SEEDED:
-        return following.opname.startswith("CALL") and following.arg == 0
-    if name == "random" and following.argval in _SEEDED:
+def _is_drawing(before: dis.Instruction, this: dis.Instruction, after: dis.Instruction) -> bool:
+    name = str(this.argval)
+    if not this.opname.startswith(_NAMED):
         return False
-    return any(word in name.lower() for word in _DRAWING) and not name.startswith("stateless_")
+    if name in _SEEDED:
+        return after.opname.startswith("CALL") and after.arg == 0
+    if name.startswith("stateless_") or (name == "random" and after.argval in _SEEDED):
+        return False
+    # What a local variable holds was made there, or comes from what is looked at elsewhere.
+    return before.opname != "LOAD_FAST" and any(word in name.lower() for word in _DRAWING)
 
 
-_OTHERS = ("LOAD_CONST", "LOAD_FAST", "STORE_FAST", "KW_NAMES", "PUSH_NULL", "PRECALL", "CACHE")
+_NAMED = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_")
+_WITHOUT_NAME = ("PUSH_NULL", "PRECALL", "CACHE", "KW_NAMES", "RESUME")
 
 
 @functools.lru_cache(maxsize=4096)

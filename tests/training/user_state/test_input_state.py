@@ -145,6 +145,16 @@ def seeded_otherwise(index: int) -> Any:
     return RandomState(seed=index).rand()
 
 
+def drawn_from_a_local_one(index: int) -> Any:
+    rng = np.random.default_rng((1, index))
+    return rng.random() + rng.permutation(3)
+
+
+def of_a_module_in_a_variable(index: int) -> Any:
+    drawing = np.random
+    return drawing.random()
+
+
 def plain(index: int) -> Any:
     return np.sin(index) + tf.image.stateless_random_brightness(np.ones((1, 1, 3)), 0.1, (index, 2))[0, 0, 0]
 
@@ -177,6 +187,8 @@ FUNCTIONS = [
     (seeded, True),
     (seeded_otherwise, False),
     (plain, True),
+    (drawn_from_a_local_one, True),
+    (of_a_module_in_a_variable, False),
     (lambda index: index + 1, True),
     (functools.partial(max, 2), True),
     (unseeded, False),
