@@ -60,7 +60,7 @@ class UntrackedState:
         topics[verdict.NOT_SAVED] = self._not_saved()
         is_saved = self._user.input.is_all
         topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training, python_is_saved=is_saved)
-        topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions]
+        topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions, *self._user.input.conditions]
         topics[verdict.LOST] = [*self._step.lost, *self._user.lost]
         topics[ENVIRONMENT] = self._environment
         return topics, tensors

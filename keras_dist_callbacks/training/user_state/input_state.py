@@ -21,9 +21,9 @@ from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.training.user_state import changes
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.reads import reads_of
-from keras_dist_callbacks.training.user_state.roots import input_roots
+from keras_dist_callbacks.training.user_state.roots import input_roots, words
 from keras_dist_callbacks.training.user_state.walk import walk
-from keras_dist_callbacks.training.user_state.walker import Found, Limits, Policy
+from keras_dist_callbacks.training.user_state.walker import Found, Limits, Policy, Root
 
 TENSORS = "input_python"
 _LIMITS = Limits(bytes=2**26)  # of arrays, which are compared at each save: a few milliseconds
@@ -33,6 +33,7 @@ _COMPARED = (
 )
 _READ = ("__getitem__", "__len__", "num_batches")
 _WITHOUT_RANDOM_STATE = ("numpy", "scipy", "tensorflow", "keras", "PIL", "cv2", "skimage")
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _READING = ("getattr", "open", "load", "read")
 _WRAPPED = ("fget", "__func__", "__wrapped__", "func")
 _SEEDED = ("default_rng", "RandomState", "Generator", "SeedSequence")
@@ -44,20 +45,23 @@ class InputState:
     Args:
         fit: The running fit, before anything is restored.
         policy: What is not looked into.
+        callbacks: By name, all whose state belongs to training.
 
     Attributes:
         start: What was found then.
     """
 
-    def __init__(self, fit: RunningFit, policy: Policy) -> None:
+    def __init__(self, fit: RunningFit, policy: Policy, callbacks: Mapping[str, Any]) -> None:
         self._fit = fit
         self._policy = policy
         self._roots = input_roots(fit)
         self._sources = [source for source in (fit.input, fit.validation_source) if _is_py_dataset(source)]
-        self.start = walk(self._roots, policy, _LIMITS)
+        self.start = walk(self._roots, policy)
         self._begun = self.start
+        self._writers = _run_in_an_epoch(fit, callbacks)
         self._changes = changes.Changes()
         self._is_read = self._has_changed = False
+        self._sharing: list[str] = []  # paths of what could change the input while it is read
 
     def holds(self, value: Any) -> bool:
         """Whether an object is saved here, and so is not part of the state of a callback that refers to it."""
@@ -74,6 +78,9 @@ class InputState:
         self._is_read = is_read
         self._begun = self._walk()
         self._changes = changes.changes_between(self.start, self._begun, TENSORS)
+        if self._sources:
+            used = _mutable(self._begun)
+            self._sharing = [path for path, root in self._writers.items() if used & _mutable(self._look({path: root}))]
 
     def note_read(self) -> None:
         """All batches of an epoch were read."""
@@ -97,16 +104,42 @@ class InputState:
         self._compare()
         return not self._has_changed and not _draws(self._begun)
 
+    @property
+    def conditions(self) -> list[str]:
+        """On what else it depends that the batches are the same."""
+        owners = [words(path)[0] for path in self._sharing] if self.is_all else []
+        return [f"within an epoch, {owner} does not change what the PyDataset reads" for owner in owners]
+
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, str]:
         """Puts back what was saved; returns what could not be, by path."""
         return changes.restore_and_compare(saved, tensors, self._walk)
 
     def _walk(self) -> Found:
-        return walk(self._roots, self._policy, _LIMITS, start=self.start)
+        return self._look(self._roots, self.start)
+
+    def _look(self, roots: Mapping[str, Root], start: Found | None = None) -> Found:
+        return walk(roots, self._policy, _LIMITS, start=start)
 
 
 def _is_py_dataset(source: Any) -> bool:
     return isinstance(source, keras.utils.PyDataset)
+
+
+def _run_in_an_epoch(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
+    """The Python code that runs while the input is read ahead, and so must not change what the input uses."""
+    roots = {f"callback {name}": Root(c) for name, c in callbacks.items() if _has_batch_hooks(c)}
+    return {**roots, "model": Root(fit.model)} if fit.model.run_eagerly else roots
+
+
+def _has_batch_hooks(callback: Any) -> bool:
+    hooks = [vars(callback).get(name) or getattr(type(callback), name, None) for name in _BATCH_HOOKS]
+    return any(not is_library(getattr(hook, "__module__", None)) for hook in hooks)
+
+
+def _mutable(found: Found) -> set[int]:
+    """Ids of the objects that could be changed in place."""
+    nodes = [node for node in found.nodes.values() if node.kind in ("object", "container", "array", "texts", "random")]
+    return {id(node.value) for node in nodes if not isinstance(node.value, tuple | frozenset)}
 
 
 def _is_compared(found: Found) -> bool:

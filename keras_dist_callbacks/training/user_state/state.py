@@ -58,7 +58,7 @@ class UserState:
         self.directory = directory
         self._callbacks = walked_callbacks(callbacks)
         self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
-        self.input = InputState(fit, self._policy())
+        self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
         self._start = self._walk()
         described = edits.describe(self._start, self.input.start, self._names_of_the_user(), is_loaded=_is_loaded(fit))

@@ -95,14 +95,34 @@ class Changes(keras.callbacks.Callback):  # type: ignore[misc]
         self.dataset.scale = 0.5 * self.dataset.scale
 
 
+class ChangesWithinEpochs(Changes):
+    """Later than where it is interrupted: no snapshot has seen it."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 4 and self.params["epochs"] == 0:
+            self.dataset.scale *= 2.0
+
+
+class Logs(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.losses.append(logs["loss"])
+
+
 def train(
-    cls: Callable[[], Batches], directory: Path | None, stop: tuple[int, int] | None
+    cls: Callable[[], Batches],
+    directory: Path | None,
+    stop: tuple[int, int] | None,
+    change: Callable[[Batches], Changes] = Changes,
 ) -> tuple[keras.Model, kdc.Restored | None]:
     keras.utils.set_random_seed(5)
     dataset, validation = cls(), Batches()
     model = tiny.model()
     dataset.held = model if cls is HoldsTheModel else None
-    callbacks = [Changes(dataset), *([tiny.StopAt(*stop)] if stop else [])]
+    callbacks = [change(dataset), Logs(), *([tiny.StopAt(*stop)] if stop else [])]
     backup = kdc.BackupAndRestore(directory, save_freq=1) if directory else None
     callbacks += [backup] if backup else []
     model.fit(dataset, epochs=4, shuffle=False, validation_data=validation, verbose=0, callbacks=callbacks)
@@ -201,6 +221,18 @@ FUNCTIONS = [
     (functools.partial(random.uniform, 2), False),
     (lambda index: random.gauss(), False),
 ]
+
+
+@pytest.mark.slow  # whole fits
+def test_a_callback_that_could_change_the_dataset_while_it_is_read_is_a_condition(tmp_path: Path) -> None:
+    with pytest.raises(tiny.Stop):
+        train(Batches, tmp_path, (1, 2), ChangesWithinEpochs)
+    resumed, restored = train(Batches, tmp_path, None, ChangesWithinEpochs)
+    assert restored is not None
+    assert restored.conditions == (
+        "within an epoch, the callback ChangesWithinEpochs does not change what the PyDataset reads",
+    )
+    tiny.assert_same(resumed, train(Batches, None, None)[0])
 
 
 @pytest.mark.parametrize(
