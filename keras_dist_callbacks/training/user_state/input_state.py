@@ -40,7 +40,7 @@ _SEEDED = ("default_rng", "RandomState", "Generator", "SeedSequence")
 
 
 class InputState:
-    """What the Python code of training and validation data holds.
+    """What the PyDatasets of training and validation data hold.
 
     Args:
         fit: The running fit, before anything is restored.
@@ -48,16 +48,16 @@ class InputState:
         callbacks: By name, all whose state belongs to training.
 
     Attributes:
-        start: What was found then.
+        start: What was found then in the Python code of all kinds of inputs.
     """
 
     def __init__(self, fit: RunningFit, policy: Policy, callbacks: Mapping[str, Any]) -> None:
         self._fit = fit
         self._policy = policy
-        self._roots = input_roots(fit)
-        self._sources = [source for source in (fit.input, fit.validation_source) if _is_py_dataset(source)]
-        self.start = walk(self._roots, policy)
-        self._begun = self.start
+        roots = input_roots(fit)
+        self.start = walk(roots, policy)
+        self._roots = {path: root for path, root in roots.items() if isinstance(root.value, keras.utils.PyDataset)}
+        self._begun = self._first = self._look(self._roots)
         self._writers = _run_in_an_epoch(fit, callbacks)
         self._changes = changes.Changes()
         self._is_read = self._has_changed = False
@@ -65,7 +65,7 @@ class InputState:
 
     def holds(self, value: Any) -> bool:
         """Whether an object is saved here, and so is not part of the state of a callback that refers to it."""
-        return not self._fit.steps_per_epoch and any(value is source for source in self._sources)
+        return not self._fit.steps_per_epoch and any(value is root.value for root in self._roots.values())
 
     def note_epoch(self, *, is_read: bool) -> None:
         """An epoch begins or has ended, and no batch is being read.
@@ -73,14 +73,13 @@ class InputState:
         Args:
             is_read: Whether batches are read from now on.
         """
-        if not self._roots or not self._fit.starts_fresh_iterator:
+        if not self._roots or self._fit.steps_per_epoch:
             return
         self._is_read = is_read
         self._begun = self._walk()
-        self._changes = changes.changes_between(self.start, self._begun, TENSORS)
-        if self._sources:
-            used = _mutable(self._begun)
-            self._sharing = [path for path, root in self._writers.items() if used & _mutable(self._look({path: root}))]
+        self._changes = changes.changes_between(self._first, self._begun, TENSORS)
+        used = _mutable(self._begun)
+        self._sharing = [path for path, root in self._writers.items() if used & _mutable(self._look({path: root}))]
 
     def note_read(self) -> None:
         """All batches of an epoch were read."""
@@ -88,7 +87,7 @@ class InputState:
         self._is_read = False
 
     def _compare(self) -> None:
-        if self._sources and self._is_read and not self._has_changed:
+        if self._is_read and not self._has_changed:
             now = self._walk()
             self._has_changed = _tokens(now) != _tokens(self._begun) or not _is_compared(now)
 
@@ -99,7 +98,7 @@ class InputState:
     @property
     def is_all(self) -> bool:
         """Whether that is all that the batches of a PyDataset depend on."""
-        if not self._sources or self._fit.steps_per_epoch or self._changes.lost or not _is_compared(self._begun):
+        if not self._roots or self._fit.steps_per_epoch or self._changes.lost or not _is_compared(self._begun):
             return False
         self._compare()
         return not self._has_changed and not _draws(self._begun)
@@ -115,14 +114,10 @@ class InputState:
         return changes.restore_and_compare(saved, tensors, self._walk)
 
     def _walk(self) -> Found:
-        return self._look(self._roots, self.start)
+        return self._look(self._roots, self._first)
 
     def _look(self, roots: Mapping[str, Root], start: Found | None = None) -> Found:
         return walk(roots, self._policy, _LIMITS, start=start)
-
-
-def _is_py_dataset(source: Any) -> bool:
-    return isinstance(source, keras.utils.PyDataset)
 
 
 def _run_in_an_epoch(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:

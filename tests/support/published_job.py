@@ -1,0 +1,133 @@
+"""Runs a script as published, with our callback added to each `fit()`.
+
+`published_job.py SCRIPT DIRECTORY RECORD none|backup [BATCHES]`; with a number of batches it is killed by SIGKILL after
+them. Data sets that Keras downloads are replaced by small random ones, and each `fit()` trains on the first rows only.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2", KERAS_BACKEND="tensorflow", MPLBACKEND="Agg")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.testing import record_run
+from tests.support import example_job
+from tests.support.example_job import KillBehind
+
+ROWS, BATCHES, EPOCHS = 96, 6, 2
+_IMAGES = {
+    "mnist": ((28, 28), 10),
+    "fashion_mnist": ((28, 28), 10),
+    "cifar10": ((32, 32, 3), 10),
+    "cifar100": ((32, 32, 3), 100),
+}
+
+
+class NeedsDownloadError(Exception):
+    """The script needs data that cannot be replaced here."""
+
+
+def images(shape: tuple[int, ...], classes: int, columns: int) -> Any:
+    rng = np.random.default_rng(0)
+
+    def part(rows: int) -> tuple[Any, Any]:
+        labels = np.arange(rows) % classes
+        pixels = rng.integers(0, 200, (rows, *shape)) + (labels * 55 // classes).reshape(-1, *(1 for _ in shape))
+        return pixels.astype("uint8"), labels.reshape(-1, 1).astype("uint8") if columns else labels.astype("uint8")
+
+    return part(640), part(128)
+
+
+def reviews(num_words: int | None = None, **_: Any) -> Any:
+    rng = np.random.default_rng(0)
+    sequences = np.empty(320, object)
+    sequences[:] = [rng.integers(1, num_words or 1000, rng.integers(5, 60)).tolist() for _ in range(320)]
+    labels = np.array([len(sequence) % 2 for sequence in sequences])
+    return (sequences[:240], labels[:240]), (sequences[240:], labels[240:])
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise NeedsDownloadError
+
+
+def replace_data() -> None:
+    for name, (shape, classes) in _IMAGES.items():
+        getattr(keras.datasets, name).load_data = functools.partial(images, shape, classes, name.startswith("cifar"))
+    keras.datasets.imdb.load_data = keras.datasets.reuters.load_data = reviews
+    keras.utils.get_file = refuse
+    keras.utils.plot_model = lambda *_, **__: None
+    os.system = refuse
+
+
+def first_rows(data: Any) -> Any:
+    """The first rows or batches of what `fit()` is given."""
+    if isinstance(data, tf.data.Dataset):
+        return data.take(BATCHES)
+    if isinstance(data, dict):
+        return {name: first_rows(part) for name, part in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(first_rows(part) for part in data)
+    return data[:ROWS] if isinstance(data, np.ndarray | tf.Tensor) else data
+
+
+class Fits:
+    """Adds our callback to each `fit()`, and records its end."""
+
+    def __init__(self, directory: Path, record: str, kind: str, kills: list[int]) -> None:
+        self._directory, self._record, self._kind = directory, record, kind
+        self._more = [KillBehind(batches) for batches in kills]
+        self.count = 0
+
+    def around(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fit)
+        def fit_with_backups(model: Any, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
+            number, self.count = self.count, self.count + 1
+            callbacks = [*(options.pop("callbacks", None) or []), *self._more]
+            if self._kind == "backup":
+                at = self._directory / f"backup-{number}"
+                write = kdc.WriteOptions(when_busy="wait")
+                callbacks.append(kdc.BackupAndRestore(at, save_freq=2, delete_checkpoint=False, write_options=write))
+            options["epochs"] = min(options.get("epochs", 1), EPOCHS) + options.get("initial_epoch", 0)
+            for name in ("validation_data", "sample_weight"):
+                options[name] = first_rows(options.get(name))
+            history = fit(model, first_rows(x), first_rows(y), *args, callbacks=callbacks, **options)
+            record_run(f"{self._record}-{number}", model, history)
+            return history
+
+        return fit_with_backups
+
+
+def main(script: str, directory: str, record: str, kind: str, *kills: str) -> None:
+    place = Path(directory)
+    place.mkdir(parents=True, exist_ok=True)
+    script = str(Path(script).resolve())
+    os.chdir(place)
+    replace_data()
+    keras.utils.set_random_seed(7)
+    fits = Fits(place, record, kind, [int(batches) for batches in kills])
+    keras.Model.fit = fits.around(keras.Model.fit)
+    sys.argv = [script]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except NeedsDownloadError:
+        print("NEEDS A DOWNLOAD", flush=True)
+    except Exception as error:
+        print(f"AFTER {fits.count} FITS: {type(error).__name__}: {error}", flush=True)
+        raise
+    finally:
+        print(f"BATCHES {example_job.trained} IN {fits.count} FITS", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
