@@ -20,16 +20,17 @@ class EpochEndReplay:
     Args:
         source: What the user passed to `fit()`. Nothing is noted unless it is a PyDataset whose class has an
             `on_epoch_end` of its own.
-        epoch_read: Called before it, in an epoch that is trained.
+        epoch_begun: Called after its own `on_epoch_begin`, if it has one.
+        epoch_read: Called before its `on_epoch_end`, in an epoch that is trained.
     """
 
-    def __init__(self, source: Any, epoch_read: Callable[[], None]) -> None:
-        import keras
-
-        base = keras.utils.PyDataset
-        own = isinstance(source, base) and type(source).on_epoch_end is not base.on_epoch_end
-        self._source = source if own else None
-        self._epoch_read = epoch_read
+    def __init__(self, source: Any, epoch_begun: Callable[[], None], epoch_read: Callable[[], None]) -> None:
+        self._source = source if _has_own(source, "on_epoch_end") else None
+        self._epoch_begun, self._epoch_read = epoch_begun, epoch_read
+        self._begins = source if _has_own(source, "on_epoch_begin") else None
+        if self._begins is not None:
+            self._begin = self._begins.on_epoch_begin
+            self._begins.on_epoch_begin = self._begin_called
         self._states: list[SharedArray] = []
         self._past: list[Any] = []
         if self._source is not None:
@@ -51,8 +52,13 @@ class EpochEndReplay:
 
     def close(self) -> None:
         """Takes the wrapper away."""
-        if self._source is not None:
-            self._source.__dict__.pop("on_epoch_end", None)
+        for source, hook in ((self._source, "on_epoch_end"), (self._begins, "on_epoch_begin")):
+            if source is not None:
+                source.__dict__.pop(hook, None)
+
+    def _begin_called(self) -> None:
+        self._begin()
+        self._epoch_begun()
 
     def _called(self) -> None:
         if self._past:
@@ -62,3 +68,10 @@ class EpochEndReplay:
         text = json.dumps(rng.capture()).encode()
         self._states.append(SharedArray(np.frombuffer(text, np.uint8)))
         self._original()
+
+
+def _has_own(source: Any, hook: str) -> bool:
+    import keras
+
+    base = keras.utils.PyDataset
+    return isinstance(source, base) and getattr(type(source), hook, None) is not getattr(base, hook, None)

@@ -47,6 +47,7 @@ class DataPosition:
         hides: The state that it hides.
         state: The input's own account of its position at the last `note`, for the snapshot.
         tensors: The arrays in it.
+        epoch_begun: Called after the `on_epoch_begin` of a PyDataset, before a batch is read.
         epoch_read: Called when all batches of an epoch were read, before the `on_epoch_end` of a PyDataset.
     """
 
@@ -66,7 +67,8 @@ class DataPosition:
             input_inspection.inspect_source(self._validation),
             iterator_persists=bool(fit.steps_per_epoch),
         )
-        self._epoch_ends = EpochEndReplay(fit.input, lambda: self.epoch_read())
+        self._epoch_ends = EpochEndReplay(fit.input, lambda: self.epoch_begun(), lambda: self.epoch_read())
+        self.epoch_begun: Callable[[], None] = lambda: None
         self.epoch_read: Callable[[], None] = lambda: None
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None

@@ -81,6 +81,11 @@ class InputState:
         used = _mutable(self._begun)
         self._sharing = [path for path, root in self._writers.items() if used & _mutable(self._look({path: root}))]
 
+    def note_begun(self) -> None:
+        """The dataset's own `on_epoch_begin`, which a resumed run calls again, was called."""
+        if self._is_read:
+            self._begun = self._walk()
+
     def note_read(self) -> None:
         """All batches of an epoch were read."""
         self._compare()

@@ -51,6 +51,12 @@ class Replaced(Batches):
         self.indices = self.own.permutation(len(self.x))
 
 
+class BeginsEpochs(Batches):
+    def on_epoch_begin(self) -> None:
+        self.scale *= 0.9
+        np.random.shuffle(self.indices)
+
+
 class DrawsFromItsOwn(Batches):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         x, y = super().__getitem__(index)
@@ -137,6 +143,7 @@ def train(
         (Batches, "exact"),
         (Shuffled, "exact"),
         (Replaced, "exact"),
+        (BeginsEpochs, "exact"),
         (DrawsFromItsOwn, "exact if"),
         (DrawsFromAll, "exact if"),
         (DrawsByHelper, "exact if"),
