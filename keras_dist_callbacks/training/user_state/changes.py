@@ -163,7 +163,11 @@ class _Comparison:
         except UnstorableError as error:
             self._changes.lost[path] = str(error)
             return
-        if before is not None and before.value is not node.value and before.kind == node.kind in ("array", "container"):
+        is_same = before is not None and before.value is node.value
+        if node.kind == "array" and not is_same and type(node.value) is not np.ndarray:
+            self._changes.lost[path] = f"a new {type(node.value).__qualname__} cannot be made again from a backup"
+            return
+        if before is not None and not is_same and before.kind == node.kind in ("array", "container"):
             record = {"$bind": record}
         self._changes.records[path] = [record, self._digest(path, node)]
 
@@ -617,7 +621,7 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
 
 def _fill(present: Any, value: Any) -> bool:
     """Makes a container or array what another one is, because others may hold on to it; False if it cannot be."""
-    kind: Any = next((kind for kind in (list, dict) if isinstance(present, kind)), type(present))
+    kind: Any = next((kind for kind in (list, dict, np.ndarray) if isinstance(present, kind)), type(present))
     if not isinstance(value, kind):
         return False
     if isinstance(present, np.ndarray):

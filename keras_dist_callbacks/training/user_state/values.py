@@ -73,7 +73,9 @@ def _key_of(key: Any) -> str | None:
 
 def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at array."""
-    if not n.is_numeric(value):
+    if type(value) not in (np.ndarray, np.memmap):  # one with a mask, for instance
+        walk.add_unknown(path, slot, value, is_traced)
+    elif not n.is_numeric(value):
         items = value.reshape(-1).tolist()
         if value.dtype.hasobject and n.is_flat(items) and walk.allows(8 * len(items)):
             walk.add(path, slot, value, "texts", is_traced, ("texts", value.shape, *n.flat_token(items)))

@@ -13,6 +13,7 @@ import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -254,6 +255,20 @@ def test_an_array_that_is_replaced_leaves_what_it_was_a_view_of() -> None:
         [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0], [5.0, 0.0, 0.0, 0.0], [5.0, 0.0]]
     ]
     assert np.shares_memory(theirs.more, theirs.kept)
+
+
+def test_an_array_in_a_file_stays_in_the_file(tmp_path: Path) -> None:
+    files = map(str, [tmp_path / "ours", tmp_path / "theirs"])
+
+    def make() -> Holder:
+        return Holder(value=np.memmap(next(files), "float32", "w+", shape=(3,)))
+
+    def act(holder: Any) -> None:
+        holder.value[1] = 2.0
+
+    ours, theirs, lost = carried_over(make, act)
+    assert (type(theirs.value), lost) == (np.memmap, {})
+    assert list(np.fromfile(tmp_path / "theirs", "float32")) == list(ours.value) == [0.0, 2.0, 0.0]
 
 
 def test_a_list_that_is_replaced_leaves_the_one_that_others_hold() -> None:
