@@ -52,7 +52,7 @@ def row(script: Path, directory: Path) -> tuple[str, str, str]:
         for number in range(fits)
         for line in compare_runs(directory / f"reference-{number}", directory / f"resumed-{number}")[:2]
     ]
-    return "NO" if found else "yes", "; ".join(dict.fromkeys(verdicts)), " ".join(found)[:300]
+    return "NO" if found else "yes", "; ".join(dict.fromkeys(verdicts)) or "nothing was restored", " ".join(found)[:300]
 
 
 def _verdicts(log: str) -> list[str]:

@@ -25,7 +25,7 @@ from keras_dist_callbacks.testing import record_run
 from tests.support import example_job
 from tests.support.example_job import KillBehind
 
-ROWS, BATCHES, EPOCHS = 96, 6, 2
+BATCHES, EPOCHS = 6, 2
 _IMAGES = {
     "mnist": ((28, 28), 10),
     "fashion_mnist": ((28, 28), 10),
@@ -46,15 +46,15 @@ def images(shape: tuple[int, ...], classes: int, columns: int) -> Any:
         pixels = rng.integers(0, 200, (rows, *shape)) + (labels * 55 // classes).reshape(-1, *(1 for _ in shape))
         return pixels.astype("uint8"), labels.reshape(-1, 1).astype("uint8") if columns else labels.astype("uint8")
 
-    return part(640), part(128)
+    return part(1600), part(256)
 
 
 def reviews(num_words: int | None = None, **_: Any) -> Any:
     rng = np.random.default_rng(0)
-    sequences = np.empty(320, object)
-    sequences[:] = [rng.integers(1, num_words or 1000, rng.integers(5, 60)).tolist() for _ in range(320)]
+    sequences = np.empty(900, object)
+    sequences[:] = [rng.integers(1, num_words or 1000, rng.integers(5, 60)).tolist() for _ in range(900)]
     labels = np.array([len(sequence) % 2 for sequence in sequences])
-    return (sequences[:240], labels[:240]), (sequences[240:], labels[240:])
+    return (sequences[:800], labels[:800]), (sequences[800:], labels[800:])
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -70,15 +70,15 @@ def replace_data() -> None:
     os.system = refuse
 
 
-def first_rows(data: Any) -> Any:
+def first_rows(data: Any, rows: int) -> Any:
     """The first rows or batches of what `fit()` is given."""
     if isinstance(data, tf.data.Dataset):
         return data.take(BATCHES)
     if isinstance(data, dict):
-        return {name: first_rows(part) for name, part in data.items()}
+        return {name: first_rows(part, rows) for name, part in data.items()}
     if isinstance(data, list | tuple):
-        return type(data)(first_rows(part) for part in data)
-    return data[:ROWS] if isinstance(data, np.ndarray | tf.Tensor) else data
+        return type(data)(first_rows(part, rows) for part in data)
+    return data[:rows] if isinstance(data, np.ndarray | tf.Tensor) else data
 
 
 class Fits:
@@ -99,9 +99,10 @@ class Fits:
                 write = kdc.WriteOptions(when_busy="wait")
                 callbacks.append(kdc.BackupAndRestore(at, save_freq=2, delete_checkpoint=False, write_options=write))
             options["epochs"] = min(options.get("epochs", 1), EPOCHS) + options.get("initial_epoch", 0)
+            rows = BATCHES * (args[0] if args else options.get("batch_size") or 32)
             for name in ("validation_data", "sample_weight"):
-                options[name] = first_rows(options.get(name))
-            history = fit(model, first_rows(x), first_rows(y), *args, callbacks=callbacks, **options)
+                options[name] = first_rows(options.get(name), rows)
+            history = fit(model, first_rows(x, rows), first_rows(y, rows), *args, callbacks=callbacks, **options)
             record_run(f"{self._record}-{number}", model, history)
             return history
 
