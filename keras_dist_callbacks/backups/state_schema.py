@@ -117,7 +117,7 @@ _TYPES: dict[str, Any] = {
     "shares_input": bool,
     "is_finalized": bool,
     "stop_training": bool,
-    "logs": dict[str, bool | int | float | str],
+    "logs": _STORABLE,
     "metric_variables": Texts,
     "input_variables": Specs,
     "untracked_variables": Specs,

@@ -81,11 +81,9 @@ def capture(
     return Snapshot(position, tensors, state)
 
 
-def jsonable_logs(logs: Mapping[str, Any]) -> JSON:
-    """Logs of a step as JSON; tensors become numbers."""
-    arrays: dict[str, SharedTensor] = {}
-    plain = {name: _number(value) for name, value in logs.items()}
-    return to_json({name: value for name, value in plain.items() if value is not None}, "logs", arrays)
+def jsonable_logs(logs: Mapping[str, Any], tensors: dict[str, SharedTensor]) -> JSON:
+    """Logs of a step as JSON: tensors become numbers or, with axes, arrays, which are put into `tensors`."""
+    return to_json(_plain_logs(logs), "logs", tensors)
 
 
 def apply_variables(model: Any, saved: WorkerState, cluster: Cluster, *, leave: Collection[int] = ()) -> list[str]:
@@ -281,11 +279,19 @@ def _without_prefix(one: str, other: str) -> bool:
     return short == long or long.endswith(f"/{short}") or (folder == long_folder and long_slot.endswith(f"_{slot}"))
 
 
+def _plain_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """A log is a number, a vector such as that of a metric by class, or the logs of several metrics."""
+    plain = {name: _plain_logs(log) if isinstance(log, Mapping) else _number(log) for name, log in logs.items()}
+    return {name: value for name, value in plain.items() if value is not None}
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, bool | int | float | str) and not isinstance(value, np.generic):
         return value
     array = np.asarray(value)
-    return array.item() if array.ndim == 0 and array.dtype.kind in "biuf" else None
+    if array.dtype.kind not in "biuf":
+        return None
+    return array if array.ndim else array.item()
 
 
 def _some(names: Sequence[str]) -> str:

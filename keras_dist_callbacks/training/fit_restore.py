@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat import building, replay, variables
 from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.backups.json_values import from_json
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.schedule import Schedule
@@ -249,7 +250,7 @@ class FitRestore:
         data.read_again()
         notes = self._notes + self._apply()
         data.restore_rng(saved.state["rng"])
-        seam.current_logs(fit.model).update(saved.state["logs"])
+        seam.current_logs(fit.model).update(from_json(saved.state["logs"], saved.tensors))
         progress.count.skip_to(batch)
         return notes
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from keras_dist_callbacks._compat import rng
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot
+from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.training import model_export
 from keras_dist_callbacks.training.capture import capture, jsonable_logs
@@ -138,16 +138,18 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
         topics["shares_input"] = progress.shares_input
     if missed:
         topics[verdict.CALLBACKS_NOT_CALLED] = list(missed)
+    logs: dict[str, SharedTensor] = {}
     if kind == "within":
         topics["rng_at_epoch"] = progress.rng_at_epoch
         if progress.rng_before_epoch != progress.rng_at_epoch:
             topics["rng_before_epoch"] = progress.rng_before_epoch
-        topics["logs"] = jsonable_logs(seam.current_logs(fit.model))
+        topics["logs"] = jsonable_logs(seam.current_logs(fit.model), logs)
     else:
         state.data.note()
         state.untracked.note_epoch(is_read=False)
     found, tensors = state.untracked.capture()
     topics.update(found)
+    tensors = {**tensors, **logs}
     if is_chief:
         tensors = {**tensors, **model_export.architecture_tensor(fit.model)}
     return capture(fit.model, state.callbacks, progress.count.position(kind), topics, tensors)
