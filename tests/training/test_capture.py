@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks._compat import variables
+from keras_dist_callbacks.backups.json_values import from_json
 from keras_dist_callbacks.training.capture import jsonable_logs
 from tests.support import SUPPORT, tiny
 from tests.support.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore
@@ -130,6 +131,17 @@ def test_what_is_remembered_of_a_model_follows_its_variables() -> None:
 
 def test_logs_of_any_numbers_are_plain_ones_in_a_backup() -> None:
     logs = {"a": np.float64(1.5), "b": np.float32(0.5), "c": np.int64(3), "d": np.bool_(True), "e": tf.constant(2.0)}
-    found = jsonable_logs({**logs, "f": 1, "g": "text", "rows": np.zeros(3)})
+    found = jsonable_logs({**logs, "f": 1, "g": "text", "object": np.array([object()])}, {})
     assert found == {"a": 1.5, "b": 0.5, "c": 3, "d": True, "e": 2.0, "f": 1, "g": "text"}
     assert {type(value) for value in found.values()} == {float, int, bool, str}
+
+
+def test_logs_with_axes_and_logs_of_several_metrics_come_back() -> None:
+    tensors: dict[str, Any] = {}
+    found = jsonable_logs(
+        {"rows": tf.constant([1.0, 2.0]), "metrics": {"a": np.float32(0.5), "b": np.arange(2)}}, tensors
+    )
+    again = from_json(found, {name: tensor.array() for name, tensor in tensors.items()})
+    np.testing.assert_array_equal(again.pop("rows"), [1.0, 2.0])
+    np.testing.assert_array_equal(again["metrics"].pop("b"), [0, 1])
+    assert again == {"metrics": {"a": 0.5}}
