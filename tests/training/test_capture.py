@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_dist_callbacks._compat import variables
 from keras_dist_callbacks.backups.json_values import from_json
+from keras_dist_callbacks.backups.snapshot import SharedTensor
 from keras_dist_callbacks.training.capture import jsonable_logs
 from tests.support import SUPPORT, tiny
 from tests.support.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore
@@ -137,7 +138,7 @@ def test_logs_of_any_numbers_are_plain_ones_in_a_backup() -> None:
 
 
 def test_logs_with_axes_and_logs_of_several_metrics_come_back() -> None:
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, SharedTensor] = {}
     found = jsonable_logs(
         {"rows": tf.constant([1.0, 2.0]), "metrics": {"a": np.float32(0.5), "b": np.arange(2)}}, tensors
     )
