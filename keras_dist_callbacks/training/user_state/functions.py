@@ -163,13 +163,23 @@ def look_at_wrapper(walk: Walker, path: str, slot: Slot | None, value: Any, is_t
         walk.add(path, slot, value, "asserted", is_traced)
         return
     if isinstance(value, functools._lru_cache_wrapper) and not is_library(value.__module__):
-        walk.add_unknown(path, slot, value, is_traced, "a function that remembers its results")
+        look_at_cached_function(walk, path, slot, value, is_traced)
     else:
         walk.add(path, slot, value, "constant", is_traced)
     for name in ("__func__", "fget", "fset", "func", "__wrapped__"):
         inner = getattr(value, name, None)
         if isinstance(inner, types.FunctionType):
             walk.push(join(path, name), None, inner, is_traced)
+
+
+def look_at_cached_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """A function that remembers its results: they cannot be compared, but it counts those that it has computed."""
+    info = value.cache_info()
+    token = ("cached", info.misses, info.currsize)
+    if walk.token_at_start(path, token) == token:
+        walk.add(path, slot, value, "constant", is_traced, token)
+    else:
+        walk.add_unknown(path, slot, value, is_traced, "a function that remembers its results")
 
 
 def look_at_method(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:

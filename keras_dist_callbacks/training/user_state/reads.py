@@ -11,7 +11,9 @@ from typing import Any
 
 import xxhash
 
-_DYNAMIC = frozenset(["eval", "exec", "globals", "__import__", "_getframe", "currentframe", "import_module"])
+_DYNAMIC = frozenset(
+    ["eval", "exec", "globals", "__import__", "_getframe", "currentframe", "import_module", "cache_clear"]
+)
 _FILE_READS = frozenset(
     [
         *(

@@ -108,6 +108,7 @@ class Walker:
     def __init__(self, policy: Policy, limits: Limits, start: Found | None, looks: Looks, otherwise: Look) -> None:
         self.found = Found()
         self._looks, self._otherwise = looks, otherwise
+        self._start = start
         self._policy = policy
         self._limits = limits
         self._bytes = 0
@@ -201,6 +202,13 @@ class Walker:
         """Notes an object that cannot be looked into."""
         self.found.unknown[path] = what or f"a {name_of(type(value))}"
         self.add(path, slot, value, "unknown", is_traced)
+
+    def token_at_start(self, path: str, default: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What an earlier walk has noted at a path; the default if this is the first walk."""
+        if self._start is None:
+            return default
+        node = self._start.nodes.get(path)
+        return None if node is None else node.token
 
     def allows(self, size: int) -> bool:
         """Whether so many bytes may be hashed yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import enum
+import functools
 import itertools
 import json
 import logging
@@ -255,6 +256,28 @@ def test_an_array_that_is_replaced_leaves_what_it_was_a_view_of() -> None:
         [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0], [5.0, 0.0, 0.0, 0.0], [5.0, 0.0]]
     ]
     assert np.shares_memory(theirs.more, theirs.kept)
+
+
+def test_a_function_that_remembers_results_is_unknown_only_when_it_has_computed_more() -> None:
+    @functools.lru_cache
+    def square(number: int) -> int:
+        return number**2
+
+    square(2)
+    holder = Holder(square=square)
+    start = looked_at(holder)
+    square(2)
+    assert looked_at(holder, start).unknown == start.unknown == {}
+    square(3)
+    assert looked_at(holder, start).unknown == {"callback Holder()/square": "a function that remembers its results"}
+
+
+def test_a_function_that_forgets_results_is_unknown() -> None:
+    @functools.lru_cache
+    def square(number: int) -> int:
+        return number**2
+
+    assert list(looked_at(Holder(forget=lambda: square.cache_clear())).unknown.values()) == ["it uses cache_clear"]
 
 
 def test_an_array_in_a_file_stays_in_the_file(tmp_path: Path) -> None:
