@@ -1,7 +1,7 @@
 """Runs a script as published, with our callback added to each `fit()`.
 
 `published_job.py SCRIPT DIRECTORY RECORD none|backup [BATCHES]`; with a number of batches it is killed by SIGKILL after
-them. Data sets that Keras downloads are replaced by small random ones, and each `fit()` trains on the first rows only.
+them. Data sets that Keras downloads are replaced by random ones, and each `fit()` trains on the first rows only.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ class NeedsDownloadError(Exception):
     """The script needs data that cannot be replaced here."""
 
 
-def images(shape: tuple[int, ...], classes: int, columns: int) -> Any:
+def images(shape: tuple[int, ...], classes: int, rows: int) -> Any:
     rng = np.random.default_rng(0)
 
     def part(rows: int) -> tuple[Any, Any]:
         labels = np.arange(rows) % classes
-        pixels = rng.integers(0, 200, (rows, *shape)) + (labels * 55 // classes).reshape(-1, *(1 for _ in shape))
-        return pixels.astype("uint8"), labels.reshape(-1, 1).astype("uint8") if columns else labels.astype("uint8")
+        shades = (labels * 55 // classes).astype("uint8").reshape(-1, *(1 for _ in shape))
+        pixels = rng.integers(0, 200, (rows, *shape), "uint8") + shades
+        return pixels, labels.reshape(-1, *(1 for _ in shape[2:])).astype("uint8")
 
-    return part(1600), part(256)
+    return part(rows), part(10_000)
 
 
 def reviews(num_words: int | None = None, **_: Any) -> Any:
     rng = np.random.default_rng(0)
-    sequences = np.empty(900, object)
-    sequences[:] = [rng.integers(1, num_words or 1000, rng.integers(5, 60)).tolist() for _ in range(900)]
+    sequences = np.empty(2000, object)
+    sequences[:] = [rng.integers(1, num_words or 1000, rng.integers(5, 60)).tolist() for _ in range(2000)]
     labels = np.array([len(sequence) % 2 for sequence in sequences])
-    return (sequences[:800], labels[:800]), (sequences[800:], labels[800:])
+    return (sequences[:1000], labels[:1000]), (sequences[1000:], labels[1000:])
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -63,7 +64,9 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 def replace_data() -> None:
     for name, (shape, classes) in _IMAGES.items():
-        getattr(keras.datasets, name).load_data = functools.partial(images, shape, classes, name.startswith("cifar"))
+        getattr(keras.datasets, name).load_data = functools.partial(
+            images, shape, classes, 50_000 if shape[2:] else 60_000
+        )
     keras.datasets.imdb.load_data = keras.datasets.reuters.load_data = reviews
     keras.utils.get_file = refuse
     keras.utils.plot_model = lambda *_, **__: None
