@@ -20,7 +20,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.training.user_state import changes
 from keras_dist_callbacks.training.user_state.libraries import is_library
-from keras_dist_callbacks.training.user_state.reads import reads_of
+from keras_dist_callbacks.training.user_state.reads import SEEDED, reads_of
 from keras_dist_callbacks.training.user_state.roots import input_roots, words
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Limits, Policy, Root
@@ -36,7 +36,6 @@ _WITHOUT_RANDOM_STATE = ("numpy", "scipy", "tensorflow", "keras", "PIL", "cv2", 
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _READING = ("getattr", "open", "load", "read")
 _WRAPPED = ("fget", "__func__", "__wrapped__", "func")
-_SEEDED = ("default_rng", "RandomState", "Generator", "SeedSequence")
 
 
 class InputState:
@@ -159,7 +158,7 @@ def _draws(found: Found) -> bool:
     if any(node.value is state for node in found.nodes.values() for state in shared_states):
         return True
     functions = _functions(found)
-    return any(_may_draw(function, functions) for function in _reading_functions(functions))
+    return any(_does_more(function, functions) for function in _reading_functions(functions))
 
 
 def _functions(found: Found) -> dict[str, list[types.FunctionType]]:
@@ -196,12 +195,12 @@ def _names(path: str, function: types.FunctionType) -> set[str]:
     return {segments[0], function.__name__}
 
 
-def _may_draw(function: types.FunctionType, functions: Collection[str]) -> bool:
+def _does_more(function: types.FunctionType, functions: Collection[str]) -> bool:
     """Whether a function may draw, read files, or call what is not known."""
     reads = reads_of(function.__code__)
     if reads.draws or any(word in name.lower() for name in reads.names - {*functions} for word in _READING):
         return True
-    used = [function.__globals__.get(name) for name in reads.global_names - {*_SEEDED}]
+    used = [function.__globals__.get(name) for name in reads.global_names - SEEDED]
     modules = [str(getattr(value, "__module__", None) or getattr(value, "__name__", "")) for value in used]
     return any(_has_random_state(module) for module in (*filter(None, modules), *reads.imports))
 

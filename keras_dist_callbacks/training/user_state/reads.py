@@ -30,8 +30,9 @@ _FILE_READS = frozenset(
         *("read_csv", "read_json", "read_parquet", "read_pickle", "urlopen", "read_file", "latest_checkpoint"),
     ]
 )
-_DRAWING = ("rand", "shuffle", "rvs", "secrets", "uuid")
-_SEEDED = ("default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox")
+_DRAWING = ("rand", "shuffle", "rvs", "dropout", "initializer", "secrets", "uuid")
+SEEDED = frozenset(["default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox"])
+"""Names of what makes a random generator of one's own."""
 _IN_MEMORY = frozenset(["loads"])
 _WRITING_MODES = tuple("wax")
 
@@ -92,12 +93,18 @@ def _is_drawing(before: dis.Instruction, this: dis.Instruction, after: dis.Instr
     name = str(this.argval)
     if not this.opname.startswith(_NAMED):
         return False
-    if name in _SEEDED:
+    if name in SEEDED:
         return after.opname.startswith("CALL") and after.arg == 0
-    if name.startswith("stateless_") or (name == "random" and after.argval in _SEEDED):
+    if name.startswith("stateless_") or (name == "random" and after.argval in SEEDED):
         return False
-    # What a local variable holds was made there, or comes from what is looked at elsewhere.
-    return before.opname != "LOAD_FAST" and any(word in name.lower() for word in _DRAWING)
+    # A generator in a local variable was made there, or comes from what is looked at elsewhere; a module may be in one.
+    is_method_of_a_local = before.opname.startswith("LOAD_FAST") and _loads_method(this)
+    return not is_method_of_a_local and any(word in name.lower() for word in _DRAWING)
+
+
+def _loads_method(this: dis.Instruction) -> bool:
+    """Whether what is loaded is called next; since Python 3.12, only the argument of LOAD_ATTR tells."""
+    return this.opname == "LOAD_METHOD" or "NULL|self" in this.argrepr
 
 
 _NAMED = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_")

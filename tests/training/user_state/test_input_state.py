@@ -182,6 +182,16 @@ def of_a_module_in_a_variable(index: int) -> Any:
     return drawing.random()
 
 
+def of_a_module_imported_here(index: int) -> Any:
+    import numpy
+
+    return numpy.random.normal()
+
+
+def dropped_out(index: int) -> Any:
+    return tf.nn.dropout(np.ones(2, np.float32), 0.5)
+
+
 def plain(index: int) -> Any:
     return np.sin(index) + tf.image.stateless_random_brightness(np.ones((1, 1, 3)), 0.1, (index, 2))[0, 0, 0]
 
@@ -216,6 +226,8 @@ FUNCTIONS = [
     (plain, True),
     (drawn_from_a_local_one, True),
     (of_a_module_in_a_variable, False),
+    (of_a_module_imported_here, False),
+    (dropped_out, False),
     (lambda index: index + 1, True),
     (functools.partial(max, 2), True),
     (unseeded, False),
