@@ -75,7 +75,7 @@ def _parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
     if not of_training and isinstance(value, kinds):
         for number, variable in enumerate(_variables(value)):
             yield f"variable {number}", variable, ""
-    if isinstance(value, keras.Layer):
+    if isinstance(value, keras.Layer) and value._layers:
         layers = [x for x in value._flatten_layers(include_self=False, recursive=False) if not _is_input(x)]
         for number, layer in enumerate(layers):
             yield f"layer {number}", layer, ""

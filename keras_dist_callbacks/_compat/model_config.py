@@ -67,10 +67,11 @@ def _without_weight_decay(model: Any) -> dict[str, str]:
     """Which weights `exclude_from_weight_decay` was told of: patterns, and places among the trainable variables."""
     ids = getattr(model.optimizer, "_exclude_from_weight_decay", None) or ()
     places = [n for n, variable in enumerate(model.trainable_variables) if id(variable) in ids]
-    pattern = getattr(model.optimizer, "_exclude_from_weight_decay_pattern", None)
-    if pattern is None and not places:
+    found = getattr(model.optimizer, "_exclude_from_weight_decay_pattern", None)
+    if found is None and not places:
         return {}
-    return {"optimizer/exclude_from_weight_decay": f"pattern {getattr(pattern, 'pattern', None)!r}, weights {places}"}
+    pattern = None if found is None else "|".join(sorted(found.pattern.split("|")))  # Keras joins an unordered set
+    return {"optimizer/exclude_from_weight_decay": f"pattern {pattern!r}, weights {places}"}
 
 
 def compiled_objects(model: Any) -> dict[str, Any]:

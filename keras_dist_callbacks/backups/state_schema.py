@@ -30,6 +30,9 @@ INPUT_PYTHON = "input_python_state"
 TRACED = "traced_state"
 """The same, as it was when TensorFlow last traced the train step; none before that, and none in eager mode."""
 
+COMPILED = "compiled"
+"""The topic with what callbacks have changed of the compiled model: the config of a new optimizer, modes."""
+
 Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Place = Annotated[int, msgspec.Meta(ge=0, le=624)]
@@ -134,6 +137,7 @@ _TYPES: dict[str, Any] = {
     verdict.CALLBACKS_NOT_CALLED: Texts,
     LOCAL_STATE_DROPPED: bool,
     "input": _STORABLE,
+    COMPILED: _STORABLE,
     USER_STATE: _STORABLE,
 }
 _OF_FIT = {

@@ -98,7 +98,8 @@ def inexact_reasons(
     if saved.state.get(CALLBACKS_NOT_CALLED):
         reasons.append(_missed_hooks_reason(saved.state[CALLBACKS_NOT_CALLED]))
     reasons += saved.state.get(LOST) or ()
-    reasons += [random_operation_reason(label) for label in saved.state.get(RANDOM_OPERATIONS) or ()]
+    if saved.state.get(RANDOM_OPERATIONS):
+        reasons.append(_random_operations_reason(saved.state[RANDOM_OPERATIONS]))
     reasons += saved.state[UNTRACKED_INPUT]["unordered"]
     if goes_on_after_end and saved.state.get("is_finalized"):
         reasons.append(_FINALIZED)
@@ -156,11 +157,11 @@ def _places(found: list[Finding]) -> str:
     return ", ".join(shown) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
-def random_operation_reason(label: str) -> str:
-    """The sentence about an operation that keeps a random state in its kernel."""
+def _random_operations_reason(labels: list[str]) -> str:
+    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
     return (
-        f"TensorFlow's random operation {label} in the train or test step keeps its state where it cannot be saved; "
-        "use keras.random with a keras.random.SeedGenerator, or stateless random functions"
+        f"the train or test step draws random numbers by TensorFlow's {', '.join(labels[:_SHOWN])}{more}, whose "
+        "state cannot be saved; use keras.random with a keras.random.SeedGenerator, or TensorFlow's stateless functions"
     )
 
 

@@ -221,6 +221,11 @@ class DataPosition:
         """Whether the order of a pass depends on how often the user's dataset object was read before."""
         return isinstance(self._source, tf.data.Dataset) and bool(pipeline.reshuffling_stages(self._source))
 
+    @property
+    def is_shared_by_fits(self) -> bool:
+        """Whether a later `fit()` of the same dataset object needs this one's passes, which are cheap to repeat."""
+        return self.reshuffles and self._fit.starts_fresh_iterator and not pipeline.draws_during_pass(self._fit.data)
+
     def _unsettled(self) -> list[str]:
         """Python code of which nobody has said that it keeps no state."""
         found: list[str] = []

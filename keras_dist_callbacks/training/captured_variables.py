@@ -43,6 +43,27 @@ def build_like(saved: WorkerState, fit: RunningFit) -> None:
     building.build_optimizer_if_saved(model, listed, saved.state["metric_variables"])
 
 
+class NotBuiltError(Exception):
+    """A model that was not built before `fit()` cannot be built without running a step."""
+
+
+def build(fit: RunningFit, saved: WorkerState) -> None:
+    """Builds what the interrupted run's first step has built, or a callback has compiled again.
+
+    Raises:
+        NotBuiltError: The model has layers that only a step which is run eagerly can build.
+    """
+    if not building.unbuilt_layers(fit.model) and not building.has_unbuilt_variables(fit.model):
+        return
+    try:
+        build_like(saved, fit)
+    except Exception as error:
+        if not building.unbuilt_layers(fit.model):
+            raise
+        lines = str(error).strip().splitlines() or [""]
+        raise NotBuiltError(f"{type(error).__name__}: {lines[-1].strip()}") from error  # autograph's begin with a trace
+
+
 class CapturedVariables:
     """The hidden state of one model in training."""
 

@@ -11,10 +11,11 @@ from keras_dist_callbacks._compat import building, replay, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups.json_values import from_json
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
+from keras_dist_callbacks.backups.state_schema import COMPILED
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupMismatchError
-from keras_dist_callbacks.training import captured_variables, resume_mode
+from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
 from keras_dist_callbacks.training.restored import assess
 from keras_dist_callbacks.training.snapshots import FitState
@@ -81,34 +82,14 @@ class Resume:
 
     def is_to_build(self, fit: seam.RunningFit) -> bool:
         """Whether the model is to be built like the interrupted run's before the first epoch."""
-        return self.mode is not Mode.SKIP and not is_built_later(fit, self.saved)
-
-
-def build(fit: seam.RunningFit, saved: WorkerState) -> None:
-    """Builds what the interrupted run's first step has built, or a callback has compiled again.
-
-    Raises:
-        NotBuiltError: The model has layers that only a step which is run eagerly can build.
-    """
-    if not building.unbuilt_layers(fit.model) and not building.has_unbuilt_variables(fit.model):
-        return
-    try:
-        captured_variables.build_like(saved, fit)
-    except Exception as error:
-        if not building.unbuilt_layers(fit.model):
-            raise
-        lines = str(error).strip().splitlines() or [""]
-        raise NotBuiltError(f"{type(error).__name__}: {lines[-1].strip()}") from error  # autograph's begin with a trace
+        replaced = COMPILED in self.saved.state  # which is compiled again first
+        return self.mode is not Mode.SKIP and not replaced and not is_built_later(fit, self.saved)
 
 
 def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
     """Whether the interrupted epoch is the first one, in which a model that is not built is built again."""
     position, first = saved.position, saved.state.get("first_epoch")
     return position.kind == "within" and position.epoch == first and bool(building.unbuilt_layers(fit.model))
-
-
-class NotBuiltError(Exception):
-    """A model that was not built before `fit()` cannot be built without running a step."""
 
 
 class FitRestore:
@@ -197,7 +178,7 @@ class FitRestore:
         if not self._resume.runs_steps:
             self._resume.is_pending = False
             fit.set_initial_epoch(max(position.epoch, fit.epochs))
-            return self._apply() if self._resume.mode is Mode.COMPLETE else []
+            return self._apply_finished() if self._resume.mode is Mode.COMPLETE else []
         fit.set_initial_epoch(position.epoch)
         if self._resume.mode is Mode.CONTINUE:
             self._continue_input()
@@ -211,11 +192,22 @@ class FitRestore:
             return []  # the rest follows in `enter_epoch`
         self._resume.is_pending = False
         notes += self._state.untracked.restore_input(saved)
+        self._state.untracked.build(saved)
         notes += self._apply()
         data.restore_rng(saved.state["rng"])
         if saved.state["stop_training"]:
             fit.set_initial_epoch(fit.epochs)
             fit.model.stop_training = True
+        return notes
+
+    def _apply_finished(self) -> list[str]:
+        """Restores what the finished fit has left to what the script does next, such as another fit of its dataset."""
+        saved, data = self._resume.saved, self._state.data
+        if data.is_shared_by_fits:
+            data.restore(saved, int(saved.state["first_epoch"]))
+        self._state.untracked.build(saved)
+        notes = self._apply()
+        data.restore_rng(saved.state["rng"])
         return notes
 
     def _begin_next_fit(self, epoch: int) -> None:
@@ -244,8 +236,7 @@ class FitRestore:
         self._state.untracked.note_epoch(is_read=True)
         data.enter_epoch(resuming=True)
         done = self._run_first_step(steps) if self._is_built_by_running() else 0
-        build(fit, saved)
-        self._state.untracked.note_trace()
+        self._state.untracked.build(saved)
         replay.drop_steps(steps, batch, fit, done=done, may_end=bool(data.reasons))
         data.read_again()
         notes = self._notes + self._apply()

@@ -23,7 +23,8 @@ from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import may_keep_state
-from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, NotBuiltError, Resume, build
+from keras_dist_callbacks.training.captured_variables import NotBuiltError, build
+from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume
 from keras_dist_callbacks.training.restored import Restored
 from keras_dist_callbacks.training.run_info import describe_fit
 from keras_dist_callbacks.training.snapshots import FitState, Progress, take

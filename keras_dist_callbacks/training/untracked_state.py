@@ -14,8 +14,9 @@ from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.captured_variables import CapturedVariables
+from keras_dist_callbacks.training.captured_variables import CapturedVariables, build
 from keras_dist_callbacks.training.config_diff import Fingerprint
+from keras_dist_callbacks.training.recompiled import Recompiled
 from keras_dist_callbacks.training.user_state.state import UserState
 
 
@@ -39,6 +40,7 @@ class UntrackedState:
         self._step = CapturedVariables(fit)
         self._user = user
         user.is_saved = self._is_saved
+        self._recompiled = Recompiled(fit)
         self._environment = environment.describe()
         self.conditions: list[str] = []
         self._facts = Fingerprint(fit, user.directory)
@@ -63,10 +65,19 @@ class UntrackedState:
         topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions, *self._user.input.conditions]
         topics[verdict.LOST] = [*self._step.lost, *self._user.lost]
         topics[ENVIRONMENT] = self._environment
+        topics.update(self._recompiled.capture())
+        topics[verdict.LOST] += self._recompiled.lost
         return topics, tensors
+
+    def build(self, saved: WorkerState) -> None:
+        """Builds what the interrupted run's first step has built, as a callback had compiled it."""
+        self._recompiled.put_back(saved, self._user)
+        build(self._fit, saved)
+        self._user.note_trace()
 
     def note_trace(self) -> None:
         """The step was traced, or may have been, and no callback was called yet."""
+        self._recompiled.note_function()
         self._user.note_trace()
 
     def note_epoch(self, *, is_read: bool) -> None:

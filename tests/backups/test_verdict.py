@@ -73,3 +73,9 @@ def test_kernels_with_a_state_and_open_orders_are_reasons() -> None:
     first, second = verdict.inexact_reasons(state, NOW)
     assert "RandomUniform (dropout)" in first
     assert second == "two runs differ"
+
+
+def test_many_random_operations_are_one_reason() -> None:
+    state = saved(**{verdict.RANDOM_OPERATIONS: [f"RandomUniform (dropout_{number})" for number in range(7)]})
+    (reason,) = verdict.inexact_reasons(state, NOW)
+    assert "RandomUniform (dropout_2) and 4 more, whose state" in reason

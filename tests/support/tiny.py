@@ -131,8 +131,15 @@ def assert_same(first: keras.Model, second: keras.Model) -> None:
 
 
 def interrupt(
-    backup: Path | str, epoch: int, batch: int, save_freq: str | int = 1, *, built: Any = None, **options: Any
+    backup: Path | str,
+    epoch: int,
+    batch: int,
+    save_freq: str | int = 1,
+    *,
+    built: Any = None,
+    callbacks: Sequence[Any] = (),
+    **options: Any,
 ) -> None:
     """A run that ends with an exception before a batch is trained."""
     with pytest.raises(Stop):
-        fit(built or model(), backup, [StopAt(epoch, batch)], save_freq=save_freq, **options)
+        fit(built or model(), backup, [*callbacks, StopAt(epoch, batch)], save_freq=save_freq, **options)

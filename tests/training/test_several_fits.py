@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -158,3 +159,40 @@ def test_a_fit_from_the_start_in_the_directory_of_an_earlier_one_is_warned_of(
     with pytest.warns(RuntimeWarning, match="an earlier fit.. of this process had the backup_dir .* a directory of"):
         tiny.fit(model, tmp_path, epochs=1)
     assert shared(resume_mode.Runs).fits == {str(tmp_path): 2}
+
+
+def of_one_dataset(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
+    """Two phases with a backup directory each, and one dataset object, which each pass shuffles anew."""
+    dataset, keeps = tiny.shuffled(), {"delete_checkpoint": False}
+    first, second = (None, None) if directory is None else (directory / "1", directory / "2")
+    tiny.fit(tiny.model(), first, x=dataset, options=keeps, validation_data=dataset)
+    model = tiny.model(5, clear=False)
+    tiny.fit(model, second, stops(stop), x=dataset, options=keeps)
+    return model
+
+
+@pytest.mark.parametrize("stop", [(0, 0), (1, 2)])
+def test_a_finished_fit_leaves_its_dataset_to_the_next_one_as_it_was(
+    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str], stop: tuple[int, int]
+) -> None:
+    with pytest.raises(tiny.Stop):
+        of_one_dataset(tmp_path, stop)
+    restart()
+    resumed = of_one_dataset(tmp_path, None)
+    verdicts = [line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines() if "Restored" in line]
+    assert verdicts == ["exact"] * (1 if stop == (0, 0) else 2)
+    tiny.assert_same(resumed, of_one_dataset(None, None))
+
+
+def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path, restart: Callable[[], None]) -> None:
+    class Draws(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            np.random.rand(), keras.random.uniform(())
+
+    def follow() -> tuple[float, float]:
+        tiny.fit(tiny.model(), tmp_path, [Draws()], options={"delete_checkpoint": False})
+        return np.random.rand(), float(keras.random.uniform(()))
+
+    first = follow()
+    restart()
+    assert follow() == first

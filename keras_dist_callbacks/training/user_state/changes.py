@@ -90,6 +90,12 @@ def digests(found: Found, path: str) -> tuple[str, str]:
     return digest_of(found.node(path)), digest_below(found, path)
 
 
+def is_optimizer_replaced(start: Found, now: Found) -> bool:
+    """Whether training has given the model another optimizer."""
+    before, after = start.nodes.get("optimizer"), now.nodes.get("optimizer")
+    return before is not None and after is not None and before.value is not after.value
+
+
 class _Comparison:
     def __init__(self, start: Found, now: Found, tensors: str) -> None:
         self._start = start
@@ -101,8 +107,11 @@ class _Comparison:
         self._inline: set[str] = set()
 
     def run(self) -> Changes:
+        replaced = "optimizer" if is_optimizer_replaced(self._start, self._now) else None
         for path, node in self._now.nodes.items():
             before = self._start.nodes.get(path)
+            if path.partition("/")[0] == replaced:
+                continue  # it is made again from its config
             if (before is None or before.token != node.token) and not self._is_inline(path):
                 whole = self._replaced_tuple(path)
                 self._note(whole, self._start.nodes.get(whole), self._now.nodes[whole])

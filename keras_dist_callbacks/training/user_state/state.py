@@ -82,6 +82,7 @@ class UserState:
         findings = [
             *(_finding("unknown", path, why, now) for path, why in now.unknown.items()),
             *(_finding("unknown", path, _TRACED, now) for path in self._unlike_in_traces(now)),
+            *(_finding("unknown", path, _TRACED, now) for path in self._changed_in_new_optimizer(now)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
         ]
         self.conditions, self.lost = group(findings)
@@ -151,6 +152,10 @@ class UserState:
     def _reads_any(self, saved: Mapping[str, JSON]) -> bool:
         nodes = self._walk(only_traced=True).nodes
         return any(path in nodes or parent_of(path)[0] in nodes for path in saved)
+
+    def restore_trainable(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Freezes and unfreezes layers as training had, before an optimizer is built for what can be trained."""
+        changes.restore({path: r for path, r in saved.items() if path.endswith("/_trainable")}, tensors, self._walk())
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Puts back what was saved; returns what could not be, a sentence each."""
@@ -232,6 +237,14 @@ class UserState:
         unlike = [path for path in paths if len({found.get(path) for found in digests}) > 1]
         lost = [path for found in self._traced for path in found.lost]
         return [path for path in dict.fromkeys([*unlike, *lost]) if _may_be_traced(path, now)]
+
+    def _changed_in_new_optimizer(self, now: Found) -> list[str]:
+        """Values of an optimizer that has replaced another one, and that is made again as it is now."""
+        if not self._traced or not changes.is_optimizer_replaced(self._start, now):
+            return []
+        then = self._last_trace.nodes
+        found = [path for path in now.nodes if path.startswith("optimizer/")]
+        return [path for path in found if path in then and then[path].token != now.nodes[path].token]
 
     def _unlike_since_an_earlier_fit(self, now: Found) -> list[str]:
         """Values that the step read when it was traced in an earlier `fit()`, and that are others now."""

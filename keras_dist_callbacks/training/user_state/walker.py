@@ -108,6 +108,7 @@ class Walker:
     def __init__(self, policy: Policy, limits: Limits, start: Found | None, looks: Looks, otherwise: Look) -> None:
         self.found = Found()
         self._looks, self._otherwise = looks, otherwise
+        self._look_of: dict[type, Look] = {}
         self._start = start
         self._policy = policy
         self._limits = limits
@@ -175,11 +176,13 @@ class Walker:
             path, slot = earlier, None
         self._paths[id(value)] = path
         self._alive.append(value)
-        for kinds, look in self._looks:
-            if isinstance(value, kinds):
-                look(self, path, slot, value, is_traced)
-                return
-        self._otherwise(self, path, slot, value, is_traced)
+        cls = value.__class__  # of a proxy, that of the object behind it, as `isinstance` takes it
+        look = self._look_of.get(cls)
+        if look is None:
+            look = self._look_of[cls] = next(
+                (f for kinds, f in self._looks if isinstance(value, kinds)), self._otherwise
+            )
+        look(self, path, slot, value, is_traced)
 
     def _add(
         self, path: str, slot: Slot | None, value: Any, kind: str, token: tuple[Any, ...], is_traced: bool

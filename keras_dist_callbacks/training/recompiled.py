@@ -1,0 +1,75 @@
+"""What callbacks have changed of the compiled model: its optimizer, eager mode and XLA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_dist_callbacks._compat import building, optimizers
+from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
+from keras_dist_callbacks.backups.state_schema import COMPILED, PYTHON
+from keras_dist_callbacks.training.capture import saved_variables
+from keras_dist_callbacks.training.user_state.state import UserState
+
+_OPTIMIZER, _RUN_EAGERLY, _JIT_COMPILE = "optimizer", "run_eagerly", "jit_compile"
+
+
+class Recompiled:
+    """What one fit has begun with, and what it has now.
+
+    Args:
+        fit: The running fit, before its first epoch and before a restore.
+
+    Attributes:
+        lost: As of the last `capture`: what a backup cannot hold, a sentence each.
+    """
+
+    def __init__(self, fit: RunningFit) -> None:
+        self._fit = fit
+        self._optimizer = fit.model.optimizer
+        self._modes = self._modes_of_function = _modes(fit.model)
+        self._function = fit.model.train_function
+        self.lost: list[str] = []
+
+    def note_function(self) -> None:
+        """A step was made: by a train function that stays in the modes in which it was made."""
+        if self._fit.model.train_function is not self._function:
+            self._function, self._modes_of_function = self._fit.model.train_function, _modes(self._fit.model)
+
+    def capture(self) -> dict[str, JSON]:
+        """The topic of a snapshot; none if nothing was changed."""
+        self.note_function()
+        model = self._fit.model
+        found: dict[str, JSON] = {} if self._modes == _modes(model) else dict(_modes(model))
+        self.lost = []
+        if _modes(model) != self._modes_of_function:
+            self.lost.append(
+                "run_eagerly or jit_compile was changed, and the train function was not made again; call "
+                "make_train_function(force=True)"
+            )
+        if model.optimizer is not self._optimizer:
+            config = optimizers.config_of(model.optimizer)
+            if config is None:
+                name = type(model.optimizer).__name__
+                self.lost.append(f"the optimizer was replaced by a new {name}, which only the script can make again")
+            else:
+                found[_OPTIMIZER] = config
+        return {COMPILED: found} if found else {}
+
+    def put_back(self, saved: WorkerState, user: UserState) -> None:
+        """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch."""
+        model, found = self._fit.model, saved.state.get(COMPILED) or {}
+        config = found.get(_OPTIMIZER)
+        modes = {name: value for name, value in found.items() if name != _OPTIMIZER}
+        if modes and modes != _modes(model):
+            model.run_eagerly, model.jit_compile = modes[_RUN_EAGERLY], modes[_JIT_COMPILE]
+            model.make_train_function(force=True)
+        if config is not None and model.optimizer is self._optimizer and optimizers.can_make(config):
+            user.restore_trainable(saved.state.get(PYTHON) or {}, saved.tensors)
+            optimizers.replace(self._fit, config)
+            building.build_optimizer_like(model.optimizer, model, saved_variables(saved))
+        self.note_function()
+
+
+def _modes(model: Any) -> dict[str, bool]:
+    return {_RUN_EAGERLY: bool(model.run_eagerly), _JIT_COMPILE: bool(model.jit_compile)}

@@ -1,0 +1,153 @@
+"""A callback that compiles the model again, or gives it another optimizer, in the middle of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks._compat import optimizers
+from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.training.restored import Restored
+from tests.support import tiny
+
+pytestmark = pytest.mark.slow  # whole fits
+
+LOSS = "binary_crossentropy"
+Act = Callable[[Any], None]
+
+
+class AtEpoch(keras.callbacks.Callback):
+    def __init__(self, epoch: int, act: Act) -> None:
+        super().__init__()
+        self.epoch, self.act = epoch, act
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self.epoch:
+            self.act(self.model)
+            self.model.make_train_function(force=True)
+
+
+def compiles(make: Callable[[], Any], **options: Any) -> Act:
+    return lambda model: model.compile(make(), LOSS, metrics=["accuracy"], **options)
+
+
+def freezes(model: Any) -> None:
+    model.layers[0].trainable = False
+    compiles(lambda: keras.optimizers.Adam(0.01, name="second"))(model)
+
+
+def sets_optimizer(model: Any) -> None:
+    model.optimizer = keras.optimizers.RMSprop(0.01, momentum=0.5, clipnorm=1.0, name="second")
+
+
+def decaying() -> keras.optimizers.Optimizer:
+    return keras.optimizers.AdamW(
+        keras.optimizers.schedules.CosineDecay(0.01, 20), use_ema=True, ema_momentum=0.9, name="second"
+    )
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step: Any) -> Any:
+        return 0.1 * 0.5 ** (tf.cast(step, tf.float32) / 5)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+ACTS: dict[str, Act] = {
+    "of the same class": compiles(lambda: keras.optimizers.SGD(0.01, momentum=0.5, name="second")),
+    "of another class": compiles(lambda: keras.optimizers.Adam(0.01, name="second")),
+    "with a schedule and averages": compiles(decaying),
+    "with scaled losses": compiles(
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01, name="inner"), name="second")
+    ),
+    "run eagerly": compiles(lambda: keras.optimizers.Adam(0.01, name="second"), run_eagerly=True),
+    "with a frozen layer": freezes,
+    "without compile()": sets_optimizer,
+}
+
+
+@pytest.mark.parametrize("stop", [(1, 0), (1, 3), (2, 2)])
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_a_replaced_optimizer_is_restored(tmp_path: Path, act: Act, stop: tuple[int, int]) -> None:
+    tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[AtEpoch(1, act)])
+    resumed, expected = tiny.model(), tiny.model()
+    backup = kdc.BackupAndRestore(tmp_path)
+    history = tiny.fit(resumed, None, [AtEpoch(1, act), backup])
+    assert history.history == tiny.fit(expected, None, [AtEpoch(1, act)]).history
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+    tiny.assert_same(resumed, expected)
+
+
+def test_the_optimizer_of_a_finished_run_is_restored(tmp_path: Path) -> None:
+    act, keeps = ACTS["of another class"], {"delete_checkpoint": False}
+    expected, resumed = tiny.model(), tiny.model()
+    tiny.fit(expected, tmp_path, [AtEpoch(1, act)], options=keeps)
+    with pytest.warns(RuntimeWarning, match="fit.. runs no step"):
+        tiny.fit(resumed, tmp_path, [AtEpoch(1, act)], options=keeps)
+    tiny.assert_same(resumed, expected)
+
+
+def restored(directory: Path, *callbacks: Any) -> Restored:
+    """The answer of a resume in the last epoch, where the second one has changed something."""
+    tiny.interrupt(directory, 2, 2, built=tiny.model(), callbacks=callbacks)
+    backup = kdc.BackupAndRestore(directory, strict=False)
+    tiny.fit(tiny.model(), None, [*callbacks, backup])
+    assert backup.restored is not None
+    return backup.restored
+
+
+class Quietly(keras.callbacks.Callback):
+    """Changes something of the model without another trace."""
+
+    def __init__(self, act: Act) -> None:
+        super().__init__()
+        self.act = act
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            self.act(self.model)
+
+
+def test_a_new_optimizer_that_was_changed_after_its_trace_is_a_condition(tmp_path: Path) -> None:
+    quietly = Quietly(lambda model: setattr(model.optimizer, "beta_1", 0.5))
+    (condition,) = restored(tmp_path, AtEpoch(1, ACTS["of another class"]), quietly).conditions
+    assert "the optimizer keeps no state in beta_1 (TensorFlow traced the step more than once" in condition
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+@pytest.mark.parametrize("mode", ["run_eagerly", "jit_compile"])
+def test_a_mode_that_the_train_function_has_not_is_no_exact_resume(tmp_path: Path, mode: str) -> None:
+    quietly = Quietly(lambda model: setattr(model, mode, not getattr(model, mode)))
+    assert "and the train function was not made again" in " ".join(restored(tmp_path, quietly).notes)
+
+
+def test_an_optimizer_that_only_the_script_can_make_is_no_exact_resume(tmp_path: Path) -> None:
+    callbacks = [AtEpoch(1, compiles(lambda: keras.optimizers.SGD(Halving(), momentum=0.5)))]
+    tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=callbacks)
+    model, backup = tiny.model(), [*callbacks, kdc.BackupAndRestore(tmp_path)]
+    with pytest.raises(BackupMismatchError, match="where a callback compiles it anew at an epoch"):
+        tiny.fit(model, None, backup)
+
+
+def test_only_classes_of_keras_are_made_from_a_backup() -> None:
+    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    config = optimizers.config_of(optimizer)
+    assert config is not None
+    assert optimizers.can_make(config)
+    config["config"]["learning_rate"]["module"] = "os"
+    assert not optimizers.can_make(config)
+
+
+def test_weights_without_decay_are_in_no_config() -> None:
+    optimizer = keras.optimizers.AdamW(0.1)
+    assert optimizers.config_of(optimizer) is not None
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    assert optimizers.config_of(optimizer) is None
