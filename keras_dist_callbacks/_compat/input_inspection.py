@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
-from keras import tree
 
-from keras_dist_callbacks._compat import graphs, input_files, pipeline, rng
+from keras_dist_callbacks._compat import graphs, input_files, input_values, pipeline, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 
 _ADAPTERS = {
@@ -172,12 +169,7 @@ def _public_name(stage: Any) -> str:
 
 
 _LEFT_OUT = {"_name", "_metadata", "_use_inter_op_parallelism", "_preserve_cardinality", "_force_synchronous"}
-_LARGEST_CONSTANT = 2**24
-_LARGEST_ARRAY = 2**28  # bytes that are read whole, within a tenth of a second; of more, rows evenly spread
-_ROWS_READ = 64
-_LARGEST_TEXTS = 2**20
-VALUES = "values"
-"""The last part of the name of a fact that tells the values of arrays apart, and says nothing else of them."""
+_KNOWN_SOURCES = ("TensorSlice", "Tensor", "Range", "Random", "TextLine", "TFRecord", "FixedLengthRecord", "Csv")
 
 
 def input_facts(fit: RunningFit) -> dict[str, Any]:
@@ -192,7 +184,7 @@ def input_facts(fit: RunningFit) -> dict[str, Any]:
         facts["input/rows"] = str(adapter._num_samples)
         facts["input/batch_size"] = str(adapter.batch_size)
         facts["input/shuffle"] = str(adapter._shuffle)
-        facts.update(_values("input", tree.flatten(adapter._inputs)))
+        facts.update(input_values.facts_of("input", input_values.flatten(adapter._inputs)))
     elif kind == "PyDatasetAdapter":
         facts["input/class"] = type(fit.input).__name__
         facts["input/shuffle"] = str(adapter.shuffle)
@@ -209,14 +201,25 @@ def _facts_of_stages(root: str, dataset: Any) -> dict[str, Any]:
         where = f"{root}/stage {number} ({type(stage).__name__.strip('_').removesuffix('Dataset')})"
         facts[where] = "present"
         facts.update({f"{where}/{name}": text for name, text in _constants(stage).items()})
-        tensors = [*getattr(stage, "_tensors", ()), getattr(stage, "_tensor", None), getattr(stage, "_filenames", None)]
+        names = getattr(stage, "_filenames", None)  # a dataset of them
+        of_names = pipeline.stages(names) if hasattr(names, "_inputs") else ()
+        tensors = [tensor for source in (stage, *of_names) for tensor in input_values.tensors_of(source)]
         texts = [input_files.texts_of(tensor) or [] for tensor in tensors]
         are_files = [input_files.are_files(found) for found in texts]
         files += [path for found, named in zip(texts, are_files, strict=True) if named for path in found]
-        facts.update(_values(where, [t for t, named in zip(tensors, are_files, strict=True) if not named]))
+        values = [t for t, named in zip(tensors, are_files, strict=True) if not named]
+        facts.update(input_values.facts_of(where, values) if values else _facts_of_source(stage, where))
     if files:
         facts.update(input_files.file_facts(f"{root}/files", list(dict.fromkeys(files))))
     return facts
+
+
+def _facts_of_source(stage: Any, where: str) -> dict[str, str]:
+    """What is known of a stage that reads from elsewhere, such as a data base."""
+    name = type(stage).__name__.strip("_").rstrip("V12").removesuffix("Dataset")
+    if stage._inputs() or name in _KNOWN_SOURCES:
+        return {}
+    return {f"{where}/{input_values.UNREAD}": "what it reads was not compared"}
 
 
 def _facts_of_validation(fit: RunningFit) -> dict[str, Any]:
@@ -227,8 +230,8 @@ def _facts_of_validation(fit: RunningFit) -> dict[str, Any]:
         return _facts_of_stages("validation data", source)
     if hasattr(source, "__next__") or hasattr(type(source), "on_epoch_end"):
         return {}
-    arrays = tree.flatten((source, fit.argument("val_y"), fit.argument("val_sample_weight")))
-    return _values("validation data", arrays)
+    arrays = input_values.flatten(source, fit.argument("val_y"), fit.argument("val_sample_weight"))
+    return input_values.facts_of("validation data", arrays)
 
 
 def _arguments(fit: RunningFit) -> dict[str, str]:
@@ -262,46 +265,10 @@ def _constants(stage: Any) -> dict[str, str]:
     return facts
 
 
-def _values(where: str, arrays: Iterable[Any]) -> dict[str, str]:
-    """A hash of what arrays hold, as far as they are numbers or texts."""
-    digest = xxhash.xxh3_64()
-    for array in arrays:
-        texts = input_files.texts_of(array)
-        if texts is not None:
-            digest.update(f"{len(texts)} {[len(text) for text in texts[:_LARGEST_TEXTS]]}".encode())
-            digest.update("".join(texts[:_LARGEST_TEXTS]).encode(errors="surrogatepass"))
-        found = _numbers(array)
-        if found is not None:
-            digest.update(f"{found.dtype} {found.shape}".encode())
-            digest.update(np.ascontiguousarray(found).reshape(-1).view(np.uint8).data)
-    return {f"{where}/{VALUES}": digest.hexdigest()}
-
-
-def _numbers(array: Any) -> np.ndarray[Any, Any] | None:
-    import tensorflow as tf
-
-    if isinstance(array, tf.Tensor) and (not hasattr(array, "numpy") or not array.dtype.is_numpy_compatible):
-        return None
-    if not isinstance(array, np.ndarray | tf.Tensor) and not hasattr(array, "iloc"):
-        return None  # sparse, ragged, or of another library
-    size = 8 * math.prod(array.shape) if not isinstance(array, np.ndarray) else array.nbytes
-    if size > _LARGEST_ARRAY and array.shape[0] > _ROWS_READ:
-        rows = np.linspace(0, array.shape[0] - 1, _ROWS_READ).astype(np.int64)
-        array = tf.gather(array, rows) if isinstance(array, tf.Tensor) else getattr(array, "iloc", array)[rows]
-    found = np.asarray(array)
-    return None if found.dtype.hasobject else found
-
-
 def _captured_constants(function: Any) -> str:
     """A hash of the tensors that a function holds on to, such as the mean of a `Normalization` in a map."""
-    digest = xxhash.xxh3_64()
-    for tensor in getattr(function, "captured_inputs", ()):
-        texts = input_files.texts_of(tensor)
-        if texts is not None:
-            digest.update(repr(texts).encode(errors="surrogatepass"))
-        elif tensor.dtype.is_numpy_compatible and tensor.dtype.name not in {"resource", "variant", "string"}:
-            value = np.ascontiguousarray(tensor.numpy())
-            digest.update(f"{value.dtype} {value.shape}".encode())
-            if value.nbytes <= _LARGEST_CONSTANT:
-                digest.update(value.tobytes())
-    return digest.hexdigest()
+    held = [tensor for tensor in getattr(function, "captured_inputs", ()) if tensor.dtype.name not in _HANDLES]
+    return input_values.digest_of(held)[0]
+
+
+_HANDLES = ("resource", "variant")

@@ -9,6 +9,7 @@ Keras' optimizers in graph, jit and eager mode).
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -272,9 +273,24 @@ def optimizers_within(model: Any) -> list[Any]:
 
 
 def _descendants(root: Any) -> list[Any]:
+    """All that TensorFlow tracks of an object, itself first."""
+    found = {id(root): root}
+    queue = collections.deque([root])
+    while queue:
+        new = {id(child): child for child in _tracked(queue.popleft()) if id(child) not in found}
+        found.update(new)
+        queue.extend(new.values())
+    return list(found.values())
+
+
+def _tracked(parent: Any) -> Iterable[Any]:
     import tensorflow as tf
 
-    return list(tf.train.TrackableView(root).descendants())
+    try:
+        return list(tf.train.TrackableView.children(parent).values())
+    except ValueError:  # a list of the user's, of which items were replaced: TensorFlow refuses to save it
+        items = parent.values() if isinstance(parent, dict) else parent
+        return [item for item in items if hasattr(item, "_trackable_children")]
 
 
 def create_global_seed_generator() -> None:

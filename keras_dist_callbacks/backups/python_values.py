@@ -48,6 +48,12 @@ class References(Protocol):
         ...
 
 
+def segment(key: object) -> str:
+    """A key as part of a path."""
+    text = str(key) if isinstance(key, str) else repr(key)
+    return text.replace("~", "~0").replace("/", "~1")
+
+
 def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int = 0) -> JSON:
     """`value` as JSON; its arrays are put into `tensors`.
 
@@ -84,8 +90,7 @@ def _number(value: float) -> JSON:
 def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int) -> JSON:
     if isinstance(value, dict):
         pairs = [
-            [encode(k, f"{where}/{k}", tensors, find, depth), encode(v, f"{where}/{k}", tensors, find, depth)]
-            for k, v in value.items()
+            [encode(item, f"{where}/{segment(k)}", tensors, find, depth) for item in (k, v)] for k, v in value.items()
         ]
         return {"$dict": pairs}
     items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)

@@ -10,7 +10,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks._compat import building, input_files, input_inspection, model_config, model_parts
+from keras_dist_callbacks._compat import (
+    building,
+    input_files,
+    input_inspection,
+    input_values,
+    model_config,
+    model_parts,
+)
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import SharedArray, SharedTensor
 from keras_dist_callbacks.process import Shared, shared
@@ -19,7 +26,7 @@ from keras_dist_callbacks.terminal import first_few
 _TENSOR = "description/facts"
 _RATE = "learning rate"
 _NAMED = 4
-_SAMPLES, _TIMES = "/samples", "/files/times"
+_SAMPLES, _TIMES, _UNREAD = "/samples", "/files/times", f"/{input_values.UNREAD}"
 
 
 @dataclass
@@ -105,6 +112,8 @@ class Fingerprint:
         was, now = before.get(name), self._facts.get(name)
         if name.endswith(_SAMPLES) and was and now:
             return input_files.changed_files(was, now) > 0
+        if name.endswith(_UNREAD):
+            return False  # a condition
         if name.endswith(("/files/sizes", _TIMES)):
             return name.endswith("/sizes") and None not in (was, now) and was != now
         return bool(was != now)
@@ -112,7 +121,11 @@ class Fingerprint:
     def conditions(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """What of the input may be another one, and was not looked at."""
         before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
-        found = []
+        found = [
+            f"the {name.removesuffix(_UNREAD)} holds what it held ({why})"
+            for name, why in self._facts.items()
+            if name.endswith(_UNREAD) and before
+        ]
         for files in (name.removesuffix("/times") for name in self._facts if name.endswith(_TIMES) and name in before):
             times = before[f"{files}/times"], self._facts[f"{files}/times"]
             count = self._facts[f"{files}/names"].partition(",")[0]
@@ -142,7 +155,7 @@ class Fingerprint:
 
     def _untold(self, name: str, before: Mapping[str, Any]) -> bool:
         """Whether the content of arrays is described in one of the two runs only."""
-        return name.endswith(f"/{input_inspection.VALUES}") and not (name in before and name in self._facts)
+        return name.endswith(f"/{input_values.VALUES}") and not (name in before and name in self._facts)
 
     def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
         in_force = {} if not self._rates else model_parts.fixed_rates(self._fit.model.optimizer)
@@ -198,7 +211,7 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return f"the {where} have other sizes; give fit() the same data"
     if last == "names":
         return f"the {where} have other names or another order; give fit() the same data"
-    if last == input_inspection.VALUES:
+    if last == input_values.VALUES:
         return f"the {where} has as many rows as before, but other values in them; give fit() the same data"
     return f"{name} changed from {_shown(before)} to {_shown(now)}"
 

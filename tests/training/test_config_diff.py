@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat import input_files, input_inspection, model_config
+from keras_dist_callbacks._compat import input_files, input_values, model_config
 from tests.support import inputs, tiny
 
 pytestmark = pytest.mark.slow  # whole fits
@@ -42,6 +42,15 @@ def notes(directory: Path, first: Make, second: Make, *fits: dict[str, Any]) -> 
     callback = kdc.BackupAndRestore(directory)
     tiny.fit(second(), None, [callback], **after)
     return callback.restored.notes
+
+
+def resumed(directory: Path, before: dict[str, Any], after: dict[str, Any]) -> Any:
+    """What is said when one model continues with other arrays."""
+    with pytest.raises(tiny.Stop):
+        tiny.fit(compiled(), directory, [tiny.StopAt(1, 2)], batch_size=8, **before)
+    callback = kdc.BackupAndRestore(directory)
+    tiny.fit(compiled(), None, [callback], batch_size=8, **after)
+    return callback.restored
 
 
 def named(*names: str, subclass: bool = False) -> keras.Model:
@@ -394,18 +403,19 @@ def test_a_checkpoint_callback_with_another_directory_is_the_same_one(tmp_path: 
         tiny.fit(model, tmp_path / "b", [keras.callbacks.ModelCheckpoint(tmp_path / "w1/x.keras")])
 
 
-def test_rows_of_a_large_array_are_compared_at_places_evenly_spread(
+def test_rows_of_a_very_large_array_are_compared_at_places_evenly_spread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(input_inspection, "_LARGEST_ARRAY", 1000)
-    monkeypatch.setattr(input_inspection, "_ROWS_READ", 4)
+    monkeypatch.setattr(input_values, "LARGEST", 900)
+    monkeypatch.setattr(input_values, "_ROWS_READ", 4)
     x, y = tiny.data()
-    other = x.copy()
-    other[-1] += 1
-    fits = [{"x": rows, "y": y, "batch_size": 8} for rows in (x, other)]
+    first, last = x.copy(), x.copy()
+    first[0, 0] += 1
+    last[1, 0] += 1
     with pytest.warns(RuntimeWarning, match="other values in them"):
-        assert notes(tmp_path / "other", compiled, compiled, *fits)
-    assert notes(tmp_path / "same", compiled, compiled, fits[0], {**fits[0], "x": x.copy()}) == ()
+        assert resumed(tmp_path / "other", {"x": x, "y": y}, {"x": first, "y": y}).notes
+    unseen = resumed(tmp_path / "unseen", {"x": x, "y": y}, {"x": last, "y": y})
+    assert unseen.conditions == ("the input holds what it held (only 4 of its 40 rows were compared)",)
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")

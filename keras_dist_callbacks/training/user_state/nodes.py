@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks._compat import library_state
+from keras_dist_callbacks.backups.python_values import segment
 from keras_dist_callbacks.training.user_state.libraries import is_library
 
 _SCALARS = frozenset(
@@ -108,7 +109,7 @@ class Node(NamedTuple):
 
 def join(path: str, *segments: object) -> str:
     """A path below another one."""
-    return "/".join([path, *(str(segment).replace("~", "~0").replace("/", "~1") for segment in segments)])
+    return "/".join([path, *map(segment, segments)])
 
 
 def parent_of(path: str) -> tuple[str, str]:

@@ -44,6 +44,9 @@ def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is
 def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, Any], is_traced: bool) -> None:
     """Looks at dict."""
     items = dict(value)
+    if any(isinstance(key, int) and key > _SMALLEST_ADDRESS for key in items):
+        walk.add_unknown(path, slot, value, is_traced, "a dict whose keys may be the ids of objects")
+        return
     if not n.is_flat(items):
         keys = [_key_of(key) for key in items]
         if None in keys:
@@ -59,6 +62,9 @@ def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, An
         walk.push(join(path, text), Slot("item", value, key), item, is_traced)
     if isinstance(getattr(value, "default_factory", None), types.FunctionType):
         walk.push(join(path, "default_factory"), None, value.default_factory, is_traced)  # type: ignore[attr-defined]
+
+
+_SMALLEST_ADDRESS = 2**32
 
 
 def _key_of(key: Any) -> str | None:

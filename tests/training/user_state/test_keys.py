@@ -1,0 +1,73 @@
+"""What optimizers, models and callbacks keep under keys of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+import keras_dist_callbacks as kdc
+from tests.support import tiny
+
+pytestmark = pytest.mark.slow  # whole fits
+
+
+class Momentum(keras.optimizers.Optimizer):
+    """Has slots for matrices only."""
+
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__(learning_rate, name="own")
+
+    def build(self, variables: Any) -> None:
+        if not self.built:
+            super().build(variables)
+            matrices = [variable for variable in variables if len(variable.shape) == 2]
+            self.slots = {self._var_key(v): self.add_variable_from_reference(v, name="momentum") for v in matrices}
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        slot = self.slots.get(self._var_key(variable))
+        if slot is not None:
+            self.assign(slot, 0.9 * slot + gradient)
+        self.assign_sub(variable, learning_rate * (gradient if slot is None else slot))
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def test_an_optimizer_may_keep_its_slots_in_a_dict(tmp_path: Path) -> None:
+    """Made when it is built, by the paths of weights, in which slashes are."""
+    expected, resumed = (tiny.model(optimizer=Momentum(0.1)) for _ in range(2))
+    tiny.fit(expected, None)
+    tiny.interrupt(tmp_path, 1, 2, built=tiny.model(optimizer=Momentum(0.1)))
+    backup = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(resumed, None, [backup])
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+    tiny.assert_same(resumed, expected)
+
+
+def test_a_list_of_layers_may_be_changed_before_training(tmp_path: Path) -> None:
+    """TensorFlow refuses to track a list of which an item was replaced."""
+    model = tiny.model()
+    model.parts = [keras.layers.Dense(1), keras.layers.Dense(2)]
+    model.parts[0] = keras.layers.Dense(3)
+    tiny.fit(model, tmp_path)
+
+
+def test_a_dict_by_the_ids_of_objects_is_a_condition(tmp_path: Path) -> None:
+    class Averages(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.averages = {id(w): w.numpy() for w in self.model.trainable_weights}
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            for weight in self.model.trainable_weights:
+                self.averages[id(weight)] = 0.9 * self.averages[id(weight)] + 0.1 * weight.numpy()
+
+    tiny.interrupt(tmp_path, 1, 2, built=tiny.model(), callbacks=[Averages()])
+    backup = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(tiny.model(), None, [Averages(), backup])
+    assert backup.restored is not None
+    (condition,) = backup.restored.conditions
+    assert "in averages (a dict whose keys may be the ids of objects)" in condition
