@@ -69,7 +69,7 @@ def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> No
         return
     alike = collections.defaultdict(list)  # a network and its clone have weights of the same names
     for variable in model.trainable_variables:
-        alike[f"{optimizer.name}/{variable.path.replace('/', '_')}"].append(variable)
+        alike[_slot_begin(optimizer, variable)].append(variable)
     saved = collections.Counter[str]()
     for name in names:
         slot, _, number = name.partition("#")
@@ -79,6 +79,33 @@ def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> No
     if saved and all(count == len(alike[begin]) for begin, count in saved.items()):
         with model.distribute_strategy.scope():
             optimizer.build([variable for begin, found in alike.items() if begin in saved for variable in found])
+
+
+def weights_of_partial_slots(model: Any) -> list[int]:
+    """Which weights `model.optimizer` was built for, if it has slots for some of these only; none otherwise.
+
+    Returns:
+        Their places among the trainable variables.
+    """
+    optimizer = model.optimizer
+    trained = {id(variable): _slot_begin(optimizer, variable) for variable in optimizer._trainable_variables or ()}
+    begins = set(trained.values())
+    with_slots = {_longest_begin(variable.path, begins) for variable in optimizer.variables} - {None}
+    if not 0 < len(with_slots) < len(begins):
+        return []
+    return [place for place, variable in enumerate(model.trainable_variables) if id(variable) in trained]
+
+
+def build_optimizer_for(model: Any, places: Iterable[int]) -> None:
+    """Builds `model.optimizer` for those of the trainable variables."""
+    if not model.optimizer.built:
+        weights = model.trainable_variables
+        with model.distribute_strategy.scope():
+            model.optimizer.build([weights[place] for place in places if place < len(weights)])
+
+
+def _slot_begin(optimizer: Any, variable: Any) -> str:
+    return f"{optimizer.name}/{variable.path.replace('/', '_')}"
 
 
 def build_other_optimizers_like(model: Any, names: Iterable[str]) -> None:

@@ -143,6 +143,14 @@ def is_layer(value: Any) -> bool:
     return isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer)
 
 
+def are_slots(value: Any, owner: Any) -> bool:
+    """Whether a list or dict consists of variables that an optimizer makes when it is built."""
+    import keras
+
+    items = list(value.values()) if isinstance(value, dict) else list(value)
+    return isinstance(owner, keras.optimizers.Optimizer) and all(isinstance(item, keras.Variable) for item in items)
+
+
 def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
     """The settings of a layer of Keras' own that are plain values, and other attributes that may be state."""
     cls: Any = type(layer)

@@ -1,4 +1,4 @@
-"""What callbacks have changed of the compiled model: its optimizer, eager mode and XLA."""
+"""What training has made of the compiled model: another optimizer, eager mode or XLA, slots for some weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_dist_callbacks.backups.state_schema import COMPILED, PYTHON
 from keras_dist_callbacks.training.capture import saved_variables
 from keras_dist_callbacks.training.user_state.state import UserState
 
-_OPTIMIZER, _RUN_EAGERLY, _JIT_COMPILE = "optimizer", "run_eagerly", "jit_compile"
+_OPTIMIZER, _RUN_EAGERLY, _JIT_COMPILE, _WEIGHTS = "optimizer", "run_eagerly", "jit_compile", "weights"
 
 
 class Recompiled:
@@ -41,6 +41,9 @@ class Recompiled:
         self.note_function()
         model = self._fit.model
         found: dict[str, JSON] = {} if self._modes == _modes(model) else dict(_modes(model))
+        if model.run_eagerly and model.optimizer is not None:
+            places = building.weights_of_partial_slots(model)
+            found.update({_WEIGHTS: places} if places else {})
         self.lost = []
         if _modes(model) != self._modes_of_function:
             self.lost.append(
@@ -60,7 +63,7 @@ class Recompiled:
         """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch."""
         model, found = self._fit.model, saved.state.get(COMPILED) or {}
         config = found.get(_OPTIMIZER)
-        modes = {name: value for name, value in found.items() if name != _OPTIMIZER}
+        modes = {name: value for name, value in found.items() if name in (_RUN_EAGERLY, _JIT_COMPILE)}
         if modes and modes != _modes(model):
             model.run_eagerly, model.jit_compile = modes[_RUN_EAGERLY], modes[_JIT_COMPILE]
             model.make_train_function(force=True)
@@ -68,6 +71,8 @@ class Recompiled:
             user.restore_trainable(saved.state.get(PYTHON) or {}, saved.tensors)
             optimizers.replace(self._fit, config)
             building.build_optimizer_like(model.optimizer, model, saved_variables(saved))
+        if _WEIGHTS in found:
+            building.build_optimizer_for(model, found[_WEIGHTS])
         self.note_function()
 
 

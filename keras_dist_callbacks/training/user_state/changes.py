@@ -110,6 +110,9 @@ class _Comparison:
         replaced = "optimizer" if is_optimizer_replaced(self._start, self._now) else None
         for path, node in self._now.nodes.items():
             before = self._start.nodes.get(path)
+            if node.kind == "container" and node.slot and library_state.are_slots(node.value, node.slot.owner):
+                self._inline.add(path)
+                continue
             if path.partition("/")[0] == replaced:
                 continue  # it is made again from its config
             if (before is None or before.token != node.token) and not self._is_inline(path):

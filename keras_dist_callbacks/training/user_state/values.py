@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import graphs, variables
+from keras_dist_callbacks._compat import graphs, library_state, variables
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
@@ -44,7 +44,8 @@ def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is
 def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, Any], is_traced: bool) -> None:
     """Looks at dict."""
     items = dict(value)
-    if any(isinstance(key, int) and key > _SMALLEST_ADDRESS for key in items):
+    by_id = any(isinstance(key, int) and key > _SMALLEST_ADDRESS for key in items)
+    if by_id and not library_state.are_slots(items, None if slot is None else slot.owner):
         walk.add_unknown(path, slot, value, is_traced, "a dict whose keys may be the ids of objects")
         return
     if not n.is_flat(items):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,18 @@ pytestmark = pytest.mark.slow  # whole fits
 class Momentum(keras.optimizers.Optimizer):
     """Has slots for matrices only."""
 
-    def __init__(self, learning_rate: float) -> None:
-        super().__init__(learning_rate, name="own")
+    def __init__(self, key: Callable[[Any, Any], Any] | None) -> None:
+        super().__init__(0.1, name="own")
+        self.key = key or type(self)._var_key
 
     def build(self, variables: Any) -> None:
         if not self.built:
             super().build(variables)
             matrices = [variable for variable in variables if len(variable.shape) == 2]
-            self.slots = {self._var_key(v): self.add_variable_from_reference(v, name="momentum") for v in matrices}
+            self.slots = {self.key(self, v): self.add_variable_from_reference(v, name="momentum") for v in matrices}
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        slot = self.slots.get(self._var_key(variable))
+        slot = self.slots.get(self.key(self, variable))
         if slot is not None:
             self.assign(slot, 0.9 * slot + gradient)
         self.assign_sub(variable, learning_rate * (gradient if slot is None else slot))
@@ -36,11 +38,17 @@ class Momentum(keras.optimizers.Optimizer):
         return {}
 
 
-def test_an_optimizer_may_keep_its_slots_in_a_dict(tmp_path: Path) -> None:
-    """Made when it is built, by the paths of weights, in which slashes are."""
-    expected, resumed = (tiny.model(optimizer=Momentum(0.1)) for _ in range(2))
+@pytest.mark.parametrize("key", [None, lambda optimizer, variable: id(variable)], ids=["name", "id"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_an_optimizer_may_keep_its_slots_in_a_dict(tmp_path: Path, key: Any, eager: bool) -> None:
+    def made() -> keras.Model:
+        model = tiny.model()
+        model.compile(Momentum(key), "binary_crossentropy", run_eagerly=eager)
+        return model
+
+    expected, resumed = made(), made()
     tiny.fit(expected, None)
-    tiny.interrupt(tmp_path, 1, 2, built=tiny.model(optimizer=Momentum(0.1)))
+    tiny.interrupt(tmp_path, 1, 2, built=made())
     backup = kdc.BackupAndRestore(tmp_path)
     tiny.fit(resumed, None, [backup])
     assert backup.restored is not None
