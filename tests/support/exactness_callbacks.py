@@ -125,6 +125,18 @@ class OnlySettings(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.1 * self.factor**epoch
 
 
+class CompilesAgain(keras.callbacks.Callback):
+    """With another optimizer and a frozen layer, at the end of an epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            self.model.layers[0].trainable = False
+            with self.model.distribute_strategy.scope():
+                optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.9))
+                self.model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"])
+            self.model.make_train_function(force=True)
+
+
 class SavesItself(LowersEachThird):
     def get_state(self) -> dict[str, Any]:
         return {"batches": self.batches}
@@ -175,6 +187,8 @@ CALLBACK_CASES: dict[str, Case] = {
     "callback with a tensor": _with("exact", AveragesInTensor),
     "callback with a list of tensors": _with("exact", ListsTensors),
     "callback with a generator": _with("exact", DrawsOfItsOwn),
+    # under MirroredStrategy, TensorFlow fails in the step after it, without this package too
+    "callback that compiles again": _with("exact", CompilesAgain, strategies=("default", "multi_worker")),
     "callback with get_state": _with("exact", SavesItself),
     "callback without any state": _with("exact", KeepsNothing),
     "callback with settings alone": _with("exact", OnlySettings, 0.8),
