@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_dist_callbacks._compat import library_state
+from keras_dist_callbacks._compat import library_state, rich_progress
 from keras_dist_callbacks.training.user_state import functions, values
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_library, is_output
@@ -60,12 +60,13 @@ def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     if library_state.is_library_layer(value):
         look_at_library_layer(walk, path, slot, value, is_traced)
         return
-    fixed = _fixed_kind(walk, value)
+    own = walk.own_state(value) if rich_progress.is_progress(value) else None
+    fixed = _fixed_kind(walk, value) if own is None else None
     if fixed is not None:
         walk.add(path, slot, value, fixed, is_traced)
-    elif is_output(value) or library_state.is_opaque(value) or not _is_open(type(value)):
+    elif own is None and (is_output(value) or library_state.is_opaque(value) or not _is_open(type(value))):
         walk.add_unknown(path, slot, value, is_traced)
-    elif (own := walk.own_state(value)) is not None:
+    elif (own := own or walk.own_state(value)) is not None:
         walk.add(path, slot, value, "own_state", is_traced, ("own_state", repr(n.plain_token(own))))
     else:
         look_at_attributes(walk, path, slot, value, is_traced)

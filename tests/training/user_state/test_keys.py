@@ -1,4 +1,4 @@
-"""What optimizers, models and callbacks keep under keys of their own."""
+"""What optimizers, models and callbacks keep under keys and numbers of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import pytest
+from rich.progress import Progress
 
 import keras_dist_callbacks as kdc
 from tests.support import tiny
@@ -79,3 +80,26 @@ def test_a_dict_by_the_ids_of_objects_is_a_condition(tmp_path: Path) -> None:
     assert backup.restored is not None
     (condition,) = backup.restored.conditions
     assert "in averages (a dict whose keys may be the ids of objects)" in condition
+
+
+def test_a_callback_may_know_the_tasks_of_a_progress_display_by_number(tmp_path: Path) -> None:
+    class Shows(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.progress = Progress(disable=True)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.task = self.progress.add_task(f"epoch {epoch}", total=tiny.STEPS)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.progress.update(self.task, completed=batch + 1)
+            assert self.progress.tasks[-1].completed == batch + 1
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.progress.remove_task(self.task)
+
+    tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=[Shows()])
+    backup, shows = kdc.BackupAndRestore(tmp_path), Shows()
+    tiny.fit(tiny.model(), None, [shows, backup])
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+    assert shows.task == 2
