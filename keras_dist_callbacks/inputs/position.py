@@ -222,8 +222,8 @@ class DataPosition:
         return isinstance(self._source, tf.data.Dataset) and bool(pipeline.reshuffling_stages(self._source))
 
     @property
-    def is_shared_by_fits(self) -> bool:
-        """Whether a later `fit()` of the same dataset object needs this one's passes, which are cheap to repeat."""
+    def can_repeat_passes(self) -> bool:
+        """Whether the passes of a fit, on which the orders of a later one of the same dataset depend, are repeated."""
         return self.reshuffles and self._fit.starts_fresh_iterator and not pipeline.draws_during_pass(self._fit.data)
 
     def _unsettled(self) -> list[str]:

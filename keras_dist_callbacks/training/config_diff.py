@@ -195,7 +195,7 @@ def _changes_of_rate(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 
 def _is_input_seed(name: str) -> bool:
-    return name.startswith("input/") and name.rpartition("/")[2].startswith("seed")
+    return name.startswith(("input/", "validation data/")) and name.rpartition("/")[2].startswith("seed")
 
 
 def _changed(name: str, before: Any, now: Any) -> str:

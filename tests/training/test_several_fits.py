@@ -163,6 +163,7 @@ def test_a_fit_from_the_start_in_the_directory_of_an_earlier_one_is_warned_of(
 
 def of_one_dataset(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
     """Two phases with a backup directory each, and one dataset object, which each pass shuffles anew."""
+    keras.utils.set_random_seed(7)
     dataset, keeps = tiny.shuffled(), {"delete_checkpoint": False}
     first, second = (None, None) if directory is None else (directory / "1", directory / "2")
     tiny.fit(tiny.model(), first, x=dataset, options=keeps, validation_data=dataset)
@@ -182,6 +183,19 @@ def test_a_finished_fit_leaves_its_dataset_to_the_next_one_as_it_was(
     verdicts = [line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines() if "Restored" in line]
     assert verdicts == ["exact"] * (1 if stop == (0, 0) else 2)
     tiny.assert_same(resumed, of_one_dataset(None, None))
+
+
+def test_a_finished_fit_of_an_endless_dataset_is_exact_if_no_other_reads_it(tmp_path: Path) -> None:
+    """How far it was read ahead, nobody knows."""
+    options = {"options": {"delete_checkpoint": False}, "steps_per_epoch": tiny.STEPS}
+    tiny.fit(tiny.model(), tmp_path / "first", x=tiny.shuffled().repeat(), **options)
+    (tmp_path / "first").rename(tmp_path / "second")  # another process knows nothing of the first
+    backup = kdc.BackupAndRestore(tmp_path / "second", delete_checkpoint=False)
+    tiny.fit(tiny.model(), None, [backup], x=tiny.shuffled().repeat(), steps_per_epoch=tiny.STEPS)
+    assert backup.restored is not None
+    assert backup.restored.conditions == (
+        "no later fit() reads the same dataset object, whose shuffled orders begin again",
+    )
 
 
 def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path, restart: Callable[[], None]) -> None:
