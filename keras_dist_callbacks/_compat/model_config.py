@@ -15,6 +15,7 @@ from keras_dist_callbacks._compat import model_parts
 _IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module", "shared_object_id"}
 _OBJECTS = ("_regularizer", "_constraint", "dtype", "learning_rate", "loss", "metrics", "weighted_metrics")
 """Ends of the names of values that are shown as one text, such as `L2(l2=0.01)`."""
+_SHAPES = ("batch_shape", "build_input_shape", "_build_shape")
 _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?$", re.DOTALL)
 
 
@@ -177,6 +178,8 @@ def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
         for number, item in enumerate(value):
             yield from _leaves(item, f"{where}/{number}")
+    elif last in _SHAPES and isinstance(value, list | tuple):
+        yield where, [None, *value[1:]]  # the batch that built the model, or any
     else:
         yield where, value
 

@@ -1,4 +1,4 @@
-"""What a resume says of itself, case by case: real jobs, killed with SIGKILL in their second epoch.
+"""What a resume says of itself, case by case: real jobs, killed with SIGKILL, mostly in their second epoch.
 
 Whatever is called exact ends as the same job without any callback of this package, which nobody killed, bit for bit.
 """

@@ -77,7 +77,8 @@ class Case:
         callbacks: The user's callbacks.
         says: A regular expression that must be found in the notes, the conditions or the warnings.
         strategies: Under which it is tried.
-        batch: The batch of the second epoch in front of which it is killed.
+        epoch: In which it is killed.
+        batch: The batch of that epoch in front of which it is killed.
         resumed: Fields that are others in the resumed run.
     """
 
@@ -87,6 +88,7 @@ class Case:
     callbacks: Callable[[], list[Any]] = without_callbacks
     says: str = ""
     strategies: tuple[str, ...] = ("default",)
+    epoch: int = 1
     batch: int = 2
     resumed: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ from tests.support.exactness_parts import PART_CASES
 from tests.support.exactness_python import PYTHON_CASES
 from tests.support.exactness_state import STATE_CASES
 from tests.support.exactness_trainers import TRAINER_CASES
+from tests.support.exactness_unbuilt import UNBUILT_CASES
 
 CASES: dict[str, Case] = {
     **INPUT_CASES,
@@ -24,6 +25,7 @@ CASES: dict[str, Case] = {
     **TRAINER_CASES,
     **AVERAGED_CASES,
     **PART_CASES,
+    **UNBUILT_CASES,
 }
 CELLS = [(name, strategy) for name, case in CASES.items() for strategy in case.strategies]
 ALL_CASES = {**CASES, **STATE_CASES}

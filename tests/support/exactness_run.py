@@ -68,7 +68,7 @@ def killed_and_resumed(directory: Path, reference: Path, name: str, strategy: st
     workers = WORKERS[strategy]
     backup = ["--backup-dir", f"{directory}/backup"]
     resume = [*backup, "--record", f"{directory}/run", "--resumed"]
-    kill = f"phase=train_batch_begin,epoch=1,batch={CASES[name].batch},worker={workers - 1}"
+    kill = f"phase=train_batch_begin,epoch={CASES[name].epoch},batch={CASES[name].batch},worker={workers - 1}"
     codes, logs = _run(directory, name, strategy, [[*backup, "--kill", kill], resume], preload=preload)
     warned = "\n".join(line for log in logs for line in log.splitlines() if "RuntimeWarning: " in line)
     refusal = _REFUSAL.search(logs[-1])

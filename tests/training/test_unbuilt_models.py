@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_dist_callbacks as kdc
 from tests.support import tiny
 
 Make = Callable[[], keras.Model]
@@ -138,3 +139,16 @@ def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         tiny.fit(MODELS["subclassed"](), tmp_path / "backup", [tiny.StopAt(0, 0)], options={"save_on_exception": True})
     assert list((tmp_path / "backup").glob("commits/*.json")) == []
+
+
+def test_the_batch_that_built_an_eager_model_is_no_part_of_it(tmp_path: Path) -> None:
+    """Built by running the first epoch's batches, or by tracing with those of any size."""
+
+    def make() -> keras.Model:
+        return compiled(lambda: keras.Sequential([sequential(), keras.layers.Dense(1)]), run_eagerly=True)
+
+    tiny.interrupt(tmp_path, 1, 2, built=make())
+    backup = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(make(), None, [backup])
+    assert backup.restored is not None
+    assert backup.restored.notes == ()
