@@ -66,7 +66,7 @@ _KINDS = {
     "jit_compile": compiled(Subclassed, jit_compile=True),
     "steps_per_execution": compiled(Subclassed, steps_per_execution=2),
 }
-_NOT_WITH_REPLICAS = {"steps_per_execution"}  # Keras itself fails where the last execution has fewer steps
+_NOT_WITH_REPLICAS = {"steps_per_execution"}  # Keras itself fails, also without this package
 UNBUILT_CASES: dict[str, Case] = {
     f"not built: {kind}, killed in epoch {epoch}": Case(
         "exact", model=model, strategies=EVERYWHERE if kind not in _NOT_WITH_REPLICAS else ("default",), epoch=epoch
