@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_dist_callbacks._compat import building, optimizers
+from keras_dist_callbacks._compat import building, model_config, optimizers
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.backups.state_schema import COMPILED, PYTHON
@@ -29,6 +29,7 @@ class Recompiled:
         self._optimizer = fit.model.optimizer
         self._modes = self._modes_of_function = _modes(fit.model)
         self._function = fit.model.train_function
+        self._compilation, self._arguments = model_config.compilation(fit.model), _arguments(fit.model)
         self.lost: list[str] = []
 
     def note_function(self) -> None:
@@ -44,7 +45,7 @@ class Recompiled:
         if model.run_eagerly and model.optimizer is not None:
             places = building.weights_of_partial_slots(model)
             found.update({_WEIGHTS: places} if places else {})
-        self.lost = []
+        self.lost = self._changed_arguments()
         if _modes(model) != self._modes_of_function:
             self.lost.append(
                 "run_eagerly or jit_compile was changed, and the train function was not made again; call "
@@ -58,6 +59,14 @@ class Recompiled:
             else:
                 found[_OPTIMIZER] = config
         return {COMPILED: found} if found else {}
+
+    def _changed_arguments(self) -> list[str]:
+        model = self._fit.model
+        if model_config.compilation(model) is self._compilation:
+            return []
+        now = _arguments(model)
+        changed = [name for name in now if now[name] != self._arguments.get(name)]
+        return [f"compile() was called again with other values of {', '.join(changed)}"] if changed else []
 
     def put_back(self, saved: WorkerState, user: UserState) -> None:
         """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch."""
@@ -74,6 +83,14 @@ class Recompiled:
         if _WEIGHTS in found:
             building.build_optimizer_for(model, found[_WEIGHTS])
         self.note_function()
+
+
+def _arguments(model: Any) -> dict[str, str]:
+    """What `compile()` was told of losses and metrics."""
+    facts = model_config.compile_facts(model)
+    return {
+        name: fact for name, fact in facts.items() if not name.startswith("optimizer") and name not in _modes(model)
+    }
 
 
 def _modes(model: Any) -> dict[str, bool]:

@@ -151,3 +151,18 @@ def test_weights_without_decay_are_in_no_config() -> None:
     assert optimizers.config_of(optimizer) is not None
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     assert optimizers.config_of(optimizer) is None
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [({"loss_weights": [3.0]}, "loss_weights"), ({"weighted_metrics": ["mae"]}, "weighted_metrics")],
+)
+def test_other_losses_or_metrics_of_a_callback_are_no_exact_resume(
+    tmp_path: Path, arguments: dict[str, Any], named: str
+) -> None:
+    def compiles_again(model: Any) -> None:
+        model.compile(model.optimizer, LOSS, metrics=["accuracy"], **arguments)
+
+    notes = restored(tmp_path, AtEpoch(1, compiles_again)).notes
+    assert f"compile() was called again with other values of {named}" in notes
