@@ -90,7 +90,7 @@ def weights_of_partial_slots(model: Any) -> list[int]:
     optimizer = model.optimizer
     trained = {id(variable): _slot_begin(optimizer, variable) for variable in optimizer._trainable_variables or ()}
     begins = set(trained.values())
-    with_slots = {_longest_begin(variable.path, begins) for variable in optimizer.variables} - {None}
+    with_slots = {_longest_begin(_path_of(variable), begins) for variable in optimizer.variables} - {None}
     if not 0 < len(with_slots) < len(begins):
         return []
     return [place for place, variable in enumerate(model.trainable_variables) if id(variable) in trained]
@@ -105,7 +105,11 @@ def build_optimizer_for(model: Any, places: Iterable[int]) -> None:
 
 
 def _slot_begin(optimizer: Any, variable: Any) -> str:
-    return f"{optimizer.name}/{variable.path.replace('/', '_')}"
+    return f"{optimizer.name}/{_path_of(variable).replace('/', '_')}"
+
+
+def _path_of(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)  # one of TensorFlow's has no path
 
 
 def build_other_optimizers_like(model: Any, names: Iterable[str]) -> None:

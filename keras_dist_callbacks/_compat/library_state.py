@@ -148,7 +148,8 @@ def are_slots(value: Any, owner: Any) -> bool:
     import keras
 
     items = list(value.values()) if isinstance(value, dict) else list(value)
-    return isinstance(owner, keras.optimizers.Optimizer) and all(isinstance(item, keras.Variable) for item in items)
+    variables = bool(items) and all(isinstance(item, keras.Variable) for item in items)
+    return variables and isinstance(owner, keras.optimizers.Optimizer)
 
 
 def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]]:

@@ -16,10 +16,8 @@ def numbers(progress: Any) -> list[int]:
 
 
 def renumber(progress: Any, saved: list[int]) -> None:
-    """Gives the tasks the numbers that they had; adds those that are missing."""
+    """Gives the tasks the numbers that they had."""
     following, *wanted = saved
-    for _ in range(len(wanted) - len(progress._tasks)):
-        progress.add_task("")
     with progress._lock:
         tasks = dict(zip(wanted, progress._tasks.values(), strict=False))
         for number, task in tasks.items():

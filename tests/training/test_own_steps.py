@@ -167,3 +167,31 @@ def test_an_optimizer_that_has_trained_more_is_another_model(tmp_path: Path) -> 
     model.optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables])
     with pytest.raises(BackupMismatchError, match="one_dense_kernel"):
         tiny.fit(model, tmp_path)
+
+
+class LearnsItsScale(keras.Model):
+    """Gives the optimizer a variable of TensorFlow's own, beside the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = keras.layers.Dense(1)
+        self.scale = tf.Variable(1.0)
+
+    def call(self, x: Any) -> Any:
+        return self.end(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) * self.scale - y) ** 2)
+        weights = [*self.trainable_variables, self.scale]
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def test_an_eager_step_may_train_a_variable_of_tensorflow(tmp_path: Path) -> None:
+    model = LearnsItsScale()
+    model(tf.zeros((1, 6)))
+    model.compile(keras.optimizers.Adam(0.01), run_eagerly=True)
+    tiny.fit(model, tmp_path)
+    assert float(model.scale) != 1.0
