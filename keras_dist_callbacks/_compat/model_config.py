@@ -179,7 +179,7 @@ def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
         for number, item in enumerate(value):
             yield from _leaves(item, f"{where}/{number}")
     elif last in _SHAPES and isinstance(value, list | tuple):
-        yield where, [None, *value[1:]]  # the batch that built the model, or any
+        yield where, type(value)([None, *value[1:]])  # the batch that built the model, or any
     else:
         yield where, value
 
