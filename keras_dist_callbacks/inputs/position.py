@@ -221,11 +221,6 @@ class DataPosition:
         """Whether the order of a pass depends on how often the user's dataset object was read before."""
         return isinstance(self._source, tf.data.Dataset) and bool(pipeline.reshuffling_stages(self._source))
 
-    @property
-    def can_repeat_passes(self) -> bool:
-        """Whether the passes of a fit, on which the orders of a later one of the same dataset depend, are repeated."""
-        return self.reshuffles and self._fit.starts_fresh_iterator and not pipeline.draws_during_pass(self._fit.data)
-
     def _unsettled(self) -> list[str]:
         """Python code of which nobody has said that it keeps no state."""
         found: list[str] = []

@@ -24,7 +24,6 @@ _SAME_DATASET = (
     "the script gives this fit() the dataset object of the fit() before it (a new dataset would begin its shuffled "
     "orders again)"
 )
-_LATER_FIT = "no later fit() reads the same dataset object, whose shuffled orders begin again"
 
 
 class Mode(enum.Enum):
@@ -202,12 +201,8 @@ class FitRestore:
         return notes
 
     def _apply_finished(self) -> list[str]:
-        """Restores what the finished fit has left to what the script does next, such as another fit of its dataset."""
+        """Restores what the finished fit has left to what the script does next."""
         saved, data = self._resume.saved, self._state.data
-        if data.can_repeat_passes:
-            data.restore(saved, int(saved.state["first_epoch"]))
-        elif data.reshuffles:
-            self._conditions.append(_LATER_FIT)
         self._state.untracked.build(saved)
         notes = self._apply()
         data.restore_rng(saved.state["rng"])

@@ -9,7 +9,6 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.backups.state_schema import COMPILED, PYTHON
 from keras_dist_callbacks.training.capture import saved_variables
-from keras_dist_callbacks.training.user_state.state import UserState
 
 _OPTIMIZER, _RUN_EAGERLY, _JIT_COMPILE, _WEIGHTS = "optimizer", "run_eagerly", "jit_compile", "weights"
 
@@ -68,7 +67,7 @@ class Recompiled:
         changed = [name for name in now if now[name] != self._arguments.get(name)]
         return [f"compile() was called again with other values of {', '.join(changed)}"] if changed else []
 
-    def put_back(self, saved: WorkerState, user: UserState) -> None:
+    def put_back(self, saved: WorkerState) -> None:
         """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch."""
         model, found = self._fit.model, saved.state.get(COMPILED) or {}
         config = found.get(_OPTIMIZER)
@@ -76,8 +75,8 @@ class Recompiled:
         if modes and modes != _modes(model):
             model.run_eagerly, model.jit_compile = modes[_RUN_EAGERLY], modes[_JIT_COMPILE]
             model.make_train_function(force=True)
-        if config is not None and model.optimizer is self._optimizer and optimizers.can_make(config):
-            user.restore_trainable(saved.state.get(PYTHON) or {}, saved.tensors)
+        changed = any(path.endswith("/_trainable") for path in saved.state.get(PYTHON) or ())
+        if config is not None and not changed and model.optimizer is self._optimizer and optimizers.can_make(config):
             optimizers.replace(self._fit, config)
             building.build_optimizer_like(model.optimizer, model, saved_variables(saved))
         if _WEIGHTS in found:

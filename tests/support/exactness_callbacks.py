@@ -126,11 +126,10 @@ class OnlySettings(keras.callbacks.Callback):
 
 
 class CompilesAgain(keras.callbacks.Callback):
-    """With another optimizer and a frozen layer, at the end of an epoch."""
+    """With another optimizer, at the end of an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 0:
-            self.model.layers[0].trainable = False
             with self.model.distribute_strategy.scope():
                 optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.9))
                 self.model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"])

@@ -37,11 +37,6 @@ def compiles(make: Callable[[], Any], **options: Any) -> Act:
     return lambda model: model.compile(make(), LOSS, metrics=["accuracy"], **options)
 
 
-def freezes(model: Any) -> None:
-    model.layers[0].trainable = False
-    compiles(lambda: keras.optimizers.Adam(0.01, name="second"))(model)
-
-
 def sets_optimizer(model: Any) -> None:
     model.optimizer = keras.optimizers.RMSprop(0.01, momentum=0.5, clipnorm=1.0, name="second")
 
@@ -68,7 +63,6 @@ ACTS: dict[str, Act] = {
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01, name="inner"), name="second")
     ),
     "run eagerly": compiles(lambda: keras.optimizers.Adam(0.01, name="second"), run_eagerly=True),
-    "with a frozen layer": freezes,
     "without compile()": sets_optimizer,
 }
 

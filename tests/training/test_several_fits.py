@@ -161,43 +161,6 @@ def test_a_fit_from_the_start_in_the_directory_of_an_earlier_one_is_warned_of(
     assert shared(resume_mode.Runs).fits == {str(tmp_path): 2}
 
 
-def of_one_dataset(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
-    """Two phases with a backup directory each, and one dataset object, which each pass shuffles anew."""
-    keras.utils.set_random_seed(7)
-    dataset, keeps = tiny.shuffled(), {"delete_checkpoint": False}
-    first, second = (None, None) if directory is None else (directory / "1", directory / "2")
-    tiny.fit(tiny.model(), first, x=dataset, options=keeps, validation_data=dataset)
-    model = tiny.model(5, clear=False)
-    tiny.fit(model, second, stops(stop), x=dataset, options=keeps)
-    return model
-
-
-@pytest.mark.parametrize("stop", [(0, 0), (1, 2)])
-def test_a_finished_fit_leaves_its_dataset_to_the_next_one_as_it_was(
-    tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str], stop: tuple[int, int]
-) -> None:
-    with pytest.raises(tiny.Stop):
-        of_one_dataset(tmp_path, stop)
-    restart()
-    resumed = of_one_dataset(tmp_path, None)
-    verdicts = [line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines() if "Restored" in line]
-    assert verdicts == ["exact"] * (1 if stop == (0, 0) else 2)
-    tiny.assert_same(resumed, of_one_dataset(None, None))
-
-
-def test_a_finished_fit_of_an_endless_dataset_is_exact_if_no_other_reads_it(tmp_path: Path) -> None:
-    """How far it was read ahead, nobody knows."""
-    options = {"options": {"delete_checkpoint": False}, "steps_per_epoch": tiny.STEPS}
-    tiny.fit(tiny.model(), tmp_path / "first", x=tiny.shuffled().repeat(), **options)
-    (tmp_path / "first").rename(tmp_path / "second")  # another process knows nothing of the first
-    backup = kdc.BackupAndRestore(tmp_path / "second", delete_checkpoint=False)
-    tiny.fit(tiny.model(), None, [backup], x=tiny.shuffled().repeat(), steps_per_epoch=tiny.STEPS)
-    assert backup.restored is not None
-    assert backup.restored.conditions == (
-        "no later fit() reads the same dataset object, whose shuffled orders begin again",
-    )
-
-
 def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path, restart: Callable[[], None]) -> None:
     class Draws(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
