@@ -36,7 +36,7 @@ def _is_of_keras(module: str) -> bool:
 
 
 def replace(fit: RunningFit, config: dict[str, Any]) -> None:
-    """Gives the model the optimizer of a config; the next step is traced anew."""
+    """Gives the model the optimizer of a config; the next step is traced again."""
     import keras
 
     with fit.model.distribute_strategy.scope():

@@ -1,4 +1,4 @@
-"""The tasks of a `rich.progress.Progress`, which callbacks know by number and add anew when an epoch begins."""
+"""The tasks of a `rich.progress.Progress`, which callbacks know by number and add again when an epoch begins."""
 
 from __future__ import annotations
 

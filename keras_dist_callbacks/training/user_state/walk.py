@@ -60,21 +60,25 @@ def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     if library_state.is_library_layer(value):
         look_at_library_layer(walk, path, slot, value, is_traced)
         return
-    own = walk.own_state(value) if rich_progress.is_progress(value) else None
-    fixed = _fixed_kind(walk, value) if own is None else None
+    fixed = _fixed_kind(walk, value)
     if fixed is not None:
         walk.add(path, slot, value, fixed, is_traced)
-    elif own is None and (is_output(value) or library_state.is_opaque(value) or not _is_open(type(value))):
+    elif _only_writes(value) or library_state.is_opaque(value) or not _is_open(type(value)):
         walk.add_unknown(path, slot, value, is_traced)
-    elif (own := own or walk.own_state(value)) is not None:
+    elif (own := walk.own_state(value)) is not None:
         walk.add(path, slot, value, "own_state", is_traced, ("own_state", repr(n.plain_token(own))))
     else:
         look_at_attributes(walk, path, slot, value, is_traced)
 
 
+def _only_writes(value: Any) -> bool:
+    """Whether an object only writes output, and callbacks know nothing of it that a restore must put back."""
+    return is_output(value) and not rich_progress.is_progress(value)
+
+
 def _fixed_kind(walk: Walker, value: Any) -> str | None:
     """The kind of an instance that is not looked into; None of any other."""
-    if is_output(value) and is_library(type(value).__module__):  # the user's own may keep more
+    if _only_writes(value) and is_library(type(value).__module__):  # the user's own may keep more
         return "constant"
     if walk.is_asserted(value):
         return "asserted"

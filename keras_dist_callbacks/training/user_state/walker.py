@@ -176,7 +176,7 @@ class Walker:
             path, slot = earlier, None
         self._paths[id(value)] = path
         self._alive.append(value)
-        cls = value.__class__  # of a proxy, that of the object behind it, as `isinstance` takes it
+        cls = value.__class__  # of a proxy, that of the object that it stands for, as `isinstance` takes it
         look = self._look_of.get(cls)
         if look is None:
             look = self._look_of[cls] = next(

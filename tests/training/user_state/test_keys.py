@@ -62,7 +62,8 @@ def test_a_list_of_layers_may_be_changed_before_training(tmp_path: Path) -> None
     model = tiny.model()
     model.parts = [keras.layers.Dense(1), keras.layers.Dense(2)]
     model.parts[0] = keras.layers.Dense(3)
-    tiny.fit(model, tmp_path)
+    tiny.fit(model, tmp_path, options={"delete_checkpoint": False})
+    assert list(tmp_path.glob("commits/*.json"))
 
 
 def test_a_dict_by_the_ids_of_objects_is_a_condition(tmp_path: Path) -> None:
