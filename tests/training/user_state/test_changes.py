@@ -347,6 +347,14 @@ def test_a_new_object_is_made_again() -> None:
     assert (theirs.value.count, theirs.value.inner.rates) == (3, [0.5])
 
 
+def test_new_objects_under_keys_with_slashes_are_made_again() -> None:
+    """Such as what is kept for each weight, by its path."""
+    act = _set(value={"dense/kernel": Holder(count=3), "dense~/bias": Holder(count=4)})
+    _, theirs, lost = carried_over(lambda: Holder(value=None), act)
+    assert not lost
+    assert {key: held.count for key, held in theirs.value.items()} == {"dense/kernel": 3, "dense~/bias": 4}
+
+
 class Link:
     """Of a ring: each knows both of its neighbours."""
 
