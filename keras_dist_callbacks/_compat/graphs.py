@@ -150,6 +150,11 @@ def is_random(op: str) -> bool:
     return op.startswith(_RANDOM) and not op.startswith(_NO_RANDOM_NUMBERS)
 
 
+def random_operations(function: Any) -> list[str]:
+    """Those with a random state of their own in what was traced of a `tf.function`, as `type (name)`."""
+    return [label for traced in _concrete(function) for label in operations(traced.graph).random]
+
+
 def _nodes(definition: Any) -> Iterator[tuple[str, str]]:
     yield from ((node.op, node.name) for node in definition.node)
     for inner in definition.library.function:

@@ -62,6 +62,17 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
     return InputInspection(tuple(variables), tuple(reads), tuple(_python(stages)), tuple(dict.fromkeys(unordered)))
 
 
+def passes_differ(dataset: Any) -> bool:
+    """Whether a pass over a dataset may have other elements, or another order, than the pass before it."""
+    if pipeline.reshuffling_stages(dataset):
+        return True
+    functions = [found for stage in pipeline.stages(dataset) for found in pipeline.function_operations(stage)]
+    if any(found.random or found.writes for found in functions):
+        return True
+    hidden = inspect_dataset(dataset)
+    return bool(hidden.python or hidden.unordered or hidden.reads)
+
+
 def inspect_source(source: Any) -> InputInspection:
     """The same for what the user passed, before Keras made an adapter of it; arrays hide nothing."""
     import keras
@@ -236,10 +247,12 @@ def _facts_of_validation(fit: RunningFit) -> dict[str, Any]:
 
 def _arguments(fit: RunningFit) -> dict[str, str]:
     weights = fit.argument("class_weight")
-    return {
+    facts = {
         "class_weight": str(None if weights is None else sorted(weights.items())),
         "validation_freq": str(fit.argument("validation_freq")),
     }
+    others = {name: fit.argument(name) for name in ("validation_steps", "validation_batch_size")}
+    return {**facts, **{name: str(value) for name, value in others.items() if value is not None}}
 
 
 def _constants(stage: Any) -> dict[str, str]:

@@ -66,13 +66,17 @@ def compile_facts(model: Any) -> dict[str, str]:
 
 def _without_weight_decay(model: Any) -> dict[str, str]:
     """Which weights `exclude_from_weight_decay` was told of: patterns, and places among the trainable variables."""
-    ids = getattr(model.optimizer, "_exclude_from_weight_decay", None) or ()
-    places = [n for n, variable in enumerate(model.trainable_variables) if id(variable) in ids]
-    found = getattr(model.optimizer, "_exclude_from_weight_decay_pattern", None)
-    if found is None and not places:
-        return {}
-    pattern = None if found is None else "|".join(sorted(found.pattern.split("|")))  # Keras joins an unordered set
-    return {"optimizer/exclude_from_weight_decay": f"pattern {pattern!r}, weights {places}"}
+    facts = {}
+    for name, optimizer in model_parts.inner_optimizers(model.optimizer):
+        keys = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
+        places = [n for n, variable in enumerate(model.trainable_variables) if optimizer._var_key(variable) in keys]
+        found = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+        if found is not None or places:
+            # Keras joins an unordered set.
+            pattern = None if found is None else "|".join(sorted(found.pattern.split("|")))
+            where = f"optimizer/{name}/" if name else "optimizer/"
+            facts[f"{where}exclude_from_weight_decay"] = f"pattern {pattern!r}, weights {places}"
+    return facts
 
 
 def compiled_objects(model: Any) -> dict[str, Any]:

@@ -60,14 +60,14 @@ def steps_taken(optimizer: Any) -> int:
 
 def current_rates(optimizer: Any) -> dict[str, float]:
     """The rate of the next step for each optimizer within; the key is `""` if there is only one."""
-    return {name: _number(inner.learning_rate) for name, inner in _inner(optimizer)}
+    return {name: _number(inner.learning_rate) for name, inner in inner_optimizers(optimizer)}
 
 
 def fixed_rates(optimizer: Any) -> dict[str, float]:
     """The rates that are numbers, not functions of the step; the keys are those of `current_rates`."""
     import keras
 
-    held = {name: getattr(inner, "_learning_rate", None) for name, inner in _inner(optimizer)}
+    held = {name: getattr(inner, "_learning_rate", None) for name, inner in inner_optimizers(optimizer)}
     # Keras calls a schedule to tell its rate, and a schedule of the user's may count its calls.
     return {name: _number(rate) for name, rate in held.items() if isinstance(rate, keras.Variable)}
 
@@ -77,14 +77,15 @@ def last_rates(optimizer: Any) -> dict[str, float]:
     import keras
 
     rates = {}
-    for name, inner in _inner(optimizer):
+    for name, inner in inner_optimizers(optimizer):
         schedule = getattr(inner, "_learning_rate", None)
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
             rates[name] = _number(schedule(max(0, steps_taken(inner) - 1)))
     return rates
 
 
-def _inner(optimizer: Any) -> list[tuple[str, Any]]:
+def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
+    """The optimizers that are applied, by name: of one that wraps others, those; `""` names a single one."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer
     several = getattr(optimizer, "optimizers", None)  # MultiOptimizer
     if several is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from keras_dist_callbacks._compat import model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
 
 
@@ -12,7 +13,8 @@ def config_of(optimizer: Any) -> dict[str, Any] | None:
     """What makes an optimizer again; None if only the script can, because a class is not Keras' own."""
     import keras
 
-    if getattr(optimizer, "_exclude_from_weight_decay", None) is not None:
+    inner = [optimizer, *(found for _, found in model_parts.inner_optimizers(optimizer))]
+    if any(getattr(found, "_exclude_from_weight_decay", None) is not None for found in inner):
         return None  # `exclude_from_weight_decay` was called, of which a config tells nothing
     try:
         config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(optimizer)))
@@ -35,10 +37,15 @@ def _is_of_keras(module: str) -> bool:
     return module.partition(".")[0] == "keras"
 
 
-def replace(fit: RunningFit, config: dict[str, Any]) -> None:
-    """Gives the model the optimizer of a config; the next step is traced again."""
+def make(fit: RunningFit, config: dict[str, Any]) -> Any:
+    """Makes the optimizer of a config."""
     import keras
 
     with fit.model.distribute_strategy.scope():
-        fit.model.optimizer = keras.saving.deserialize_keras_object(config, safe_mode=True)
+        return keras.saving.deserialize_keras_object(config, safe_mode=True)
+
+
+def replace(fit: RunningFit, optimizer: Any) -> None:
+    """Gives the model another optimizer; the next step is traced again."""
+    fit.model.optimizer = optimizer
     fit.model.make_train_function(force=True)

@@ -19,13 +19,6 @@ def original(dataset: Any) -> Any:
     return getattr(dataset, "_original_dataset", dataset)
 
 
-def is_dataset(value: Any) -> bool:
-    """Whether an object is a `tf.data.Dataset`."""
-    import tensorflow as tf
-
-    return isinstance(value, tf.data.Dataset)
-
-
 def local_copies(dataset: Any) -> list[Any]:
     """Plain datasets that draw the same seeds as the iterators of `dataset` on this worker."""
     return list(getattr(dataset, "_cloned_datasets", None) or [dataset])

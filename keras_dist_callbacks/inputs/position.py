@@ -106,8 +106,7 @@ class DataPosition:
         Returns:
             What could not be put back, one sentence each.
         """
-        account = self._source_state if _TOPIC in saved.state else None
-        by_itself = bool(self._addressing) or account is not None
+        by_itself = bool(self._addressing) or (self._source_state is not None and _TOPIC in saved.state)
         notes = self._passes.compare(saved, addressed=by_itself)
         notes += self.hides.match_backup(saved)
         self._epoch_ends.replay(saved.tensors)
@@ -128,8 +127,7 @@ class DataPosition:
         self._passes.note(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
         self._epoch_ends.replayed()
         self._note_moved()
-        if account is not None:
-            account.set(from_json(saved.state[_TOPIC], saved.tensors))
+        self.restore_own_state(saved)
         self._fit.set_num_batches(saved.state["num_batches"])
         if saved.position.kind != "within":
             if self._fit.starts_fresh_iterator:
@@ -137,6 +135,11 @@ class DataPosition:
             else:  # its iterator lives on, and has read ahead by itself
                 self.hides.restore_read_only()
         return notes
+
+    def restore_own_state(self, saved: WorkerState) -> None:
+        """Gives an input that knows its position its own account of it."""
+        if self._source_state is not None and _TOPIC in saved.state:
+            self._source_state.set(from_json(saved.state[_TOPIC], saved.tensors))
 
     def continue_from(self, saved: WorkerState) -> None:
         """The run goes on in this process, and its input is where it was left."""

@@ -14,6 +14,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.backups.variable_names import strip_counters
 from keras_dist_callbacks.backups.verdict import RANDOM_OPERATIONS
+from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.capture import saved_variables
 
 TOPIC = "untracked_variables"
@@ -43,8 +44,21 @@ def build_like(saved: WorkerState, fit: RunningFit) -> None:
     building.build_optimizer_if_saved(model, listed, saved.state["metric_variables"])
 
 
-class NotBuiltError(Exception):
-    """A model that was not built before `fit()` cannot be built without running a step."""
+class NotBuiltError(BackupMismatchError):
+    """A model that was not built before `fit()` cannot be built without running a step.
+
+    Args:
+        model: The model.
+        error: What went wrong when its step was traced.
+    """
+
+    def __init__(self, model: Any, error: Exception) -> None:
+        lines = str(error).strip().splitlines() or [""]  # autograph's begin with a trace
+        super().__init__(
+            f"the model {model.name!r} is not built and its eager train_step cannot be traced "
+            f"({type(error).__name__}: {lines[-1].strip()}). To resume, give the model an Input or call it on a batch "
+            "of data before fit()"
+        )
 
 
 def build(fit: RunningFit, saved: WorkerState) -> None:
@@ -60,8 +74,7 @@ def build(fit: RunningFit, saved: WorkerState) -> None:
     except Exception as error:
         if not building.unbuilt_layers(fit.model):
             raise
-        lines = str(error).strip().splitlines() or [""]
-        raise NotBuiltError(f"{type(error).__name__}: {lines[-1].strip()}") from error  # autograph's begin with a trace
+        raise NotBuiltError(fit.model, error) from error
 
 
 class CapturedVariables:

@@ -139,8 +139,8 @@ class FitRestore:
             return list(filter(None, [self._finished_warning()])), self._conditions
         generator = state.fit.is_python_generator
         reasons, conditions = assess(saved, description, state.data.reasons, generator=generator)
-        after_skipped = resume_mode.conditions_after_skipped()
-        return reasons, [*conditions, *self._conditions, *state.untracked.conditions, *after_skipped]
+        earlier = resume_mode.conditions_of_earlier_fits()
+        return reasons, [*conditions, *self._conditions, *state.untracked.conditions, *earlier]
 
     def _finished_warning(self) -> str | None:
         untracked, saved = self._state.untracked, self._resume.saved
@@ -203,8 +203,11 @@ class FitRestore:
     def _apply_finished(self) -> list[str]:
         """Restores what the finished fit has left to what the script does next."""
         saved, data = self._resume.saved, self._state.data
+        resume_mode.note_finished(saved)
+        data.restore_own_state(saved)
+        notes = self._state.untracked.restore_input(saved)
         self._state.untracked.build(saved)
-        notes = self._apply()
+        notes += self._apply()
         data.restore_rng(saved.state["rng"])
         return notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from keras_dist_callbacks._compat import building, model_config, optimizers
@@ -10,7 +11,8 @@ from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.backups.state_schema import COMPILED, PYTHON
 from keras_dist_callbacks.training.capture import saved_variables
 
-_OPTIMIZER, _RUN_EAGERLY, _JIT_COMPILE, _WEIGHTS = "optimizer", "run_eagerly", "jit_compile", "weights"
+_RUN_EAGERLY, _JIT_COMPILE, _WEIGHTS = "run_eagerly", "jit_compile", "weights"
+_OPTIMIZER, _HELD = "optimizer", "optimizer_at"
 
 
 class Recompiled:
@@ -36,8 +38,12 @@ class Recompiled:
         if self._fit.model.train_function is not self._function:
             self._function, self._modes_of_function = self._fit.model.train_function, _modes(self._fit.model)
 
-    def capture(self) -> dict[str, JSON]:
-        """The topic of a snapshot; none if nothing was changed."""
+    def capture(self, place: str | None) -> dict[str, JSON]:
+        """The topic of a snapshot; none if nothing was changed.
+
+        Args:
+            place: Where one of the user's objects has held the model's optimizer since the start; None if none has.
+        """
         self.note_function()
         model = self._fit.model
         found: dict[str, JSON] = {} if self._modes == _modes(model) else dict(_modes(model))
@@ -50,7 +56,9 @@ class Recompiled:
                 "run_eagerly or jit_compile was changed, and the train function was not made again; call "
                 "make_train_function(force=True)"
             )
-        if model.optimizer is not self._optimizer:
+        if model.optimizer is not self._optimizer and place is not None:
+            found[_HELD] = place
+        elif model.optimizer is not self._optimizer:
             config = optimizers.config_of(model.optimizer)
             if config is None:
                 name = type(model.optimizer).__name__
@@ -67,8 +75,13 @@ class Recompiled:
         changed = [name for name in now if now[name] != self._arguments.get(name)]
         return [f"compile() was called again with other values of {', '.join(changed)}"] if changed else []
 
-    def put_back(self, saved: WorkerState) -> None:
-        """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch."""
+    def put_back(self, saved: WorkerState, object_at: Callable[[str], Any]) -> None:
+        """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch.
+
+        Args:
+            saved: The backup.
+            object_at: Finds one of the user's objects by its path.
+        """
         model, found = self._fit.model, saved.state.get(COMPILED) or {}
         config = found.get(_OPTIMIZER)
         modes = {name: value for name, value in found.items() if name in (_RUN_EAGERLY, _JIT_COMPILE)}
@@ -76,8 +89,12 @@ class Recompiled:
             model.run_eagerly, model.jit_compile = modes[_RUN_EAGERLY], modes[_JIT_COMPILE]
             model.make_train_function(force=True)
         changed = any(path.endswith("/_trainable") for path in saved.state.get(PYTHON) or ())
-        if config is not None and not changed and model.optimizer is self._optimizer and optimizers.can_make(config):
-            optimizers.replace(self._fit, config)
+        if not changed and model.optimizer is self._optimizer:
+            if _HELD in found:
+                optimizers.replace(self._fit, object_at(found[_HELD]))
+            elif config is not None and optimizers.can_make(config):
+                optimizers.replace(self._fit, optimizers.make(self._fit, config))
+        if model.optimizer is not self._optimizer:
             building.build_optimizer_like(model.optimizer, model, saved_variables(saved))
         if _WEIGHTS in found:
             building.build_optimizer_for(model, found[_WEIGHTS])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.checkpoints import foreign
 from keras_dist_callbacks.process import Shared, shared
@@ -21,6 +22,7 @@ FIT = "fit"
 
 _ADVICE = "give each run a directory of its own, or delete the directory"
 _RESULTS_NOT_USED = "nothing depends on the results of the earlier fit(), which was skipped"
+_NOT_SAVED_BY_FINISHED = "nothing depends on what the earlier fit(), which is finished, could not save ({})"
 _MORE = ", or ask for more epochs"
 
 
@@ -42,14 +44,14 @@ class Runs(Shared):
         trained: Directories in which a fit has trained an epoch.
         fits: By directory, how many fits have ended.
         numbers: Tell the messages of one run from another's.
-        has_skipped: A fit was skipped, because a later one saved the backup.
+        conditions: On what the results of later fits depend, because an earlier one was skipped or is finished.
     """
 
     ended: dict[str, _Ended] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     fits: Counter[str] = field(default_factory=Counter)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    has_skipped: bool = False
+    conditions: list[str] = field(default_factory=list)
 
 
 def next_name(kind: str) -> str:
@@ -100,12 +102,25 @@ def later_fit_reason(saved: WorkerState, fit: Mapping[str, JSON]) -> str:
 
 def note_skipped() -> None:
     """A fit of this process was skipped, so its History is empty and its model is as the script made it."""
-    shared(Runs).has_skipped = True
+    _add_condition(_RESULTS_NOT_USED)
 
 
-def conditions_after_skipped() -> list[str]:
-    """On what a fit depends that resumes after another one was skipped."""
-    return [_RESULTS_NOT_USED] if shared(Runs).has_skipped else []
+def note_finished(saved: WorkerState) -> None:
+    """A fit of this process was finished before: what its backup could not save is not as it was after it."""
+    lost = [*(saved.state.get(verdict.LOST) or ()), *(saved.state.get(verdict.NOT_SAVED) or ())]
+    for what in [*lost, *(saved.state.get(verdict.CONDITIONS) or ())]:
+        _add_condition(_NOT_SAVED_BY_FINISHED.format(what))
+
+
+def _add_condition(condition: str) -> None:
+    known = shared(Runs).conditions
+    if condition not in known:
+        known.append(condition)
+
+
+def conditions_of_earlier_fits() -> list[str]:
+    """On what a fit depends that resumes after another one was skipped, or was finished before."""
+    return list(shared(Runs).conditions)
 
 
 def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON]) -> None:

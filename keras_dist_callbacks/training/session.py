@@ -171,11 +171,7 @@ class FitSession:
         try:
             build(self._fit, saved)
         except NotBuiltError as error:
-            warn(
-                f"the resume is not exact: training starts over, because the model {self._fit.model.name!r} is not "
-                f"built and its eager train_step cannot be traced ({error}). To resume, give the model an Input or "
-                "call it on a batch of data before fit()"
-            )
+            warn(f"the resume is not exact: training starts over, because {error}")
             self._resume = None
 
     def set_initial_epoch(self, epoch: int) -> None:

@@ -65,13 +65,13 @@ class UntrackedState:
         topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions, *self._user.input.conditions]
         topics[verdict.LOST] = [*self._step.lost, *self._user.lost]
         topics[ENVIRONMENT] = self._environment
-        topics.update(self._recompiled.capture())
+        topics.update(self._recompiled.capture(self._user.place_of_optimizer))
         topics[verdict.LOST] += self._recompiled.lost
         return topics, tensors
 
     def build(self, saved: WorkerState) -> None:
         """Builds what the interrupted run's first step has built, as a callback had compiled it."""
-        self._recompiled.put_back(saved)
+        self._recompiled.put_back(saved, self._user.object_at)
         build(self._fit, saved)
         self._user.note_trace()
 

@@ -195,6 +195,16 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"validation_data": (tiny.data()[0], 1 - tiny.data()[1])},
         r"the validation data has as many rows as before, but other values in them",
     ),
+    "validation steps": (
+        {"validation_data": inputs.rows().batch(8)},
+        {"validation_data": inputs.rows().batch(8), "validation_steps": 2},
+        r"validation_steps is new: 2",
+    ),
+    "validation batch size": (
+        {"validation_data": tiny.data(), "validation_batch_size": 8},
+        {"validation_data": tiny.data(), "validation_batch_size": 4},
+        r"validation_batch_size changed from 8 to 4",
+    ),
     "a dataset of validation data": (
         {"validation_data": inputs.rows().batch(8)},
         {"validation_data": inputs.rows().batch(4)},
@@ -440,3 +450,15 @@ def test_the_order_of_names_without_weight_decay_tells_nothing() -> None:
         model.optimizer._exclude_from_weight_decay_pattern = re.compile(pattern)
         facts.append(model_config.compile_facts(model))
     assert facts[0] == facts[1] != facts[2]
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, keras.optimizers.LossScaleOptimizer])
+def test_weights_without_weight_decay_are_compared_by_their_places(wrap: Callable[[Any], Any]) -> None:
+    facts = []
+    for places in ([0], [1, 3], [1, 3], []):
+        optimizer = keras.optimizers.AdamW(0.1)
+        model = compiled(optimizer=wrap(optimizer))
+        optimizer.exclude_from_weight_decay(var_list=[model.trainable_variables[place] for place in places])
+        facts.append(model_config.compile_facts(model))
+    assert facts[1] == facts[2]
+    assert len({str(found) for found in facts}) == 3

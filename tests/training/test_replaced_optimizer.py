@@ -143,8 +143,11 @@ def test_only_classes_of_keras_are_made_from_a_backup() -> None:
 def test_weights_without_decay_are_in_no_config() -> None:
     optimizer = keras.optimizers.AdamW(0.1)
     assert optimizers.config_of(optimizer) is not None
+    scaled = keras.optimizers.LossScaleOptimizer(optimizer)
+    assert optimizers.config_of(scaled) is not None
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     assert optimizers.config_of(optimizer) is None
+    assert optimizers.config_of(scaled) is None
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
@@ -160,3 +163,38 @@ def test_other_losses_or_metrics_of_a_callback_are_no_exact_resume(
 
     notes = restored(tmp_path, AtEpoch(1, compiles_again)).notes
     assert f"compile() was called again with other values of {named}" in notes
+
+
+class Switches(keras.callbacks.Callback):
+    """Gives the model an optimizer that it was given when it was made."""
+
+    def __init__(self, optimizer: Any, *, compiles_again: bool) -> None:
+        super().__init__()
+        self.optimizer, self.compiles_again = optimizer, compiles_again
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1 and self.compiles_again:
+            self.model.compile(self.optimizer, LOSS, metrics=["accuracy"])
+        elif epoch == 1:
+            self.model.optimizer = self.optimizer
+        if epoch == 1:
+            self.model.make_train_function(force=True)
+        elif epoch == 3:
+            self.optimizer.learning_rate = 0.001
+
+
+@pytest.mark.parametrize("stop", [(1, 3), (2, 2), (4, 1)])
+@pytest.mark.parametrize("compiles_again", [True, False])
+def test_an_optimizer_that_a_callback_holds_is_that_of_the_model_again(
+    tmp_path: Path, compiles_again: bool, stop: tuple[int, int]
+) -> None:
+    def switches() -> Switches:
+        return Switches(keras.optimizers.Adam(0.01, name="second"), compiles_again=compiles_again)
+
+    tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[switches()], epochs=5)
+    resumed, expected, backup = tiny.model(), tiny.model(), kdc.BackupAndRestore(tmp_path)
+    tiny.fit(resumed, None, [switches(), backup], epochs=5)
+    tiny.fit(expected, None, [switches()], epochs=5)
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+    tiny.assert_same(resumed, expected)

@@ -112,3 +112,122 @@ def test_a_callback_that_can_read_the_shuffled_input_is_a_condition(tmp_path: Pa
     tiny.fit(tiny.model(), None, [read, callback], x=shuffled.batch(8))
     expected = "the callback Evaluates does not read `dataset`, which the input reshuffles in each pass"
     assert (expected in callback.restored.conditions) == is_shared
+
+
+class Chooses(keras.callbacks.Callback):
+    """Stops once the first element of a dataset is a large one."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = int(next(iter(self.dataset))) > 8
+
+
+def noisy() -> tf.data.Dataset:
+    return tf.data.Dataset.range(10).map(lambda x: x + tf.random.uniform((), maxval=2, dtype=tf.int64))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.data.Dataset.range(10).shuffle(10, seed=1),
+        lambda: tf.data.Dataset.range(10).shuffle(10, seed=1).batch(2).unbatch(),
+        noisy,
+        lambda: tf.data.Dataset.from_generator(lambda: iter(range(10)), output_signature=tf.TensorSpec((), tf.int64)),
+    ],
+    ids=["shuffled", "shuffled before", "random", "of a generator"],
+)
+def test_a_dataset_of_a_callbacks_own_whose_passes_differ_is_a_condition(
+    tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    _, restored = resumed(tmp_path, tiny.model, lambda: [Chooses(make())])
+    assert "the callback Chooses does not read `dataset`, of which each pass may differ" in restored.conditions
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.data.Dataset.range(10).batch(2).unbatch().prefetch(1),
+        lambda: tf.data.Dataset.range(10).shuffle(10, seed=1, reshuffle_each_iteration=False),
+    ],
+    ids=["in order", "always in the same order"],
+)
+def test_a_dataset_of_a_callbacks_own_whose_passes_are_the_same_is_exact(
+    tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    _, restored = resumed(tmp_path, tiny.model, lambda: [Chooses(make())])
+    assert restored.verdict == "exact"
+
+
+class TakesLess(keras.callbacks.Callback):
+    """A curriculum: makes its dataset anew in each epoch."""
+
+    def __init__(self, dataset: Any = None, *, in_list: bool = False) -> None:
+        super().__init__()
+        self.dataset = dataset
+        self.rows = [] if in_list else None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        made = tf.data.Dataset.range(10 + epoch)
+        if self.rows is None:
+            self.dataset = made
+        else:
+            self.rows.append(made)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TakesLess(),
+        lambda: TakesLess(tf.data.Dataset.range(5)),
+        lambda: TakesLess(in_list=True),
+    ],
+    ids=["in place of None", "in place of another", "in a list"],
+)
+def test_a_dataset_that_a_callback_makes_is_not_exact_by_name(tmp_path: Path, make: Callable[[], Any]) -> None:
+    _, restored = resumed(tmp_path, tiny.model, lambda: [make()])
+    assert restored.verdict == "not exact"
+    assert "a dataset that training has made, which cannot be made again" in " ".join(restored.notes)
+
+
+class RunsAFunction(keras.callbacks.Callback):
+    """Draws, or counts, in a `tf.function` of its own."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.1 + 0.01 * float(self.function())
+
+
+def test_a_function_of_a_callbacks_own_that_draws_is_a_condition(tmp_path: Path) -> None:
+    def callbacks() -> list[Any]:
+        return [RunsAFunction(tf.function(lambda: tf.random.uniform(())))]
+
+    _, restored = resumed(tmp_path, tiny.model, callbacks)
+    assert "it draws by TensorFlow's RandomUniform" in " ".join(restored.conditions)
+
+
+def test_a_variable_that_only_a_function_of_a_callbacks_own_knows_is_restored(tmp_path: Path) -> None:
+    def callbacks() -> list[Any]:
+        count = tf.Variable(0.0)
+        return [RunsAFunction(tf.function(lambda: count.assign_add(1.0)))]
+
+    model, restored = resumed(tmp_path, tiny.model, callbacks)
+    reference = tiny.model()
+    tiny.fit(reference, None, callbacks())
+    assert restored.verdict == "exact"
+    tiny.assert_same(model, reference)
+
+
+def test_seeds_of_tensorflows_operations_in_a_callback_are_a_condition(tmp_path: Path) -> None:
+    class Draws(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.1 + float(tf.random.uniform((), seed=1))
+
+    _, restored = resumed(tmp_path, tiny.model, lambda: [Draws()])
+    assert "TensorFlow's operations with seeds of their own" in " ".join(restored.conditions)

@@ -35,7 +35,7 @@ def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         runs.ended.clear()
         runs.trained.clear()
         runs.fits.clear()
-        runs.has_skipped = False
+        runs.conditions.clear()
 
     return forget
 

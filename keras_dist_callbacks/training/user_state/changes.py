@@ -24,6 +24,10 @@ from keras_dist_callbacks.training.user_state.nodes import Node, Slot, join, par
 from keras_dist_callbacks.training.user_state.walker import Found, name_of
 
 _FIXED = ("owned", "asserted", "unknown")
+_NOT_STORED = {
+    "generator": "a Python generator was advanced, and its position cannot be saved",
+    "dataset": "a dataset that training has made, which cannot be made again from a backup",
+}
 _NAMED = ("function", "class", "constant")
 
 
@@ -115,7 +119,7 @@ class _Comparison:
                 continue
             if path.partition("/")[0] == replaced:
                 continue  # it is made again from its config
-            if (before is None or before.token != node.token) and not self._is_inline(path):
+            if _differs(before, node) and not self._is_inline(path):
                 whole = self._replaced_tuple(path)
                 self._note(whole, self._start.nodes.get(whole), self._now.nodes[whole])
         for path, before in self._start.nodes.items():
@@ -192,7 +196,7 @@ class _Comparison:
         if node.slot is None or self._is_first_use(node.slot):
             return False
         if node.slot.kind in ("global", "cell"):
-            return node.kind not in (*_NAMED, "ref", "object", "method")
+            return node.kind not in (*_NAMED, "ref", "object", "method", "dataset")
         return above is not None or self._now.nodes.get(parent_of(path)[0]) is not None
 
     def _is_first_use(self, slot: Slot) -> bool:
@@ -228,8 +232,8 @@ class _Comparison:
             return {"$bound": [owner, str(value.__name__), *([name_of(function)] if known else [])]}
         if kind == "object":
             return self._new_object(path, value)
-        if kind == "generator":
-            raise UnstorableError("a Python generator was advanced, and its position cannot be saved")
+        if kind in _NOT_STORED:
+            raise UnstorableError(_NOT_STORED[kind])
         if kind in _PARTS:
             tag, parts = _PARTS[kind]
             return {tag: self._value(parts(value), path)}
@@ -286,7 +290,9 @@ class _Comparison:
         """What stands for an object that is known by its place in what is stored as a whole."""
         if node.kind in _NAMED:
             return self._named(path, node)
-        if node.kind in ("owned", "layer"):
+        if node.kind == "dataset" and _differs(self._start.nodes.get(path), node):
+            raise UnstorableError(_NOT_STORED["dataset"])
+        if node.kind in ("owned", "dataset", "layer"):
             return {"$keep": path}
         if node.kind in ("container", "value", "array", "texts"):
             if node.kind == "container":
@@ -316,6 +322,12 @@ class _Comparison:
         values = [[name, self._part(item, join(path, name), path)] for name, item in held]
         known_as = [path] if path in self._referred else []
         return {"$new": [_label(type(value)), {"$dict": values}, *known_as]}
+
+
+def _differs(before: Node | None, node: Node) -> bool:
+    if before is None or before.token != node.token:
+        return True
+    return node.kind == "dataset" and before.value is not node.value
 
 
 def _consists_of_attributes(cls: type) -> bool:

@@ -63,7 +63,7 @@ def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_load
         is_loaded: Variables have the values of a checkpoint, and not those that the script gave them.
     """
     nodes = {**of_input.nodes, **start.nodes}
-    values = {path: _text(node) for path, node in nodes.items() if node.kind in _KINDS}
+    values = {path: _text(node) for path, node in nodes.items() if _is_compared(node)}
     values.update({} if is_loaded else _settings_in_variables(start))
     values.update(_settings_of_layers(nodes))
     values.update(_tables(nodes))
@@ -99,7 +99,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
 
 def _settings_in_variables(start: Found) -> dict[str, list[str]]:
     """The numbers with which variables of training begin that no optimizer trains, such as a weight of a loss."""
-    found = {path: node.value for path, node in start.nodes.items() if node.kind == "owned"}
+    found = {path: node.value for path, node in start.nodes.items() if node.kind == "owned" or _is_of_step(node)}
     numbers = {path: variables.setting(value) for path, value in found.items() if not _is_rate_of_compile(path)}
     return {path: [_VARIABLE, repr(number)] for path, number in numbers.items() if number is not None}
 
@@ -126,6 +126,15 @@ def _is_rate_of_compile(path: str) -> bool:
 
 
 _KINDS = frozenset(["value", "container", "array", "texts", "random", "variable", "tensor", "iterator", "ref"])
+
+
+def _is_compared(node: Node) -> bool:
+    return node.kind in _KINDS and not _is_of_step(node)
+
+
+def _is_of_step(node: Node) -> bool:
+    """Whether it is a variable of what TensorFlow traces, whose values a backup holds."""
+    return node.kind == "variable" and node.is_traced
 
 
 def _is_ignored(path: str, was: Any, is_now: Any) -> bool:

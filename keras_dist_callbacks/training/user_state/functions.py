@@ -78,6 +78,10 @@ def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: 
         reads.dynamic in namespace and not is_library(_module_of(namespace[reads.dynamic]))
     ):
         walk.found.unknown[path] = f"it uses {reads.dynamic}"
+    elif reads.draws_seeded and not is_traced:
+        walk.found.unknown[path] = (
+            "it draws by TensorFlow's operations with seeds of their own, which count their calls"
+        )
     elif reads.reads_files is not None and not is_traced:
         walk.found.unknown[path] = f"it may read a file that training has changed ({reads.reads_files})"
     for name in sorted(reads.global_names & namespace.keys()):

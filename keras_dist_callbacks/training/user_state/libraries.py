@@ -1,11 +1,14 @@
-"""Which packages are libraries, by name and never by path: packages of the user's company are user code too."""
+"""Which packages are libraries: those of a list, unless a file of the user's has the same name."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import sys
+import sysconfig
 import threading
+from pathlib import Path
 from typing import Any
 
 _LIBRARIES = """
@@ -41,7 +44,32 @@ def is_library(module: str | None) -> bool:
     if not module:
         return True
     root = module.partition(".")[0]
-    return root in LIBRARIES or root in sys.stdlib_module_names
+    return (root in LIBRARIES or root in sys.stdlib_module_names) and not _is_shadowed(root)
+
+
+_NEVER_SHADOWED = frozenset(["keras", "tensorflow", "keras_dist_callbacks", "numpy", "builtins"])
+"""Also in a checkout of their sources."""
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@functools.cache
+def _is_shadowed(root: str) -> bool:
+    """Whether a module with a library's name, such as `datasets` or `profile`, is another one that the user wrote."""
+    module = sys.modules.get(root)
+    if module is None or root in _NEVER_SHADOWED:
+        return False
+    places = [*getattr(module, "__path__", []), getattr(module, "__file__", None) or ""]
+    if not places[0]:
+        return False  # built into Python
+    directory = Path(places[0]).resolve().parent
+    if set(directory.parts) & set(_INSTALLED) or any(directory.is_relative_to(base) for base in _standard_library()):
+        return False
+    records = (f"{root}-*.dist-info", f"{root}.egg-info", f"{root}-*.egg-info")  # of a `pip install --target`, say
+    return not any(next(directory.glob(record), None) for record in records)
+
+
+def _standard_library() -> list[Path]:
+    return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 
 
 def is_output(value: Any) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dis
 import functools
+import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,8 @@ _DRAWING = ("rand", "shuffle", "rvs", "dropout", "initializer", "secrets", "uuid
 SEEDED = frozenset(["default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox"])
 """Names of what makes a random generator of one's own."""
 _IN_MEMORY = frozenset(["loads"])
-_WRITING_MODES = tuple("wax")
+_OPENERS = frozenset(["open", "GFile", "File", "ZipFile"])
+_WRITING_MODE = re.compile("[wx][bt+]*|a[bt]*")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Reads:
         names: All names of globals and attributes.
         imports: Modules that it imports.
         dynamic: A name by which it can reach anything, such as `eval`; None if it uses no such name.
+        draws_seeded: Whether it draws from TensorFlow's operations with seeds of their own, which count their calls.
         draws: Whether it may draw from a random state that all code shares, such as that of `np.random`.
         reads_files: A name by which it reads a file that may have changed, such as `load_weights`; None likewise.
     """
@@ -56,6 +59,7 @@ class Reads:
     dynamic: str | None
     reads_files: str | None
     draws: bool
+    draws_seeded: bool
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,22 +68,80 @@ def reads_of(code: types.CodeType) -> Reads:
     global_names: set[str] = set()
     names: set[str] = set()
     imports: set[str] = set()
-    modes: list[str] = []
+    opened = False
     for part in _codes(code):
         names.update(part.co_names)
-        texts = [item for item in part.co_consts if isinstance(item, str)]
-        modes += [item for item in texts if item[:1] in _WRITING_MODES]
-        modes += ["r" for item in texts if item.startswith("/proc/")]  # what the machine does
+        opened = opened or _opens_to_read(part)
         for instruction in dis.get_instructions(part):
             if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"):
                 global_names.add(instruction.argval)
             elif instruction.opname == "IMPORT_NAME":
                 imports.add(instruction.argval)
     dynamic = next(iter(sorted(names & _DYNAMIC)), None)
-    opened = "open" if "open" in names and not any(len(mode) <= 3 for mode in modes) else None
-    found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY)), opened)
+    found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY)), "open" if opened else None)
     draws = any(_may_draw(part) for part in _codes(code))
-    return Reads(frozenset(global_names), frozenset(names), frozenset(imports), dynamic, found, draws)
+    seeded = any(_draws_seeded(part) for part in _codes(code))
+    return Reads(frozenset(global_names), frozenset(names), frozenset(imports), dynamic, found, draws, seeded)
+
+
+def _opens_to_read(code: types.CodeType) -> bool:
+    """Whether it opens a file other than to write it, or in a mode that its code does not tell."""
+    found = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
+    places = [n for n, i in enumerate(found) if i.argval in _OPENERS and i.opname.startswith(_NAMED)]
+    return any(not _only_writes(found[n], _arguments_of_call(found[n + 1 :], code.co_consts)) for n in places)
+
+
+def _only_writes(opener: dis.Instruction, arguments: Mapping[int | str, Any]) -> bool:
+    """Whether a call has a mode that reads nothing, or opens what the machine tells of itself."""
+    first, mode = arguments.get(0), arguments.get("mode", arguments.get(1))
+    if mode is None and opener.opname != "LOAD_GLOBAL":
+        mode = first  # `Path.open`
+    is_mode = isinstance(mode, str) and _WRITING_MODE.fullmatch(mode)
+    return bool(is_mode) or (isinstance(first, str) and first.startswith("/proc/"))
+
+
+def _arguments_of_call(following: Sequence[dis.Instruction], constants: Sequence[Any]) -> dict[int | str, Any]:
+    """The constants among the arguments of the function that was just loaded, by place or name."""
+    found: dict[int, Any] = {}
+    depth, keywords = 0, ()  # of the call's arguments, those that were loaded so far
+    for this in following[1:] if following[0].opname == "PUSH_NULL" else following:
+        is_call = this.opname.startswith(_CALL)
+        count = int(this.arg or 0)
+        if is_call and depth - (this.opname == "CALL_KW") == count:
+            keywords = found.get(count, keywords)
+            names = dict(enumerate(keywords, count - len(keywords)))
+            return {names.get(place, place): value for place, value in found.items() if place < count}
+        has_argument = this.opcode >= dis.HAVE_ARGUMENT
+        after = depth + dis.stack_effect(this.opcode, this.arg if has_argument else None)
+        if this.opcode in _JUMPS or after < 0:
+            return {}
+        if is_call:
+            keywords = ()
+        elif this.opname == "KW_NAMES":
+            keywords = constants[count]
+        found = {place: value for place, value in found.items() if place < min(depth, after - 1)}
+        if this.opname == "LOAD_CONST":
+            found[depth] = this.argval
+        depth = after
+    return {}
+
+
+_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # Python 3.11 has both
+_JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
+
+
+def _draws_seeded(code: types.CodeType) -> bool:
+    """Whether it calls something like `tf.random.normal(shape, seed=1)`."""
+    if not any("seed" in item for item in code.co_consts if isinstance(item, tuple)):
+        return False
+    found = [str(i.argval) for i in dis.get_instructions(code) if i.opname.startswith(_NAMED)]
+    return any(
+        before in ("tf", "tensorflow") and this in ("random", "image", "nn") and not after.startswith(_NOT_COUNTED)
+        for before, this, after in zip(found, found[1:], found[2:], strict=False)
+    )
+
+
+_NOT_COUNTED = ("stateless_", "set_seed", "Generator", "create_rng_state", "get_global_generator")
 
 
 def _may_draw(code: types.CodeType) -> bool:

@@ -11,11 +11,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks._compat import graphs, library_state, pipeline, variables
+from keras_dist_callbacks._compat import graphs, input_inspection, library_state, pipeline, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.backups.state_schema import PYTHON, TRACED
 from keras_dist_callbacks.backups.verdict import Finding, group
+from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, own_state, walked_callbacks
@@ -51,6 +52,7 @@ class UserState:
         input: The state of the Python code of the input.
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
+        place_of_optimizer: Likewise: where else the model's optimizer has been since the start; None if nowhere.
     """
 
     def __init__(self, fit: RunningFit, callbacks: Sequence[Any], directory: str = "") -> None:
@@ -67,6 +69,7 @@ class UserState:
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
         self.conditions: list[str] = []
         self.lost: list[str] = []
+        self.place_of_optimizer: str | None = None
         self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
         self._function, self._trace_count = self._first_trace
         self._traced: list[changes.Changes] = []  # as of each trace of the train function in use
@@ -87,6 +90,8 @@ class UserState:
         ]
         self.conditions, self.lost = group(findings)
         self.conditions += self._readers_of_the_input(now)
+        held = now.nodes.get("optimizer")
+        self.place_of_optimizer = str(held.token[1]) if held is not None and held.kind == "ref" else None
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}
         if not self._traced:
             return ({PYTHON: found.records} if found.records else {}), tensors
@@ -95,6 +100,18 @@ class UserState:
         records = {**{path: since.records[path] for path in last.records.keys() & since.records}, **found.records}
         tensors = {**since.tensors, **last.tensors, **tensors}
         return {TRACED: last.records, **({PYTHON: records} if records else {})}, tensors
+
+    def object_at(self, path: str) -> Any:
+        """One of the user's objects, by a path such as `place_of_optimizer`.
+
+        Raises:
+            BackupMismatchError: There is none.
+        """
+        node = self._walk().nodes.get(path)
+        if node is None:
+            owner, place = words(path)
+            raise BackupMismatchError(f"`{place}` of {owner}, which was the model's optimizer, was not found")
+        return node.value
 
     def _since_trace(self, now: Found) -> tuple[Found, Found]:
         """What had changed when the step was last traced: as it was then, and as it is now."""
@@ -212,15 +229,17 @@ class UserState:
         return Policy(is_asserted, own_state, self.is_saved)
 
     def _readers_of_the_input(self, now: Found) -> list[str]:
-        """Callbacks that could read a dataset which the input reshuffles in each pass, and so change its order."""
-        shuffled = {id(stage) for stage in pipeline.reshuffling_stages(self._fit.data)}
-        nodes = {path: node for path, node in now.nodes.items() if node.kind == "owned" and not node.is_traced}
-        places = [
-            words(path)
-            for path, node in (nodes.items() if shuffled else ())
-            if pipeline.is_dataset(node.value) and shuffled & set(map(id, pipeline.reshuffling_stages(node.value)))
-        ]
-        return [f"{owner} does not read `{place}`, which the input reshuffles in each pass" for owner, place in places]
+        """Callbacks that could read a dataset whose passes differ; one of the input's would change its order too."""
+        datasets = {path: node.value for path, node in now.nodes.items() if node.kind == "dataset"}
+        shuffled = {id(stage) for stage in pipeline.reshuffling_stages(self._fit.data)} if datasets else set()
+        conditions = []
+        for path, dataset in datasets.items():
+            owner, place = words(path)
+            if shuffled & set(map(id, pipeline.reshuffling_stages(dataset))):
+                conditions.append(f"{owner} does not read `{place}`, which the input reshuffles in each pass")
+            elif input_inspection.passes_differ(dataset):
+                conditions.append(f"{owner} does not read `{place}`, of which each pass may differ")
+        return conditions
 
     def _unlike_in_traces(self, now: Found) -> list[str]:
         """Values that several traces of the step may have read, each another one."""

@@ -130,7 +130,7 @@ def look_at_weak_reference(walk: Walker, path: str, slot: Slot | None, value: An
 def look_at_variable(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at variable."""
     component = variables.components(value)[0]
-    if is_traced or walk.is_saved(value) or component.dtype.name in {"string", "resource", "variant"}:
+    if walk.is_saved(value) or component.dtype.name in {"string", "resource", "variant"}:
         walk.add(path, slot, value, "owned", is_traced, ("owned",))
         return
     tokens = tuple(n.array_token(variables.read(c)) for c in variables.components(value))
@@ -169,7 +169,14 @@ def look_at_owned(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
     walk.add(path, slot, value, "owned", is_traced)
 
 
+def look_at_dataset(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at a dataset."""
+    walk.add(path, slot, value, "dataset", is_traced)
+
+
 def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at traced function."""
     walk.add(path, slot, value, "constant", is_traced)
+    if drawn := graphs.random_operations(value):
+        walk.found.unknown[path] = f"it draws by TensorFlow's {drawn[0]}, whose state cannot be saved"
     walk.push(join(path, "python_function"), None, value.python_function, True)

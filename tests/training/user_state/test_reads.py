@@ -1,0 +1,123 @@
+# ruff: noqa: PTH118, SIM115, UP015 - the ways in which users open files
+"""What the bytecode of a function tells: whether it reads files, and from which random states it draws."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from keras_dist_callbacks.training.user_state.reads import reads_of
+
+
+def appends(self: Any) -> None:
+    with open(self.path, "a") as file:
+        file.write("r")
+
+
+def writes_to_a_computed_name(self: Any) -> None:
+    with open(os.path.join(self.directory, "x"), mode="w", encoding="utf-8") as file:
+        print("a", file=file)
+
+
+def writes_to_a_path(self: Any) -> None:
+    pathlib.Path(self.directory, "r").open("w").write("a")
+
+
+def writes_compressed(self: Any) -> None:
+    with gzip.open(f"{self.path}/{self.number:03d}.gz", "wt") as file:
+        file.write("text")
+
+
+def writes_after_a_call(self: Any) -> None:
+    with open(str(self.names.get("a", "r")) + "x", "wb", buffering=0) as file:
+        file.write(b"")
+
+
+def writes_several(self: Any) -> list[Any]:
+    return [open(path, "w").close() for path in self.paths]
+
+
+def asks_the_machine() -> str:
+    return open("/proc/meminfo").read()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(appends, writes_to_a_computed_name, writes_to_a_path, writes_compressed, writes_after_a_call),
+        *(writes_several, asks_the_machine),
+    ],
+)
+def test_a_function_that_only_writes_files_reads_none(function: Callable[..., Any]) -> None:
+    assert reads_of(function.__code__).reads_files is None
+
+
+def compares_with_short_texts(self: Any) -> str | None:
+    for line in open(self.path):
+        if line == "acc":
+            return "w"
+    return None
+
+
+def copies(self: Any) -> None:
+    open(self.target, "w").write(open(self.source).read())
+
+
+def appends_and_reads(self: Any) -> str:
+    with open(self.path, "a+") as file:
+        return file.read()
+
+
+def has_a_file_called_w() -> str:
+    return open("w").read()
+
+
+def opens_by_another_name(self: Any) -> str:
+    function = open
+    return function(self.path).read()
+
+
+def decides_on_the_mode(self: Any) -> Any:
+    return open(self.path, "w" if self.is_first else "r")
+
+
+def reads_by_keyword(self: Any) -> Any:
+    return open(file=self.path, mode="r", encoding="w")
+
+
+def reads_with_options(self: Any) -> Any:
+    return open(self.path, **self.options)
+
+
+def reads_by_tensorflow(self: Any) -> Any:
+    return tf.io.gfile.GFile(self.path).read()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(compares_with_short_texts, copies, appends_and_reads, has_a_file_called_w, opens_by_another_name),
+        *(decides_on_the_mode, reads_by_keyword, reads_with_options, reads_by_tensorflow),
+    ],
+)
+def test_a_function_that_reads_a_file_says_so(function: Callable[..., Any]) -> None:
+    assert reads_of(function.__code__).reads_files in ("open", "GFile")
+
+
+def test_seeds_of_operations_are_seen() -> None:
+    def seeded(self: Any) -> Any:
+        return tf.random.normal((2,), seed=self.seed)
+
+    def stateless() -> Any:
+        return tf.random.stateless_normal((2,), seed=(1, 2))
+
+    def unseeded() -> Any:
+        return tf.random.normal((2,))
+
+    assert [reads_of(f.__code__).draws_seeded for f in (seeded, stateless, unseeded)] == [True, False, False]
