@@ -31,6 +31,8 @@ def model_facts(model: Any) -> dict[str, str]:
         )
     for number, (layer, weights) in enumerate(model_parts.vocabulary_layers(model)):
         facts[f"vocabulary {number}"] = _vocabulary(layer, weights)
+    if found := model_parts.variables_set_trainable(model):
+        facts["trainable of single variables"] = str(found)
     facts["dtype policy"] = str(getattr(model.dtype_policy, "name", model.dtype_policy))
     return facts
 

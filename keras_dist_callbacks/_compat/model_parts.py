@@ -43,6 +43,18 @@ def all_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
 
 
+def variables_set_trainable(model: Any) -> list[str]:
+    """Single variables whose `trainable` is another one than their layer gave them, by layer and place in it."""
+    found = []
+    for number, layer in enumerate(all_layers(model)):
+        frozen = [v.trainable is False and layer._trainable for v in layer._trainable_variables]
+        trained = [v.trainable is True for v in layer._non_trainable_variables]
+        where = f"{type(layer).__name__} {number}"
+        found += [f"{where}, frozen weight {place}" for place, is_set in enumerate(frozen) if is_set]
+        found += [f"{where}, trained variable {place}" for place, is_set in enumerate(trained) if is_set]
+    return found
+
+
 def steps_of_submodels(model: Any) -> list[tuple[Any, int]]:
     """The optimizers of models within the model, such as a teacher that was trained before, and their steps."""
     import keras

@@ -5,16 +5,18 @@ A dataset that reshuffles each pass has another order in each, so a resumed run 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks._compat import pipeline
+from keras_dist_callbacks._compat import pipeline, replay
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.terminal import warn
 
 _BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not reach its end
 _PASSES = "input/passes"
@@ -22,9 +24,15 @@ _PASSES = "input/passes"
 
 @dataclass
 class _Stages(Shared):
-    """How often stages that reshuffle in each pass were read."""
+    """Stages that reshuffle in each pass.
+
+    Attributes:
+        passes: How often they were read.
+        skipped: How often a `fit()` that was finished before the process started had read them.
+    """
 
     passes: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    skipped: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
 
 
 class DatasetPasses:
@@ -37,15 +45,47 @@ class DatasetPasses:
     def __init__(self, fit: RunningFit) -> None:
         self._fit = fit
         self._epochs: list[list[int]] = []
-        stages = pipeline.reshuffling_stages(fit.data)
-        passes = shared(_Stages).passes
-        self._before = max((passes.get(stage, 0) for stage in stages), default=0)  # over the same object
+        self._before = self._most(shared(_Stages).passes)  # over the same object
 
     def note(self, count: int) -> None:
         """The dataset is read so many times more."""
-        passes = shared(_Stages).passes
+        self._add(shared(_Stages).passes, count)
+
+    def note_finished(self, saved: WorkerState) -> None:
+        """The fit is finished and runs no step: what another one reads next depends on its passes."""
+        count = 1 if self._fit.steps_per_epoch else saved.position.epoch - int(saved.state.get("first_epoch") or 0)
+        self._add(shared(_Stages).skipped, count)
+
+    def begin_without_backup(self) -> None:
+        """Makes the passes that finished fits over the same dataset had made, as without a restart."""
+        skipped = shared(_Stages).skipped
+        count = self._most(skipped)
         for stage in pipeline.reshuffling_stages(self._fit.data):
-            passes[stage] = passes.get(stage, 0) + count
+            skipped.pop(stage, None)
+        if count and not self._repeat(count):
+            warn(
+                "a finished fit() had read the dataset that this one reads, which shuffles anew each time: its orders "
+                "differ from those of a run that was not interrupted; build the dataset again before each fit()"
+            )
+
+    def _repeat(self, count: int) -> bool:
+        """Begins so many passes more, as Keras does, if only the number of the dataset's iterators counts."""
+        fit, data = self._fit, self._fit.data
+        is_simple = pipeline.original(data) is data and pipeline.shuffles(data) == 1
+        is_counted = fit.known_length is not None and not fit.steps_per_epoch
+        if not (is_simple and is_counted) or pipeline.caches_randomness(data) or pipeline.draws_during_pass(data):
+            return False
+        replay.replay_epochs(fit, 0, count, 0)
+        self.note(count)
+        self._before += count
+        return True
+
+    def _most(self, counts: Mapping[Any, int]) -> int:
+        return max((counts.get(stage, 0) for stage in pipeline.reshuffling_stages(self._fit.data)), default=0)
+
+    def _add(self, counts: MutableMapping[Any, int], count: int) -> None:
+        for stage in pipeline.reshuffling_stages(self._fit.data):
+            counts[stage] = counts.get(stage, 0) + count
 
     def compare(self, saved: WorkerState, *, addressed: bool) -> list[str]:
         """Why the orders of passes differ from those of the interrupted run, one sentence each.
@@ -54,7 +94,10 @@ class DatasetPasses:
             saved: Its backup.
             addressed: Whether the input can be put to any place without reading it.
         """
-        now, self._before = self._before, int(saved.tensors.get(_PASSES, 0))
+        then = int(saved.tensors.get(_PASSES, 0))
+        if not addressed and self._before < then and saved.position.step:
+            self._repeat(then - self._before)
+        now, self._before = self._before, then
         if addressed or now == self._before or not saved.position.step:
             return []
         return [

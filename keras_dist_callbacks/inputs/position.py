@@ -136,6 +136,15 @@ class DataPosition:
                 self.hides.restore_read_only()
         return notes
 
+    def note_finished(self, saved: WorkerState) -> None:
+        """The fit is finished: what follows finds its input as the fit has left it."""
+        self._passes.note_finished(saved)
+        self.restore_own_state(saved)
+
+    def begin_without_backup(self) -> None:
+        """Training starts, and no backup was found."""
+        self._passes.begin_without_backup()
+
     def restore_own_state(self, saved: WorkerState) -> None:
         """Gives an input that knows its position its own account of it."""
         if self._source_state is not None and _TOPIC in saved.state:

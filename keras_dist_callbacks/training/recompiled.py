@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_dist_callbacks._compat import building, model_config, optimizers
+from keras_dist_callbacks._compat import building, model_config, model_parts, optimizers
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.backups.state_schema import COMPILED, PYTHON
+from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.capture import saved_variables
 
 _RUN_EAGERLY, _JIT_COMPILE, _WEIGHTS = "run_eagerly", "jit_compile", "weights"
@@ -31,12 +32,16 @@ class Recompiled:
         self._modes = self._modes_of_function = _modes(fit.model)
         self._function = fit.model.train_function
         self._compilation, self._arguments = model_config.compilation(fit.model), _arguments(fit.model)
+        is_built = not building.unbuilt_layers(fit.model)
+        self._set_trainable = model_parts.variables_set_trainable(fit.model) if is_built else None
         self.lost: list[str] = []
 
     def note_function(self) -> None:
         """A step was made: by a train function that stays in the modes in which it was made."""
         if self._fit.model.train_function is not self._function:
             self._function, self._modes_of_function = self._fit.model.train_function, _modes(self._fit.model)
+        if self._set_trainable is None and not building.unbuilt_layers(self._fit.model):
+            self._set_trainable = model_parts.variables_set_trainable(self._fit.model)
 
     def capture(self, place: str | None) -> dict[str, JSON]:
         """The topic of a snapshot; none if nothing was changed.
@@ -50,7 +55,7 @@ class Recompiled:
         if model.run_eagerly and model.optimizer is not None:
             places = building.weights_of_partial_slots(model)
             found.update({_WEIGHTS: places} if places else {})
-        self.lost = self._changed_arguments()
+        self.lost = self._changed_arguments() + self._changed_trainable()
         if _modes(model) != self._modes_of_function:
             self.lost.append(
                 "run_eagerly or jit_compile was changed, and the train function was not made again; call "
@@ -66,6 +71,14 @@ class Recompiled:
             else:
                 found[_OPTIMIZER] = config
         return {COMPILED: found} if found else {}
+
+    def _changed_trainable(self) -> list[str]:
+        now = model_parts.variables_set_trainable(self._fit.model)
+        changed = sorted(set(now) ^ set(now if self._set_trainable is None else self._set_trainable))
+        if not changed:
+            return []
+        shown = first_few(changed)
+        return [f"training has changed trainable of single variables ({', '.join(shown)}); set that of layers"]
 
     def _changed_arguments(self) -> list[str]:
         model = self._fit.model

@@ -155,6 +155,7 @@ class FitSession:
         self._description = describe_fit(self._fit, self._cluster.num_workers)
         if self._resume is None:
             resume_mode.warn_of_shared_directory(self._options.directory, self._this_fit)
+            data.begin_without_backup()
         if not self.is_complete:
             self._engine.claim(self._description)
         self._undo = control(self._fit, self)

@@ -165,6 +165,37 @@ def test_other_losses_or_metrics_of_a_callback_are_no_exact_resume(
     assert f"compile() was called again with other values of {named}" in notes
 
 
+def freezes_a_bias(model: Any) -> None:
+    model.layers[0].bias.trainable = False
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_trainable_of_a_single_variable_that_training_changes_is_no_exact_resume(tmp_path: Path) -> None:
+    notes = restored(tmp_path, AtEpoch(1, freezes_a_bias)).notes
+    expected = "training has changed trainable of single variables (Dense 1, frozen weight 1); set that of layers"
+    assert expected in notes
+
+
+def with_frozen_bias() -> Any:
+    model = tiny.model()
+    freezes_a_bias(model)
+    return model
+
+
+def test_a_variable_that_is_frozen_from_the_start_is_exact(tmp_path: Path) -> None:
+    tiny.interrupt(tmp_path, 1, 2, built=with_frozen_bias())
+    backup = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(with_frozen_bias(), None, [backup])
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+
+
+def test_a_variable_that_is_frozen_in_one_run_only_is_named(tmp_path: Path) -> None:
+    tiny.interrupt(tmp_path, 1, 2, built=tiny.model())
+    with pytest.raises(BackupMismatchError, match=r"trainable of single variables is new: .*Dense 1, frozen weight 1"):
+        tiny.fit(with_frozen_bias(), tmp_path)
+
+
 class Switches(keras.callbacks.Callback):
     """Gives the model an optimizer that it was given when it was made."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError
@@ -173,3 +174,106 @@ def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path,
     first = follow()
     restart()
     assert follow() == first
+
+
+class Reordered(keras.utils.PyDataset):
+    """Orders its rows anew after each epoch, by a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.y = tiny.data()
+        self.random = np.random.default_rng(1)
+        self.order = np.arange(tiny.ROWS)
+
+    def __len__(self) -> int:
+        return tiny.STEPS
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = self.order[index * tiny.BATCH : (index + 1) * tiny.BATCH]
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self) -> None:
+        self.random.shuffle(self.order)
+
+
+def two_phases(
+    directory: Path | None, stop: tuple[int, int] | None, *callbacks: Any, make: Callable[[], Any] = Reordered
+) -> Any:
+    """Each has a directory of its own, as the README advises; both read one dataset."""
+    model, data, places = tiny.model(), make(), [None, None]  # the model first, which sets the seeds
+    if directory is not None:
+        places = [directory / "first", directory / "second"]
+    first = [kdc.BackupAndRestore(places[0], delete_checkpoint=False)] if directory else []
+    backup = [kdc.BackupAndRestore(places[1], save_freq=1, delete_checkpoint=False)] if directory else []
+    tiny.fit(model, None, [*callbacks, *first], x=data, epochs=2)
+    model.compile(keras.optimizers.Adam(0.01, name="second"), "binary_crossentropy")
+    tiny.fit(model, None, [*callbacks, *stops(stop), *backup], x=data, epochs=2)
+    return model, backup
+
+
+def test_a_finished_fit_leaves_its_pydataset_as_it_did(tmp_path: Path, restart: Callable[[], None]) -> None:
+    with pytest.raises(tiny.Stop):
+        two_phases(tmp_path, (1, 2))
+    restart()
+    resumed, (backup,) = two_phases(tmp_path, None)
+    expected, _ = two_phases(None, None)
+    assert backup.restored.verdict == "exact"
+    tiny.assert_same(resumed, expected)
+
+
+@pytest.mark.parametrize("stop", [(0, 0), (0, 3), (1, 2)])
+def test_a_dataset_of_a_finished_fit_has_the_order_that_it_had(
+    tmp_path: Path, restart: Callable[[], None], stop: tuple[int, int]
+) -> None:
+    """As in TensorFlow's tutorial on transfer learning; killed before the first backup of the second fit, too."""
+    with pytest.raises(tiny.Stop):
+        two_phases(tmp_path, stop, make=tiny.shuffled)
+    restart()
+    resumed, (backup,) = two_phases(tmp_path, None, make=tiny.shuffled)
+    expected, _ = two_phases(None, None, make=tiny.shuffled)
+    assert (backup.restored and backup.restored.verdict) == (None if stop == (0, 0) else "exact")
+    tiny.assert_same(resumed, expected)
+
+
+def test_an_order_that_cannot_be_had_again_is_warned_of(tmp_path: Path, restart: Callable[[], None]) -> None:
+    def cached() -> tf.data.Dataset:
+        rows = tf.data.Dataset.from_tensor_slices(tiny.data())
+        return rows.shuffle(tiny.ROWS, seed=3).cache().shuffle(tiny.ROWS, seed=4).batch(tiny.BATCH)
+
+    with pytest.raises(tiny.Stop):
+        two_phases(tmp_path, (0, 0), make=cached)
+    restart()
+    with pytest.warns(RuntimeWarning, match="a finished fit.. had read the dataset that this one reads"):
+        two_phases(tmp_path, None, make=cached)
+
+
+def test_what_a_finished_fit_could_not_save_is_a_condition_of_the_next_one(
+    tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    def callback() -> keras.callbacks.Callback:
+        numbers = (number for number in range(100))
+        return keras.callbacks.LambdaCallback(on_train_begin=lambda logs: next(numbers))
+
+    with pytest.raises(tiny.Stop):
+        two_phases(tmp_path, (1, 2), callback())
+    restart()
+    _, (backup,) = two_phases(tmp_path, None, callback())
+    assert backup.restored.verdict == "exact"  # it is only advanced before the first step
+
+    class Advances(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.numbers = (number for number in range(100))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if self.model.optimizer.name != "second":
+                next(self.numbers)
+
+    directory = tmp_path / "advances"
+    with pytest.raises(tiny.Stop):
+        two_phases(directory, (1, 2), Advances())
+    restart()
+    _, (backup,) = two_phases(directory, None, Advances())
+    (condition,) = backup.restored.conditions
+    assert condition.startswith("nothing depends on what the earlier fit(), which is finished, could not save (")
+    assert "a Python generator was advanced" in condition

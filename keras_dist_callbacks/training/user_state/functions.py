@@ -104,12 +104,23 @@ def _push_used(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: 
     if is_library(module.__name__):
         _push_used_of_library(walk, module, reads, is_traced)
         return
-    for name in sorted(reads.names & vars(module).keys()):
+    used = reads.names & vars(module).keys()
+    if reads.names & _BY_NAME:
+        used |= {name for name, item in vars(module).items() if _may_be_setting(name, item)}
+    for name in sorted(used):
         value = vars(module)[name]
         if isinstance(value, types.ModuleType):
             _push_used(walk, value, reads, is_traced)
         else:
             walk.push(join(f"module {module.__name__}", name), Slot("attribute", module, name), value, is_traced)
+
+
+_BY_NAME = frozenset(["getattr", "setattr", "delattr", "vars", "__dict__"])
+"""What reaches names of a module that are no names in the code."""
+
+
+def _may_be_setting(name: str, item: Any) -> bool:
+    return not name.startswith("__") and not isinstance(item, types.ModuleType | types.FunctionType | type)
 
 
 def _push_used_of_library(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
@@ -134,7 +145,7 @@ def look_at_module(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
     if is_library(value.__name__):
         return
     for name, item in vars(value).items():
-        if not name.startswith("__") and not isinstance(item, types.ModuleType | types.FunctionType | type):
+        if _may_be_setting(name, item):
             walk.push(join(f"module {value.__name__}", name), Slot("attribute", value, name), item, is_traced)
 
 
@@ -148,7 +159,7 @@ def look_at_class(walk: Walker, path: str, slot: Slot | None, value: type, is_tr
         return
     walk.add_named(path, slot, value, "class", is_traced)
     for name, item in vars(value).items():
-        if isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType) or _is_private_to_classes(name):
+        if isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType) or _is_private(name, item):
             continue
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
     for base in (*value.__bases__, type(value)):
@@ -156,9 +167,22 @@ def look_at_class(walk: Walker, path: str, slot: Slot | None, value: type, is_tr
             walk.push(f"class {name_of(base)}", None, base, is_traced)
 
 
-def _is_private_to_classes(name: str) -> bool:
-    own = ("__init__", "__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__", "__setattr__")
-    return name.startswith("_abc_") or (name.startswith("__") and name.endswith("__") and name not in own)
+_NOT_CALLED = frozenset(
+    [
+        *("__repr__", "__str__", "__format__", "__del__", "__dir__", "__sizeof__", "__init_subclass__", "__copy__"),
+        *("__class_getitem__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"),
+    ]
+)
+"""Special methods that training does not depend on."""
+_GENERATED = ("<string>", "<namedtuple")
+
+
+def _is_private(name: str, item: Any) -> bool:
+    """Whether it belongs to how classes work, and is no method of the user's."""
+    if not (name.startswith("__") and name.endswith("__")):
+        return name.startswith("_abc_")
+    code = getattr(getattr(item, "__func__", item), "__code__", None)
+    return code is None or name in _NOT_CALLED or code.co_filename.startswith(_GENERATED)
 
 
 def look_at_wrapper(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 import xxhash
 
 _DYNAMIC = frozenset(
-    ["eval", "exec", "globals", "__import__", "_getframe", "currentframe", "import_module", "cache_clear"]
+    [
+        *("eval", "exec", "globals", "__import__", "_getframe", "currentframe", "import_module", "cache_clear"),
+        *("get_objects", "get_referrers"),
+    ]
 )
 _FILE_READS = frozenset(
     [
