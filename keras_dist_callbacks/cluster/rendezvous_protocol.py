@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
-from keras_dist_callbacks.cluster.addresses import split_address
 from keras_dist_callbacks.cluster.cluster_token import VARIABLE
+from keras_dist_callbacks.cluster.roles import split_address
 
 LONGEST = 512
 """Bytes of a message; the longest real one has about 250."""
