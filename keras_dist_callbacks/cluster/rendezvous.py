@@ -10,11 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.cluster.cluster_token import AuthSession, ClusterToken
 from keras_dist_callbacks.cluster.rendezvous_protocol import (
     Aborted,
     Answer,
+    AuthSession,
     Challenge,
+    ClusterToken,
     Deadline,
     Fault,
     Go,
