@@ -13,10 +13,10 @@ from keras_dist_callbacks.backups.names import DAMAGED, quarantined_name
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
-from keras_dist_callbacks.cli import activity, checkpoint_details, exporting, formatting, pruning, render, verifying
+from keras_dist_callbacks.cli import activity, exporting, formatting, pruning, render, verifying
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli.activity import QUIET_SECONDS, liveness
-from keras_dist_callbacks.cli.details import describe_commit
+from keras_dist_callbacks.cli.details import choose, describe_checkpoint, describe_commit
 from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
 from keras_dist_callbacks.cli.listing import list_directory
 from keras_dist_callbacks.cli.output import (
@@ -272,11 +272,11 @@ def _show_checkpoint(target: Target, name: str, *, every_tensor: bool, as_json: 
     """Whether there was one to show."""
     storage = target.storage
     listing = files.find(storage)
-    checkpoint = checkpoint_details.choose(storage, listing, name or None)
+    checkpoint = choose(storage, listing, name or None)
     if checkpoint is None:
         return False
     remarks = () if name else listing.problems
-    details = target.shown(checkpoint_details.describe_checkpoint(storage, checkpoint, time.time(), remarks))
+    details = target.shown(describe_checkpoint(storage, checkpoint, time.time(), remarks))
     if as_json:
         print_json(details)
     else:
