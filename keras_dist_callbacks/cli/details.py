@@ -11,8 +11,8 @@ from typing import Any
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.codec import dtype_of
+from keras_dist_callbacks.backups.manifest import CALLBACK
 from keras_dist_callbacks.backups.snapshot import JSON, BlobInfo, Manifest, TensorInfo
-from keras_dist_callbacks.backups.state_schema import CALLBACK
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint

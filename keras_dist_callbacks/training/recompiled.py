@@ -6,8 +6,8 @@ from typing import Any
 
 from keras_dist_callbacks._compat import building, model_config, optimizers
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.manifest import COMPILED, PYTHON
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
-from keras_dist_callbacks.backups.state_schema import COMPILED, PYTHON
 from keras_dist_callbacks.training.capture import saved_variables
 
 _OPTIMIZER, _RUN_EAGERLY, _JIT_COMPILE, _WEIGHTS = "optimizer", "run_eagerly", "jit_compile", "weights"
