@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keras_dist_callbacks.backups.verified_read import read_verified
+from keras_dist_callbacks.backups.record_io import read_verified
 from keras_dist_callbacks.checkpoints.record import (
     EXTENSIONS,
     INCOMPLETE,
