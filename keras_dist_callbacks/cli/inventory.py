@@ -26,8 +26,8 @@ from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
-from keras_dist_callbacks.storage.file_info import FileInfo
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.storage.transfer import FileInfo
 
 MOST_RECORDS = 10_000
 MOST_BYTES = 2**25
