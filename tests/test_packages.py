@@ -21,7 +21,7 @@ FORBIDDEN = [
     ("storage/redaction.py", f"import {PACKAGE}.storage.store_errors", "No cycles within a package"),
     ("engine/engine.py", "import fsspec", "Only the stores import fsspec"),
     ("backups/store.py", "import tensorflow", "reach neither TensorFlow nor Keras"),
-    ("storage/rate_limit.py", "def f():\n    import keras", "reach neither TensorFlow nor Keras"),
+    ("storage/transfer.py", "def f():\n    import keras", "reach neither TensorFlow nor Keras"),
     ("cli/formatting.py", f"import {PACKAGE}._compat.saving", "reach neither TensorFlow nor Keras"),
     ("launch/processes.py", "import tensorflow", "starts and watches processes imports neither"),
 ]

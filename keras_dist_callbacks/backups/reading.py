@@ -15,8 +15,8 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks.backups.codec import check_header, dtype_of, raw_bytes, tensor_bytes
+from keras_dist_callbacks.backups.record_io import read_verified
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
-from keras_dist_callbacks.backups.verified_read import read_verified
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 

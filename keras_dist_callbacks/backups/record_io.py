@@ -1,6 +1,8 @@
 """The one codec for JSON records in a store, and the checks for values that another process wrote.
 
 A seal proves that a record was not changed by accident. It does not prove who wrote it, so each field is checked.
+
+One bad read is not a damaged file: what fails verification is read a second time before anything follows from it.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -20,6 +23,7 @@ from keras_dist_callbacks.backups import names
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.terminal import warn
 
 MAX_MANIFEST_BYTES = 2**28
 MAX_RECORD_BYTES = 2**20
@@ -160,6 +164,30 @@ def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
     if len(content) > limit:
         raise DamagedBackupError(f"{storage.display(name)} has more than {limit} bytes, too many for what it should be")
     return content
+
+
+def read_verified(storage: Storage, name: str, read: Callable[[], _T]) -> _T:
+    """What `read` returns, if necessary at its second call.
+
+    Args:
+        storage: Where it reads.
+        name: The file.
+        read: Reads and verifies it, each time from the store.
+
+    Raises:
+        DamagedBackupError: It failed verification twice.
+    """
+    try:
+        return read()
+    except DamagedBackupError as error:
+        first = error
+    storage.drop_cached(name)
+    found = read()
+    warn(
+        f"{storage.display(name)}: the first read differed from the second one, which is good and is used. Suspect the "
+        f"storage, the network or the memory of this computer ({first})"
+    )
+    return found
 
 
 def write(storage: Storage, name: str, content: bytes) -> None:

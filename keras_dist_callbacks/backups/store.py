@@ -20,7 +20,7 @@ from keras_dist_callbacks.backups.codec import Blob, StreamedBlob
 from keras_dist_callbacks.backups.manifest import check_content, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
-from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES
+from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
 from keras_dist_callbacks.backups.snapshot import (
     BlobInfo,
     CommitId,
@@ -30,7 +30,6 @@ from keras_dist_callbacks.backups.snapshot import (
     WorkerState,
 )
 from keras_dist_callbacks.backups.staging import Staging
-from keras_dist_callbacks.backups.verified_read import read_verified
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage

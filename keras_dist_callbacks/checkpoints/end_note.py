@@ -15,8 +15,7 @@ from pathlib import Path
 import xxhash
 
 from keras_dist_callbacks.backups import record_io
-from keras_dist_callbacks.backups.record_io import Format, Generation, Token
-from keras_dist_callbacks.backups.verified_read import read_verified
+from keras_dist_callbacks.backups.record_io import Format, Generation, Token, read_verified
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage

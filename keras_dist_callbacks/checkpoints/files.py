@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keras_dist_callbacks.backups.verified_read import read_verified
+from keras_dist_callbacks.backups.record_io import read_verified
 from keras_dist_callbacks.checkpoints.record import (
     EXTENSIONS,
     INCOMPLETE,
@@ -31,9 +31,9 @@ from keras_dist_callbacks.checkpoints.record import (
 )
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.process import Shared, shared
-from keras_dist_callbacks.storage.file_info import FileInfo
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.storage.transfer import FileInfo
 from keras_dist_callbacks.terminal import warn
 
 _READERS = 16

@@ -1,6 +1,6 @@
 """`kdc`: inspects backups and checkpoints, and checks stores, from the shell.
 
-    inventory   what a directory holds, read once            activity   whether a run seems to be writing
+    inventory   what a directory holds, read once, and whether a run seems to be writing
     listing, details, verifying, pruning, doctor             what each command finds, as plain dataclasses
     render, formatting, output                               how that looks
     app                                                      the commands and their options

@@ -13,11 +13,18 @@ from keras_dist_callbacks.backups.names import DAMAGED, quarantined_name
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
-from keras_dist_callbacks.cli import activity, checkpoint_details, exporting, formatting, pruning, render, verifying
 from keras_dist_callbacks.cli import doctor as diagnosing
-from keras_dist_callbacks.cli.activity import QUIET_SECONDS, liveness
-from keras_dist_callbacks.cli.details import describe_commit
-from keras_dist_callbacks.cli.inventory import Entry, Inventory, blob_sizes, read_entries, take_inventory
+from keras_dist_callbacks.cli import exporting, formatting, pruning, render, verifying
+from keras_dist_callbacks.cli.details import choose, describe_checkpoint, describe_commit
+from keras_dist_callbacks.cli.inventory import (
+    QUIET_SECONDS,
+    Entry,
+    Inventory,
+    blob_sizes,
+    liveness,
+    read_entries,
+    take_inventory,
+)
 from keras_dist_callbacks.cli.listing import list_directory
 from keras_dist_callbacks.cli.output import (
     CANNOT,
@@ -272,11 +279,11 @@ def _show_checkpoint(target: Target, name: str, *, every_tensor: bool, as_json: 
     """Whether there was one to show."""
     storage = target.storage
     listing = files.find(storage)
-    checkpoint = checkpoint_details.choose(storage, listing, name or None)
+    checkpoint = choose(storage, listing, name or None)
     if checkpoint is None:
         return False
     remarks = () if name else listing.problems
-    details = target.shown(checkpoint_details.describe_checkpoint(storage, checkpoint, time.time(), remarks))
+    details = target.shown(describe_checkpoint(storage, checkpoint, time.time(), remarks))
     if as_json:
         print_json(details)
     else:
@@ -342,6 +349,6 @@ def _confirmed() -> bool:
 def _look_for_leftovers(target: Target) -> list[diagnosing.Check]:
     inventory = take_inventory(target.store)
     life = liveness(inventory, time.time())
-    optional = (activity.check_space(target.storage, inventory), activity.check_uploads(target.storage))
+    optional = (diagnosing.check_space(target.storage, inventory), diagnosing.check_uploads(target.storage))
     found = [check for check in optional if check is not None]
-    return [*activity.check_leftovers(inventory, life), activity.check_checkpoints(target.storage), *found]
+    return [*diagnosing.check_leftovers(inventory, life), diagnosing.check_checkpoints(target.storage), *found]

@@ -1,25 +1,38 @@
-"""`kdc show`: everything that one commit's manifest tells, as plain values."""
+"""`kdc show`: everything that one commit's manifest or one checkpoint tells, as plain values."""
 
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.codec import dtype_of
+from keras_dist_callbacks.backups.manifest import CALLBACK
 from keras_dist_callbacks.backups.snapshot import JSON, BlobInfo, Manifest, TensorInfo
-from keras_dist_callbacks.backups.state_schema import CALLBACK
+from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints.files import Listing
+from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli.inventory import Entry
-from keras_dist_callbacks.cli.listing import CommitRow, commit_row
+from keras_dist_callbacks.cli.listing import CheckpointRow, CommitRow, checkpoint_row, commit_row
+from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.storage import temporary
+from keras_dist_callbacks.storage.storage import Storage
 
 _VARIABLE = "variable/"
 _RANDOM = ("rng", "rng_before_epoch", "rng_at_epoch", "rng_at_input")
 _VERSIONS = ("python", "keras", "tensorflow")
+_METADATA, _WEIGHTS = "metadata.json", "model.weights.h5"
+_MOST_TENSORS = 2**17
+_OPTIMIZER = "optimizer/"
 
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor of a commit.
+    """A tensor of a commit or a checkpoint.
 
     Attributes:
         name: Its name, without what says that it is a variable.
@@ -144,3 +157,152 @@ def _random_states(manifest: Manifest) -> tuple[str, ...]:
 
 def _chief_tensors(manifest: Manifest) -> Mapping[str, TensorInfo]:
     return manifest.workers[0].tensors if manifest.workers else {}
+
+
+@dataclass(frozen=True)
+class CheckpointDetails:
+    """What `kdc show` shows of a checkpoint.
+
+    Attributes:
+        url: The directory, without credentials.
+        checkpoint: What `kdc ls` tells of it.
+        state: `"whole"` or `"damaged"`: the file was read and compared with its digest.
+        problem: What is wrong with it.
+        template: That of its file name.
+        sequence: Its position among the files of its run.
+        digest: xxh3_128 of the bytes before the record, in hex.
+        written: When the file was last written, in seconds since 1970; None if it is missing.
+        age_seconds: How long ago that is.
+        saved_by: What the file says of who saved it and when.
+        tensors: In the order of the file.
+        tensor_bytes: Of all values of all tensors.
+        remarks: What is wrong with others in the directory: one of them may be newer.
+    """
+
+    url: str
+    checkpoint: CheckpointRow
+    state: str
+    problem: str | None
+    template: str
+    sequence: int
+    digest: str
+    written: float | None
+    age_seconds: float | None
+    saved_by: Mapping[str, str]
+    tensors: tuple[TensorRow, ...]
+    tensor_bytes: int
+    remarks: tuple[str, ...] = ()
+
+
+def choose(storage: Storage, listing: Listing, name: str | None) -> Checkpoint | None:
+    """The newest checkpoint, or the one of that name; None if the directory has none at all.
+
+    Raises:
+        ConfigError: There is none of that name.
+        DamagedBackupError: There are checkpoints, but no record can be read.
+    """
+    if name is None:
+        if listing.problems and not listing.checkpoints:
+            raise DamagedBackupError(f"{'; '.join(listing.problems)}. `kdc verify` checks all")
+        return next(iter(listing.checkpoints), None)
+    found = next((one for one in listing.checkpoints if one.name == name), None)
+    if found is None:
+        path = storage.display(name)
+        problem = next((problem for problem in listing.problems if path in problem), None)
+        if problem:
+            raise DamagedBackupError(problem)
+        known = ", ".join(one.name for one in listing.checkpoints[:5])
+        raise ConfigError(
+            f"{storage.display()}: no checkpoint with a record is named {name!r}"
+            + (f"; the newest: {known}" if known else "; `kdc ls` lists what is there")
+        )
+    return found
+
+
+def describe_checkpoint(
+    storage: Storage, checkpoint: Checkpoint, now: float, remarks: tuple[str, ...] = ()
+) -> CheckpointDetails:
+    """Reads a checkpoint completely and describes it.
+
+    Args:
+        storage: The directory.
+        checkpoint: What the last bytes of the file contain.
+        now: The time.
+        remarks: What is wrong with others there.
+    """
+    tensors: tuple[TensorRow, ...] = ()
+    saved_by: Mapping[str, str] = {}
+    problem, written = None, None
+    with temporary.directory("show") as copies:
+        try:
+            checkpoint = files.fetch(storage, checkpoint.name, copies)
+            saved_by, tensors = _read(copies / checkpoint.name, storage.display(checkpoint.name))
+            written = storage.modified(checkpoint.name)
+        except FileNotFoundError:
+            problem = f"{storage.display(checkpoint.name)} was deleted meanwhile"
+        except DamagedBackupError as error:
+            problem = str(error)
+            written = storage.modified(checkpoint.name)
+    record = checkpoint.record
+    return CheckpointDetails(
+        url=storage.display(),
+        checkpoint=checkpoint_row(checkpoint),
+        state="damaged" if problem else "whole",
+        problem=problem,
+        template=record.template,
+        sequence=record.sequence,
+        digest=record.digest,
+        written=written,
+        age_seconds=None if written is None else now - written,
+        saved_by=saved_by,
+        tensors=tensors,
+        tensor_bytes=sum(row.bytes for row in tensors),
+        remarks=remarks,
+    )
+
+
+def _read(file: Path, shown: str) -> tuple[Mapping[str, str], tuple[TensorRow, ...]]:
+    """What the file itself says; nothing of the model is made.
+
+    Raises:
+        DamagedBackupError: It is not what Keras writes.
+    """
+    try:
+        if file.name.endswith(".weights.h5"):
+            return {}, _tensors(file, shown)
+        with zipfile.ZipFile(file) as archive:
+            said = record_io.parse(archive.read(_stored(archive, _METADATA, shown)), f"{shown}: {_METADATA}")
+            saved_by = {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
+            with archive.open(_stored(archive, _WEIGHTS, shown)) as weights:
+                return saved_by, _tensors(weights, shown)
+    except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        if isinstance(error, DamagedBackupError):
+            raise
+        raise DamagedBackupError(f"{shown} is not what Keras writes: {type(error).__name__} {error}") from error
+
+
+def _stored(archive: zipfile.ZipFile, name: str, shown: str) -> zipfile.ZipInfo:
+    """A member that takes no more memory than it takes in the file."""
+    member = archive.getinfo(name)
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise DamagedBackupError(f"{shown}: {name} is compressed, which Keras does not do")
+    return member
+
+
+def _tensors(file: Any, shown: str) -> tuple[TensorRow, ...]:
+    import h5py
+
+    found: list[TensorRow] = []
+
+    def add(name: str, item: Any) -> None:
+        if not isinstance(item, h5py.Dataset):
+            return
+        if len(found) == _MOST_TENSORS:
+            raise DamagedBackupError(f"{shown} holds more than {_MOST_TENSORS} tensors")
+        dtype = str(item.attrs.get("dtype", item.dtype))  # types that HDF5 has not are named there
+        kind = "optimizer" if name.startswith(_OPTIMIZER) else "variable"
+        found.append(TensorRow(name, kind, None, dtype, tuple(item.shape or ()), int(item.nbytes), (0,)))
+
+    with h5py.File(file, "r") as content:
+        content.visititems(add)
+    return tuple(found)

@@ -1,18 +1,26 @@
-"""`kdc doctor`: whether a store can hold backups, tried out with small objects that are deleted again."""
+"""`kdc doctor`: whether a store can hold backups, and what interrupted runs have left in it.
+
+The store is tried out with small objects that are deleted again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from keras_dist_callbacks.backups.names import blob_generation
+from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.cli import formatting
+from keras_dist_callbacks.cli.inventory import Inventory, Liveness, orphaned_blobs, stale_owners
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import temporary_name
@@ -24,6 +32,9 @@ _OBJECT = b"kdc doctor".ljust(1024)
 _SLOW_SECONDS = 1.0
 _LISTING_SECONDS = 5.0
 _LARGE = 2**20  # bytes
+_PRUNE = "harmless; `kdc prune --keep 2` deletes them"
+_SPACE_FOR_BACKUPS = 3
+_LONGEST_UPLOAD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -212,6 +223,71 @@ _CHECKS: dict[str, Callable[[ScratchObjects], Check]] = {
 }
 
 
+def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
+    """Looks for what nothing needs; what a run that is writing may still need does not count."""
+    busy = life.generation if life.running else 0
+    temporaries = {} if busy else inventory.temporaries
+    blobs = {p: size for p, size in orphaned_blobs(inventory).items() if blob_generation(p) != busy}
+    owners = stale_owners(inventory)
+    found = [
+        Check("run", "ok", f"generation {life.generation} seems to be writing: {life.why}")
+        if life.running
+        else Check("run", "ok", "none seems to be writing"),
+        _check_commits(inventory),
+        _check("unfinished files", temporaries),
+        _check("dangling blobs", blobs),
+    ]
+    detail = f"{formatting.count(len(owners), 'earlier run')} without any backup left" if owners else "none"
+    found.append(Check("idle owner records", "warn" if owners else "ok", detail, _PRUNE if owners else ""))
+    return found
+
+
+def check_uploads(storage: Storage) -> Check | None:
+    """Looks for multipart uploads that were never completed, in stores that have such and tell of them."""
+    find: Any = getattr(storage, "unfinished_uploads", None)
+    if find is None or storage.is_local:
+        return None
+    name = "unfinished uploads"
+    try:
+        found = find()
+    except (StorageError, OSError) as error:
+        return Check(name, "warn", f"they cannot be listed: {error}", "the right to list uploads would show them")
+    old = [upload for upload in found if upload.age > _LONGEST_UPLOAD_SECONDS]
+    if not old:
+        return Check(name, "ok", f"{formatting.count(len(found), 'recent one')}, may go on" if found else "none")
+    oldest = formatting.age(max(upload.age for upload in old))
+    return Check(
+        name,
+        "warn",
+        f"{len(old)}, the oldest begun {oldest} ago; their parts take space, but are in no listing",
+        "set a lifecycle rule on the bucket that aborts incomplete multipart uploads after a day",
+    )
+
+
+def check_space(storage: Storage, inventory: Inventory) -> Check | None:
+    """Whether a local disk has room for the next backups."""
+    if not storage.is_local:
+        return None
+    existing = next(path for path in (Path(storage.root), *Path(storage.root).parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    manifests = [entry.manifest for entry in inventory.entries if entry.manifest is not None]
+    needed = _SPACE_FOR_BACKUPS * sum(blob.size for blob in manifests[-1].blobs) if manifests else 0
+    detail = f"{formatting.size(free)} free"
+    if free < needed:
+        advice = f"{_SPACE_FOR_BACKUPS} backups take {formatting.size(needed)}: free some space"
+        return Check("disk space", "warn", detail, advice)
+    return Check("disk space", "ok", detail)
+
+
+def check_checkpoints(storage: Storage) -> Check:
+    """Looks for what interrupted writes of checkpoints left; the names are hidden."""
+    unfinished = files.unfinished(storage.files())
+    if not unfinished:
+        return Check("unfinished checkpoints", "ok", "none")
+    detail = f"{len(unfinished)}, {formatting.size(sum(unfinished.values()))}"
+    return Check("unfinished checkpoints", "warn", detail, "the next run that saves here deletes those of its filepath")
+
+
 def _is_listed(storage: Storage, name: str) -> bool:
     return any(file.name == name for file in storage.files())
 
@@ -244,3 +320,22 @@ def _missing_directories(storage: Storage) -> list[Path]:
         return []
     root = Path(storage.root)
     return [path for path in (root, *root.parents) if not path.exists()]
+
+
+def _check_commits(inventory: Inventory) -> Check:
+    damaged = [entry for entry in inventory.entries if entry.state == "damaged"]
+    if damaged:
+        detail = f"{len(damaged)} of {formatting.count(len(inventory.entries), 'manifest')} cannot be read"
+        return Check("backups", "warn", detail, "`kdc verify` tells what is wrong; a run takes the newest whole one")
+    if not inventory.entries and inventory.newest_generation in inventory.committed:
+        return Check("backups", "warn", "a run has committed here, but no manifest is left", "restore the files")
+    if inventory.set_aside:
+        detail = f"{formatting.count(len(inventory.set_aside), 'damaged manifest')} in damaged/, set aside by a run"
+        return Check("backups", "warn", detail, "look into it, then delete the directory damaged/")
+    return Check("backups", "ok", f"{formatting.count(len(inventory.entries), 'manifest')}, readable")
+
+
+def _check(name: str, found: Mapping[str, int]) -> Check:
+    if not found:
+        return Check(name, "ok", "none")
+    return Check(name, "warn", f"{len(found)}, {formatting.size(sum(found.values()))}", _PRUNE)

@@ -16,8 +16,7 @@ from rich.console import Console
 from safetensors.numpy import save
 
 from keras_dist_callbacks import errors
-from keras_dist_callbacks.backups.snapshot import Manifest
-from keras_dist_callbacks.backups.variable_names import by_path, names_in
+from keras_dist_callbacks.backups.snapshot import Manifest, by_path, names_in
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage import temporary

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.names import blob_directory, blob_generation
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cli.activity import has_ended
 from keras_dist_callbacks.cli.inventory import (
     Entry,
     Inventory,
+    has_ended,
     orphaned_blobs,
     owner_paths,
     parallel,

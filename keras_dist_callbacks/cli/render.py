@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist_callbacks.cli import formatting
-from keras_dist_callbacks.cli.checkpoint_details import CheckpointDetails
-from keras_dist_callbacks.cli.details import CommitDetails, TensorRow
+from keras_dist_callbacks.cli.details import CheckpointDetails, CommitDetails, TensorRow
 from keras_dist_callbacks.cli.doctor import Diagnosis
 from keras_dist_callbacks.cli.listing import CheckpointRow, CommitRow, DirectoryListing
 from keras_dist_callbacks.cli.pruning import PrunePlan

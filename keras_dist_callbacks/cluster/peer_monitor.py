@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks._compat.hard_exit import exit_process_after
 from keras_dist_callbacks.cluster import messaging
-from keras_dist_callbacks.cluster.addresses import split_address
-from keras_dist_callbacks.cluster.roles import Role
+from keras_dist_callbacks.cluster.roles import Role, split_address
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, PeerLostError
 from keras_dist_callbacks.process import Shared, shared
 

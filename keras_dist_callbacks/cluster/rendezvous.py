@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.cluster.addresses import split_address
-from keras_dist_callbacks.cluster.cluster_token import AuthSession, ClusterToken
 from keras_dist_callbacks.cluster.rendezvous_protocol import (
     Aborted,
     Answer,
+    AuthSession,
     Challenge,
+    ClusterToken,
     Deadline,
     Fault,
     Go,
@@ -31,6 +31,7 @@ from keras_dist_callbacks.cluster.rendezvous_protocol import (
     send,
 )
 from keras_dist_callbacks.cluster.rendezvous_server import STRANGER_SECONDS, RendezvousServer, is_lasting_fault
+from keras_dist_callbacks.cluster.roles import split_address
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 
 _CONNECT_SECONDS = 2.0

@@ -11,13 +11,15 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from keras_dist_callbacks.cluster.cluster_token import VARIABLE, AuthSession, ClusterToken
 from keras_dist_callbacks.cluster.rendezvous_protocol import (
     FAULTS,
     LONGEST,
+    VARIABLE,
     Aborted,
     Answer,
+    AuthSession,
     Challenge,
+    ClusterToken,
     Deadline,
     Fault,
     Go,

@@ -11,8 +11,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat import graphs, pipeline, rng
 from keras_dist_callbacks._compat.input_inspection import InputInspection
-from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
-from keras_dist_callbacks.backups.variable_names import strip_counters
+from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState, strip_counters
 
 TOPIC = "input_variables"
 _NOTHING = InputInspection()

@@ -1,7 +1,7 @@
-"""The templates that this process has started: one for each list of modules and environment, shared by all clusters.
+"""Workers that are forked from a template which has done their imports already.
 
-A template costs as much memory as a worker before its first batch, and is shared with its workers; see
-`template.py` for what it does.
+This process starts one template for each list of modules and environment, shared by all clusters. A template costs as
+much memory as a worker before its first batch, and is shared with its workers; see `fork_server.py` for what it does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,29 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.errors import ClusterError
-from keras_dist_callbacks.launch.environment import has_relative_path, read_at_import
+from keras_dist_callbacks.launch.fork_child import program
+from keras_dist_callbacks.launch.processes import Process, WorkerProcess, note_end
 from keras_dist_callbacks.process import Shared, shared
 
+# Variables that must be those of the template already. They are what Python, TensorFlow, Keras and whatever they import
+# were seen to read while they were imported (getenv(3) and os.environ were both traced), by families: the members of
+# one differ between versions. Better one too many, which costs a template, than one too few, which changes a
+# training. All others are set in the worker after the fork.
+_READ_AT_IMPORT = (
+    *("PYTHON", "_PYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "HOME", "XDG_", "COVERAGE_"),
+    *("ABSL_", "KERAS_", "TF_", "TF2_", "TPU_", "XLA_", "JAX_", "TORCH_", "CUDA_", "NVIDIA_", "ROCM_", "TEST_"),
+    *("GRPC_", "GCS_", "PROTOCOL_BUFFERS_", "TEMPORARILY_DISABLE_PROTOBUF_", "ENABLE_RUNTIME_", "DISABLE_HOST_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "OPENBLAS_", "GOTO_", "BLIS_", "NVPL_", "VECLIB_"),
+    *("NPY_", "NUMPY_", "NUMEXPR_", "SCIPY_", "SKLEARN_", "JOBLIB_", "LOKY_", "PILLOW_", "HDF5_", "WRAPT_"),
+    *("ACC_", "GFORTRAN_", "LLVM_", "FSSPEC_", "GCSFS_", "OPENSSL_"),
+)
+_NO_GPU = ("-1", "")
 _BYTES = 65_536
 _IMPORT_SECONDS = 300.0
 _ANSWER_SECONDS = 60.0
@@ -37,6 +52,22 @@ _ENTRY = (
     "import sys; at_start = frozenset(sys.modules); sys.flags.safe_path or sys.path.pop(0); "
     "from keras_dist_callbacks.launch.fork_server import main; main(at_start)"
 )
+
+
+def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that a template must share with its workers."""
+    return {name: env[name] for name in sorted(env) if name != "TF_CONFIG" and name.startswith(_READ_AT_IMPORT)}
+
+
+def is_cpu_only(env: Mapping[str, str]) -> bool:
+    """Whether no GPU can be seen: a CUDA driver does not survive a fork."""
+    return env.get("CUDA_VISIBLE_DEVICES") in _NO_GPU
+
+
+def has_relative_path(env: Mapping[str, str]) -> bool:
+    """Whether modules are searched below the directory in which the process starts."""
+    path = env.get("PYTHONPATH", "")
+    return bool(path) and not all(map(os.path.isabs, path.split(os.pathsep)))
 
 
 class Template:
@@ -255,3 +286,57 @@ def templates() -> Templates:
 
 
 atexit.register(lambda: templates().close())
+
+
+class PreloadedProcess:
+    """A worker of a template; to its owner it is what a `WorkerProcess` is."""
+
+    def __init__(self, template: Template, number: int, pid: int, log: Path) -> None:
+        self.log = log
+        self.pid = pid
+        self._template = template
+        self._number = number
+        self._last_resort = weakref.finalize(self, template.end, number)
+
+    def poll(self) -> int | None:
+        """The return code, negative for a signal; None while it runs."""
+        return self._template.code(self._number)
+
+    def send(self, sig: int) -> None:
+        """Sends a signal to the process, not to its children, as a scheduler does."""
+        self._template.send(self._number, sig)
+
+    def end(self, note: str = "") -> None:
+        """Kills the whole group, if it still runs, and says why at the end of the log."""
+        if self.poll() is None:
+            self._last_resort()
+            note_end(self.log, note)
+
+
+def start_process(command: Sequence[str], env: Mapping[str, str], log: Path, preload: Sequence[str] = ()) -> Process:
+    """Starts a worker: from a template if that is possible and wanted, as a fresh process otherwise.
+
+    Args:
+        command: Program and arguments.
+        env: The whole environment.
+        log: The log file; an older one is overwritten.
+        preload: Modules that the template imports; without any the process is a fresh one.
+
+    Raises:
+        ClusterError: What was preloaded makes forking unsafe.
+        ConfigError: The program cannot be started.
+    """
+    command = [os.fspath(part) for part in command]
+    if preload and _is_possible(command, env) and (template := templates().get(preload, env)) is not None:
+        log.open("wb").close()
+        started = template.start(command, env, log)
+        if started is not None:
+            return PreloadedProcess(template, *started, log)
+    return WorkerProcess(command, env, log)
+
+
+def _is_possible(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    if not all(isinstance(part, str) for part in command):  # bytes: Popen knows them, JSON does not
+        return False
+    on_linux = sys.platform == "linux" and hasattr(os, "pidfd_open")
+    return on_linux and command[0] == sys.executable and program(command) is not None and is_cpu_only(env)

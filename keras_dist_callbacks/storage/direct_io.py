@@ -12,48 +12,15 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage.open_directory import Directory
-from keras_dist_callbacks.storage.rate_limit import RateLimiter
-
-Buffer = bytes | bytearray | memoryview
-
-
-class Chunks(Protocol):
-    """The content of a file in pieces, from its begin as often as it is asked for."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of them all."""
-        ...
-
-    def __iter__(self) -> Iterator[Buffer]:
-        """The pieces, in order."""
-        ...
-
-
-@dataclass(frozen=True)
-class ChunkList:
-    """Pieces that are known beforehand."""
-
-    pieces: Sequence[Buffer]
-
-    @property
-    def size(self) -> int:
-        """Bytes of them all."""
-        return sum(map(len, self.pieces))
-
-    def __iter__(self) -> Iterator[Buffer]:
-        """The pieces, in order."""
-        return iter(self.pieces)
-
+from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter
 
 VARIABLE = "KDC_DIRECT_WRITES"
 """An environment variable: `0` turns this off; `all` makes no difference between large and small, as tests do."""

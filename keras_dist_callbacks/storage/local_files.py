@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 
-from keras_dist_callbacks.storage.direct_io import Chunks, DirectWrites
+from keras_dist_callbacks.storage.direct_io import DirectWrites
 from keras_dist_callbacks.storage.open_directory import Directory, opened
-from keras_dist_callbacks.storage.rate_limit import RateLimiter
+from keras_dist_callbacks.storage.transfer import Chunks, RateLimiter
 
 TEMPORARY_MARK = ".tmp-"
 _MARKED = re.compile(r"\.(?P<final>.+)\.tmp-[0-9a-f]{32}", re.DOTALL)

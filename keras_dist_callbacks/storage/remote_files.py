@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from keras_dist_callbacks.storage import store_errors, temporary
-from keras_dist_callbacks.storage.direct_io import Buffer
-from keras_dist_callbacks.storage.file_info import UnfinishedUpload
-from keras_dist_callbacks.storage.rate_limit import RateLimiter
 from keras_dist_callbacks.storage.retry import RetryPolicy, ignore_failure
 from keras_dist_callbacks.storage.store_errors import RetryNotice, already_exists, status_of
+from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter, UnfinishedUpload
 from keras_dist_callbacks.terminal import warn
 
 _T = TypeVar("_T")

@@ -24,14 +24,12 @@ import fsspec
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage.direct_io import Buffer, ChunkList, Chunks
-from keras_dist_callbacks.storage.file_info import FileInfo, UnfinishedUpload
 from keras_dist_callbacks.storage.local_files import LocalFiles, temporary_name
-from keras_dist_callbacks.storage.rate_limit import RateLimiter
 from keras_dist_callbacks.storage.redaction import Redactor, redact, reject_credentials
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.store_errors import RetryNotice, open_error_hint, translate_error
+from keras_dist_callbacks.storage.transfer import Buffer, ChunkList, Chunks, FileInfo, RateLimiter, UnfinishedUpload
 from keras_dist_callbacks.terminal import escape_controls, warn
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import keras_callbacks, rich_progress
 from keras_dist_callbacks.backups.json_values import from_json, to_json
+from keras_dist_callbacks.backups.manifest import CALLBACK
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
-from keras_dist_callbacks.backups.state_schema import CALLBACK
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, ConfigError
 from keras_dist_callbacks.inputs.sources import is_stateless
 from keras_dist_callbacks.process import Shared, shared

@@ -9,9 +9,18 @@ import numpy as np
 
 from keras_dist_callbacks._compat import model_parts, variables
 from keras_dist_callbacks.backups.json_values import to_json
-from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot, WorkerState
-from keras_dist_callbacks.backups.state_schema import CALLBACK
-from keras_dist_callbacks.backups.variable_names import VARIABLE, stored_components, strip_counters, tensor_name
+from keras_dist_callbacks.backups.manifest import CALLBACK
+from keras_dist_callbacks.backups.snapshot import (
+    JSON,
+    VARIABLE,
+    Position,
+    SharedTensor,
+    Snapshot,
+    WorkerState,
+    stored_components,
+    strip_counters,
+    tensor_name,
+)
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks

@@ -11,8 +11,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat import building, graphs, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
-from keras_dist_callbacks.backups.variable_names import strip_counters
+from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState, strip_counters
 from keras_dist_callbacks.backups.verdict import RANDOM_OPERATIONS
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.capture import saved_variables

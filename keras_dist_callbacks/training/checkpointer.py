@@ -14,8 +14,8 @@ from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import environment, rng, variables
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.json_values import from_json, to_json
+from keras_dist_callbacks.backups.manifest import ENVIRONMENT
 from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot, WorkerState
-from keras_dist_callbacks.backups.state_schema import ENVIRONMENT
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.engine.committer import EngineOptions

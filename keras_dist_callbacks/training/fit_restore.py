@@ -10,8 +10,8 @@ from typing import Any
 from keras_dist_callbacks._compat import building, replay, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups.json_values import from_json
+from keras_dist_callbacks.backups.manifest import COMPILED
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
-from keras_dist_callbacks.backups.state_schema import COMPILED
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupMismatchError

@@ -8,9 +8,8 @@ from typing import Any
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import building, model_parts, multi_worker, variables
-from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.backups.snapshot import WorkerState, by_path
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.backups.variable_names import by_path
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError

@@ -15,9 +15,8 @@ import numpy as np
 
 from keras_dist_callbacks import errors
 from keras_dist_callbacks._compat.model_config import as_json, compilation
-from keras_dist_callbacks.backups.snapshot import SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import ARCHITECTURE, SharedArray, SharedTensor, WorkerState
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.backups.variable_names import ARCHITECTURE
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import ConfigError, KdcError

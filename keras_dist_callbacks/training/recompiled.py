@@ -7,8 +7,8 @@ from typing import Any
 
 from keras_dist_callbacks._compat import building, model_config, model_parts, optimizers
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.manifest import COMPILED, PYTHON
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
-from keras_dist_callbacks.backups.state_schema import COMPILED, PYTHON
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.capture import saved_variables
 

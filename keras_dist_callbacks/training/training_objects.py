@@ -10,8 +10,8 @@ import keras
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import strategies
+from keras_dist_callbacks.backups.manifest import USER_STATE
 from keras_dist_callbacks.backups.snapshot import WorkerState
-from keras_dist_callbacks.backups.state_schema import USER_STATE
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from keras_dist_callbacks._compat import environment, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.manifest import ENVIRONMENT, INPUT_PYTHON, PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
-from keras_dist_callbacks.backups.state_schema import ENVIRONMENT, INPUT_PYTHON, PYTHON, TRACED
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from keras_dist_callbacks.inputs.position import DataPosition
 from keras_dist_callbacks.terminal import warn

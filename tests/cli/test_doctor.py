@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.cli import activity, doctor
-from keras_dist_callbacks.cli.inventory import Inventory
+from keras_dist_callbacks.cli import doctor
+from keras_dist_callbacks.cli.inventory import Inventory, Liveness
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.storage import Storage
@@ -210,7 +210,7 @@ def test_damaged_lost_and_set_aside_manifests_are_remarks(tmp_path: Path) -> Non
 def test_too_little_space_for_the_next_backups_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(begin(tmp_path), 1)
     assert checks(tmp_path)["disk space"]["status"] == "ok"
-    monkeypatch.setattr(activity.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5000}))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5000}))
     found = checks(tmp_path)["disk space"]
     assert (found["status"], found["detail"]) == ("warn", "4.9 KiB free")
 
@@ -228,7 +228,7 @@ def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None
             return [SimpleNamespace(name="x", age=age) for age in self.ages]
 
     def found(store: Uploads) -> tuple[str, str]:
-        check = activity.check_uploads(store)  # type: ignore[arg-type]
+        check = doctor.check_uploads(store)  # type: ignore[arg-type]
         assert check is not None
         return check.status, check.detail.partition(";")[0]
 
@@ -239,8 +239,8 @@ def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None
 
 
 def test_an_empty_directory_has_no_leftovers() -> None:
-    life = activity.Liveness(False, 0, "")
-    assert {check.status for check in activity.check_leftovers(Inventory(), life)} == {"ok"}
+    life = Liveness(False, 0, "")
+    assert {check.status for check in doctor.check_leftovers(Inventory(), life)} == {"ok"}
 
 
 def test_checkpoints_whose_writes_were_killed_are_reported(tmp_path: Path) -> None:

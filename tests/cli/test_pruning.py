@@ -11,7 +11,7 @@ import pytest
 
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cli import activity, inventory, pruning
+from keras_dist_callbacks.cli import inventory, pruning
 from keras_dist_callbacks.errors import FencedError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
@@ -181,7 +181,7 @@ def test_a_run_seems_to_write_while_it_gives_signs_of_life(
     store = begin(tmp_path, claimed)
     for sequence, age in enumerate(ages, start=1):
         commit(store, sequence, age=age, position=position)
-    found = activity.liveness(inventory.take_inventory(BackupStore(Storage.open(tmp_path))), time.time())
+    found = inventory.liveness(inventory.take_inventory(BackupStore(Storage.open(tmp_path))), time.time())
     assert (found.running, found.generation) == (running, 2)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.cluster import rendezvous_protocol, rendezvous_server
-from keras_dist_callbacks.cluster.cluster_token import AuthSession, ClusterToken
+from keras_dist_callbacks.cluster.rendezvous_protocol import AuthSession, ClusterToken
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.testing.plugin import ClusterFactory
 from tests.support.processes import job

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import rate_limit, remote_files
+from keras_dist_callbacks.storage import remote_files, transfer
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.leftovers import leftovers
 from tests.support.stores.fixtures import Place, Stores
@@ -237,7 +237,7 @@ def test_a_cap_holds_back_writes_here_and_in_children(
         pauses.append(seconds)
         time.sleep(seconds)
 
-    monkeypatch.setattr(rate_limit, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     storage = place.open(max_bytes_per_second=1_000_000, fsync=False)
     (tmp_path / "source").write_bytes(bytes(200_000))
     sent: list[int] = []

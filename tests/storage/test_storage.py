@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.storage.rate_limit import RateLimiter
 from keras_dist_callbacks.storage.remote_files import _Progress
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage, redact
+from keras_dist_callbacks.storage.transfer import RateLimiter
 
 
 @pytest.fixture(params=["local", "file-url", "memory"])

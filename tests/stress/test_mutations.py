@@ -19,9 +19,8 @@ import xxhash
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups import owner_records
-from keras_dist_callbacks.backups.manifest import decode_manifest
+from keras_dist_callbacks.backups.manifest import Info, decode_manifest
 from keras_dist_callbacks.backups.snapshot import CommitId
-from keras_dist_callbacks.backups.state_schema import Info
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.engine import worker_state

@@ -13,8 +13,8 @@ import numpy as np
 
 from keras_dist_callbacks._compat import graphs, input_inspection, library_state, pipeline, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.manifest import PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
-from keras_dist_callbacks.backups.state_schema import PYTHON, TRACED
 from keras_dist_callbacks.backups.verdict import Finding, group
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.process import Shared, shared

@@ -1,16 +1,70 @@
-"""What a storage and the directories below it share while they write: a cap on the rate, and who counts bytes."""
+"""What passes between a storage and its files, local or remote: names and sizes, content in pieces, and their pace."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from keras_dist_callbacks import validation
 
 _PIECE = 32 * 2**20
 _PIECES_PER_SECOND = 20
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One object of a listing: its name relative to the listed directory, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class UnfinishedUpload:
+    """An upload in parts that was begun and neither finished nor given up; it takes space and shows no object.
+
+    Attributes:
+        name: Where the object would have been, relative to the directory.
+        age: Seconds since it was begun.
+    """
+
+    name: str
+    age: float
+
+
+class Chunks(Protocol):
+    """The content of a file in pieces, from its begin as often as it is asked for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of them all."""
+        ...
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """The pieces, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChunkList:
+    """Pieces that are known beforehand."""
+
+    pieces: Sequence[Buffer]
+
+    @property
+    def size(self) -> int:
+        """Bytes of them all."""
+        return sum(map(len, self.pieces))
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """The pieces, in order."""
+        return iter(self.pieces)
 
 
 class RateLimiter:

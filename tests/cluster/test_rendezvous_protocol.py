@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.cluster.cluster_token import AuthSession, ClusterToken
+from keras_dist_callbacks.cluster.rendezvous_protocol import AuthSession, ClusterToken
 from keras_dist_callbacks.errors import ConfigError
 
 SECRET = "a secret of more than 16 characters"  # noqa: S105 - of tests only
