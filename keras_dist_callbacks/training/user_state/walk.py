@@ -131,7 +131,7 @@ _LOOKS: Looks = (
     (n.ITERATORS, values.look_at_iterator),
     (types.GeneratorType, values.look_at_generator),
     (threading.Event, values.look_at_event),
-    (threading.local, look_at_attributes),
+    (threading.local, Walker.add_unknown),
     (weakref.ReferenceType, values.look_at_weak_reference),
     (_LIBRARY_CONSTANTS, functions.look_at_constant),
 )

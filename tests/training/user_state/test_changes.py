@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import logging
+import multiprocessing
 import random
 import threading
 import types
@@ -628,3 +629,42 @@ def test_special_names_are_not_restored(name: str) -> None:
     theirs = Holder(value=1)
     assert changes.restore({f"callback Holder()/{name}": [5, ""]}, {}, looked_at(theirs))
     assert type(theirs) is Holder
+
+
+def test_a_setting_of_a_module_that_is_named_by_a_text_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Holder:
+        config = types.ModuleType("settings_of_the_script")
+        config.rate = 0.1  # type: ignore[attr-defined]
+        make.__globals__["config_of_a_test"] = config
+        return Holder(read=lambda: getattr(config_of_a_test, "rate"))  # type: ignore[name-defined]  # noqa: B009, F821
+
+    def act(holder: Holder) -> None:
+        make.__globals__["config_of_a_test"].rate = 0.5
+
+    monkeypatch.setitem(make.__globals__, "config_of_a_test", None)
+    _, theirs, lost = carried_over(make, act)
+    assert lost == {}
+    assert theirs.read() == 0.5
+
+
+def test_state_of_special_methods_comes_back() -> None:
+    def make() -> Holder:
+        factors = [1.0]
+
+        class Rate:
+            def __mul__(self, other: float) -> float:
+                factors[0] *= 0.5
+                return factors[0] * other
+
+        return Holder(rate=Rate())
+
+    _, theirs, lost = carried_over(make, lambda holder: holder.rate * 1.0)
+    assert lost == {}
+    assert theirs.rate * 1.0 == 0.25
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: itertools.cycle([1]), lambda: multiprocessing.Value("i", 0), lambda: threading.local()]
+)
+def test_what_cannot_be_looked_into_is_unknown(make: Callable[[], Any]) -> None:
+    assert looked_at(Holder(value=make())).unknown
