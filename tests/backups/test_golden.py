@@ -6,17 +6,23 @@ adds a field with a default, a backup of that version is added next to this one.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import keras
+import msgspec
 import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups.manifest import MANIFEST
+from keras_dist_callbacks.backups.manifest import MANIFEST, Info
 from keras_dist_callbacks.backups.owner_records import OWNER, read_owner
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.checkpoints.end_note import END_NOTE
+from keras_dist_callbacks.checkpoints.record import CHECKPOINT
+from keras_dist_callbacks.evaluation.results import END, RESULT
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT
 
@@ -62,3 +68,32 @@ def test_an_owner_record_of_version_1_is_read() -> None:
 def test_a_new_version_of_a_format_comes_with_a_golden_file_of_its_own() -> None:
     assert (GOLDEN / f"backup-v{MANIFEST.version}").is_dir()
     assert OWNER.version == 1, "add a backup with an owner record of the new version"
+
+
+def fields_of(schema: Any) -> str:
+    is_struct = isinstance(schema, type) and issubclass(schema, msgspec.Struct)
+    return " ".join(schema.__struct_fields__ if is_struct else (field.name for field in dataclasses.fields(schema)))
+
+
+CHECKPOINT_FIELDS = (
+    "template published_name run_token generation sequence epoch step monitor value best_only size digest"
+)
+EVALUATION_FIELDS = "name step epoch plot_step metrics weights_digest checkpoints evaluated_at"
+INFO_FIELDS = "keras tensorflow python strategy model replicas workers seed steps_per_execution steps_per_epoch created"
+
+
+@pytest.mark.parametrize(
+    ("version", "schema", "fields"),
+    [
+        (MANIFEST.version, MANIFEST.schema, "id position blobs workers info"),
+        (MANIFEST.version, Info, INFO_FIELDS),
+        (OWNER.version, OWNER.schema, "claimed token made_directory by script host pid info"),
+        (CHECKPOINT.version, CHECKPOINT.schema, CHECKPOINT_FIELDS),
+        (END_NOTE.version, END_NOTE.schema, "template generation is_ended last token"),
+        (RESULT.version, RESULT.schema, EVALUATION_FIELDS),
+        (END.version, END.schema, "end"),
+    ],
+)
+def test_the_fields_of_a_version_do_not_change(version: int, schema: Any, fields: str) -> None:
+    """A reader without a new field would call the record damaged; with a new version, it says that it is too old."""
+    assert (version, fields_of(schema)) == (1, fields)
