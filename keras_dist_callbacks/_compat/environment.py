@@ -23,16 +23,23 @@ _NAMES = {
     "tf32": "TensorFloat-32 execution",
     "deterministic": "op determinism",
     "floatx": "keras.config.floatx()",
+    "epsilon": "keras.config.epsilon()",
+    "image_data_format": "keras.config.image_data_format()",
+    "eager_functions": "tf.config.functions_run_eagerly()",
+    "jit": "tf.config.optimizer.get_jit()",
+    "graph_options": "tf.config.optimizer.get_experimental_options()",
     "python": "the version of Python",
     "numpy": "the version of numpy",
 }
+_SWITCHED = ("deterministic", "floatx", "epsilon", "image_data_format", "eager_functions", "jit", "graph_options")
+_OFF = ("disable_model_pruning", "disable_meta_optimizer")
+"""Options of the graph optimizer that TensorFlow names when nobody has set one."""
 _ONLY_PYTHON = ("python", "numpy")
 """What the operations of TensorFlow do not depend on."""
 
 
 def describe() -> dict[str, str]:
     """The numerical environment of this process, as names and texts."""
-    import keras
     import tensorflow as tf
 
     model, instructions = _processor()
@@ -49,12 +56,42 @@ def describe() -> dict[str, str]:
         "cpu_instructions": instructions,
         "gpus": ", ".join(gpus) or "none",
         "threads": f"{threads[0]} and {threads[1]}",
-        "deterministic": str(rng.is_deterministic()),
-        "floatx": str(keras.config.floatx()),
+        **switches(),
     }
     if gpus:
         found["tf32"] = str(tf.config.experimental.tensor_float_32_execution_enabled())
     return {**found, **{name: os.environ[name] for name in _SWITCHES if os.environ.get(name)}}
+
+
+def switches() -> dict[str, str]:
+    """What a script may change while it runs; of the rarer ones those that are set."""
+    import keras
+    import tensorflow as tf
+
+    options = tf.config.optimizer.get_experimental_options()
+    rare = {
+        "epsilon": keras.config.epsilon() not in (1e-7, None) and keras.config.epsilon(),
+        "image_data_format": keras.config.image_data_format() == "channels_first" and "channels_first",
+        "eager_functions": tf.config.functions_run_eagerly(),
+        "jit": tf.config.optimizer.get_jit(),
+        "graph_options": dict(sorted((name, value) for name, value in options.items() if value or name not in _OFF)),
+    }
+    return {
+        "deterministic": str(rng.is_deterministic()),
+        "floatx": str(keras.config.floatx()),
+        **{name: str(value) for name, value in rare.items() if value},
+    }
+
+
+def changes_in_training(start: Mapping[str, str]) -> list[str]:
+    """Switches that differ from a description of the start, a sentence each.
+
+    Args:
+        start: What `describe` has returned then.
+    """
+    now = switches()
+    changed = [name for name in _SWITCHED if now.get(name) != start.get(name)]
+    return [f"training has changed {_NAMES[name]}, which is not restored" for name in changed]
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:

@@ -66,7 +66,7 @@ class UntrackedState:
         topics[verdict.LOST] = [*self._step.lost, *self._user.lost]
         topics[ENVIRONMENT] = self._environment
         topics.update(self._recompiled.capture(self._user.place_of_optimizer))
-        topics[verdict.LOST] += self._recompiled.lost
+        topics[verdict.LOST] += [*self._recompiled.lost, *environment.changes_in_training(self._environment)]
         return topics, tensors
 
     def build(self, saved: WorkerState) -> None:

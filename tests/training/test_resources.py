@@ -231,3 +231,20 @@ def test_seeds_of_tensorflows_operations_in_a_callback_are_a_condition(tmp_path:
 
     _, restored = resumed(tmp_path, tiny.model, lambda: [Draws()])
     assert "TensorFlow's operations with seeds of their own" in " ".join(restored.conditions)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_a_switch_that_training_changes_is_not_exact_by_name(tmp_path: Path) -> None:
+    class Switches(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            keras.config.set_epsilon(1e-5)
+
+    try:
+        with pytest.raises(tiny.Stop):
+            tiny.fit(tiny.model(), tmp_path, [Switches(), tiny.StopAt(1, 2)])
+    finally:
+        keras.config.set_epsilon(1e-7)
+    callback = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(tiny.model(), None, [callback])
+    assert callback.restored is not None
+    assert "training has changed keras.config.epsilon(), which is not restored" in callback.restored.notes
