@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import graphs, input_files, input_values, pipeline, rng
+from keras_dist_callbacks._compat import graphs, input_values, pipeline, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 
 _ADAPTERS = {
@@ -215,13 +215,13 @@ def _facts_of_stages(root: str, dataset: Any) -> dict[str, Any]:
         names = getattr(stage, "_filenames", None)  # a dataset of them
         of_names = pipeline.stages(names) if hasattr(names, "_inputs") else ()
         tensors = [tensor for source in (stage, *of_names) for tensor in input_values.tensors_of(source)]
-        texts = [input_files.texts_of(tensor) or [] for tensor in tensors]
-        are_files = [input_files.are_files(found) for found in texts]
+        texts = [input_values.texts_of(tensor) or [] for tensor in tensors]
+        are_files = [input_values.are_files(found) for found in texts]
         files += [path for found, named in zip(texts, are_files, strict=True) if named for path in found]
         values = [t for t, named in zip(tensors, are_files, strict=True) if not named]
         facts.update(input_values.facts_of(where, values) if values else _facts_of_source(stage, where))
     if files:
-        facts.update(input_files.file_facts(f"{root}/files", list(dict.fromkeys(files))))
+        facts.update(input_values.file_facts(f"{root}/files", list(dict.fromkeys(files))))
     return facts
 
 

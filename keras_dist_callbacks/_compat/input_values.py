@@ -1,19 +1,22 @@
-"""What the arrays of an input hold, as a hash: numbers and texts, dense, sparse and ragged."""
+"""What the input holds: digests of its arrays (numbers and texts, dense, sparse, ragged) and of the files it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 from keras import tree
 
-from keras_dist_callbacks._compat import input_files
-
 LARGEST = 2**32  # bytes that are read whole, within half a second; of more, rows evenly spread
 _ROWS_READ = 64
 _LARGEST_TEXTS = 2**22
+_FILES_READ = 64
+_FILES_SECONDS = 2.0
+_LARGEST_FILE = 2**20  # bytes that are read whole; of larger ones, blocks evenly spread
+_BLOCKS, _BLOCK = 16, 4096
 VALUES = "values"
 """The last part of the name of a fact that tells the values of arrays apart, and says nothing else of them."""
 UNREAD = "unread"
@@ -65,7 +68,7 @@ def _parts(array: Any) -> Iterator[Any]:
 
 
 def _add(array: Any, digest: xxhash.xxh3_64) -> str | None:
-    texts = input_files.texts_of(array)
+    texts = texts_of(array)
     if texts is not None:
         digest.update(f"{len(texts)} {[len(text) for text in texts[:_LARGEST_TEXTS]]}".encode())
         digest.update("".join(texts[:_LARGEST_TEXTS]).encode(errors="surrogatepass"))
@@ -79,6 +82,24 @@ def _add(array: Any, digest: xxhash.xxh3_64) -> str | None:
         rows = np.linspace(0, found.shape[0] - 1, _ROWS_READ).astype(np.int64)
     digest.update(np.ascontiguousarray(found if rows is None else found[rows]).reshape(-1).view(np.uint8).data)
     return None if rows is None else f"only {_ROWS_READ} of its {len(found)} rows were compared"
+
+
+def texts_of(value: Any) -> list[str] | None:
+    """The texts of a tensor or an array that holds nothing else; None of any other."""
+    import tensorflow as tf
+
+    if isinstance(value, tf.Tensor):
+        if value.dtype != tf.string or not hasattr(value, "numpy"):
+            return None
+        value = np.asarray(value.numpy())
+    if isinstance(value, str | bytes):
+        value = np.asarray(value, object)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "OUS":
+        return None
+    items = value.reshape(-1).tolist()
+    if not all(isinstance(item, str | bytes) for item in items):
+        return None
+    return [item.decode(errors="surrogateescape") if isinstance(item, bytes) else item for item in items]
 
 
 def _numbers(array: Any) -> np.ndarray[Any, Any] | None:
@@ -96,3 +117,95 @@ def _numbers(array: Any) -> np.ndarray[Any, Any] | None:
 def flatten(*sources: Any) -> list[Any]:
     """The arrays in what `fit()` was given, without those that are None."""
     return [array for array in tree.flatten(sources) if array is not None]
+
+
+def are_files(texts: Sequence[str]) -> bool:
+    """Whether texts are the names of files, as the first one tells."""
+    import tensorflow as tf
+
+    if not texts or "/" not in texts[0] or len(texts[0]) > _BLOCK or "\n" in texts[0]:
+        return False
+    try:
+        return bool(tf.io.gfile.exists(texts[0])) and not tf.io.gfile.isdir(texts[0])
+    except (tf.errors.OpError, ValueError):
+        return False
+
+
+def file_facts(where: str, paths: Sequence[str]) -> dict[str, Any]:
+    """What tells files apart: the names without their directories, sizes, times, and what is in some of them.
+
+    Args:
+        where: How the names of the facts begin.
+        paths: The files, as the pipeline was given them.
+
+    Returns:
+        `names`, `sizes` and `times`: digests of all files; the latter two are None where two seconds are not enough.
+        `samples`: of at most 64 files, evenly spread, what can be read within two seconds: size, time of the last
+        change in nanoseconds, digest, and whether it is that of the whole content.
+    """
+    every = np.linspace(0, len(paths) - 1, min(_FILES_READ, len(paths))).astype(int)
+    stats = list(_within(_FILES_SECONDS, map(_stat, paths)))
+    is_complete = len(stats) == len(paths)
+    return {
+        f"{where}/names": f"{len(paths)} files, {_hash(map(_base, paths))}",
+        f"{where}/sizes": _hash(str(size) for size, _ in stats) if is_complete else None,
+        f"{where}/times": _hash(str(time) for _, time in stats) if is_complete else None,
+        f"{where}/samples": list(_within(_FILES_SECONDS, (_sample(paths[index]) for index in every))),
+    }
+
+
+def _within(seconds: float, items: Iterable[Any]) -> Iterator[Any]:
+    """The items that are there in time."""
+    end = time.monotonic() + seconds
+    for item in items:
+        yield item
+        if time.monotonic() > end:
+            return
+
+
+def _hash(texts: Iterable[str]) -> str:
+    return xxhash.xxh3_64_hexdigest("\n".join(texts).encode(errors="surrogatepass"))
+
+
+def _stat(path: str) -> tuple[int, int]:
+    import tensorflow as tf
+
+    try:
+        found = tf.io.gfile.stat(path)
+        return int(found.length), int(found.mtime_nsec)
+    except tf.errors.OpError:
+        return -1, 0
+
+
+def _base(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _sample(path: str) -> list[Any]:
+    import tensorflow as tf
+
+    size, changed = _stat(path)
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            return [size, changed, _digest_of_file(file, size), size <= _LARGEST_FILE]
+    except tf.errors.OpError:
+        return [-1, 0, "", False]
+
+
+def _digest_of_file(file: Any, size: int) -> str:
+    digest = xxhash.xxh3_64()
+    offsets: Iterable[int] = [0] if size <= _LARGEST_FILE else np.linspace(0, size - _BLOCK, _BLOCKS).astype(int)
+    for offset in offsets:
+        file.seek(int(offset))
+        digest.update(file.read(_LARGEST_FILE if size <= _LARGEST_FILE else _BLOCK))
+    return digest.hexdigest()
+
+
+def changed_files(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> int:
+    """How many of the files that two runs sampled have another size or content."""
+    return sum((a[0], a[2]) != (b[0], b[2]) for a, b in zip(before, now, strict=False))
+
+
+def were_files_compared(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], count: int) -> bool:
+    """Whether two runs have read all of so many files whole."""
+    return len(before) == len(now) == count and all(sample[3] for sample in now)

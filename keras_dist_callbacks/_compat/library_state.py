@@ -1,7 +1,7 @@
-"""Which attributes of Keras' objects belong to the library, which to the user, and which are saved elsewhere.
+"""State in objects of libraries: which attributes of Keras' are the library's, the user's, or saved elsewhere.
 
 A user's class that extends one of Keras has both: what Keras' own methods set on `self` is Keras', all else is the
-user's.
+user's. Of a `rich.progress.Progress`, the numbers of its tasks are state.
 """
 
 from __future__ import annotations
@@ -198,6 +198,29 @@ def _names_of_layers(cls: Any) -> tuple[tuple[str, ...], frozenset[str]]:
 def layer_parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any]]:
     """The variables of a layer that is not part of the model in training, and the layers within it."""
     return ((name, item) for name, item, _ in _parts(value, of_training=of_training))
+
+
+def is_rich_progress(value: Any) -> bool:
+    """Whether an object is a `rich.progress.Progress`, without importing rich."""
+    return any(f"{base.__module__}.{base.__name__}" == "rich.progress.Progress" for base in type(value).__mro__)
+
+
+def task_numbers(progress: Any) -> list[int]:
+    """The number of the next task of a `Progress`, and those of the tasks that are there.
+
+    Callbacks know tasks by number, and add them again when an epoch begins.
+    """
+    return [int(progress._task_index), *map(int, progress._tasks)]
+
+
+def renumber_tasks(progress: Any, saved: list[int]) -> None:
+    """Gives the tasks the numbers that they had."""
+    following, *wanted = saved
+    with progress._lock:
+        tasks = dict(zip(wanted, progress._tasks.values(), strict=False))
+        for number, task in tasks.items():
+            task.id = number
+        progress._tasks, progress._task_index = tasks, following
 
 
 def _variables(value: Any) -> list[Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+from keras_dist_callbacks._compat.running_fit import RunningFit
 
 
 def finalize(model: Any) -> None:
@@ -106,6 +109,48 @@ def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
     return [
         (inner.name if names.count(inner.name) == 1 else f"{inner.name}_{i}", inner) for i, inner in enumerate(several)
     ]
+
+
+def optimizer_config(optimizer: Any) -> dict[str, Any] | None:
+    """What makes an optimizer again; None if only the script can, because a class is not Keras' own."""
+    import keras
+
+    inner = [optimizer, *(found for _, found in inner_optimizers(optimizer))]
+    if any(getattr(found, "_exclude_from_weight_decay", None) is not None for found in inner):
+        return None  # `exclude_from_weight_decay` was called, of which a config tells nothing
+    try:
+        config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(optimizer)))
+    except (TypeError, ValueError, NotImplementedError):  # what is no JSON, or has no config
+        return None
+    return config if can_make_optimizer(config) else None
+
+
+def can_make_optimizer(config: Any) -> bool:
+    """Whether everything in a config is of Keras' own classes."""
+    if isinstance(config, list):
+        return all(map(can_make_optimizer, config))
+    if not isinstance(config, dict):
+        return True
+    is_known = "class_name" not in config or _is_of_keras(str(config.get("module")))
+    return is_known and not config.get("registered_name") and all(map(can_make_optimizer, config.values()))
+
+
+def _is_of_keras(module: str) -> bool:
+    return module.partition(".")[0] == "keras"
+
+
+def make_optimizer(fit: RunningFit, config: dict[str, Any]) -> Any:
+    """Makes the optimizer of a config."""
+    import keras
+
+    with fit.model.distribute_strategy.scope():
+        return keras.saving.deserialize_keras_object(config, safe_mode=True)
+
+
+def replace_optimizer(fit: RunningFit, optimizer: Any) -> None:
+    """Gives the model another optimizer; the next step is traced again."""
+    fit.model.optimizer = optimizer
+    fit.model.make_train_function(force=True)
 
 
 def _number(value: Any) -> float:

@@ -32,8 +32,7 @@ from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import is_first, say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
-from keras_dist_callbacks.training.restored import Restored
-from keras_dist_callbacks.training.run_info import reproducibility_advice
+from keras_dist_callbacks.training.restored import Restored, reproducibility_advice
 from keras_dist_callbacks.training.session import FitSession, SessionOptions
 from keras_dist_callbacks.validation import (
     OF_SHUTDOWN_OPTIONS,

@@ -1,27 +1,29 @@
 """Where training is in its input, and how to get there again.
 
 Three ways, the cheapest that fits: a callback addresses each epoch's data by number (`EpochDataset`), the input
-knows its own position, or past epochs are replayed.
+knows its own position, or past epochs are replayed, with the `on_epoch_end` of a PyDataset.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_dist_callbacks._compat import input_inspection, pipeline, replay, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.json_values import from_json, to_json
-from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
-from keras_dist_callbacks.inputs.epoch_end_replay import EpochEndReplay
+from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
 from keras_dist_callbacks.inputs.passes import DatasetPasses
 from keras_dist_callbacks.inputs.sources import is_stateless, stateful_source_of
 from keras_dist_callbacks.inputs.variables import InputVariables
 from keras_dist_callbacks.terminal import reading
 
 _TOPIC = "input"
+_EPOCH_ENDS = "input/epoch_end/"
 # Keras finds the end of such an input by a step without data, which runs in part on some replicas, and not always on
 # the same ones: counters, metrics and slots differ between two undisturbed runs.
 _UNKNOWN_LENGTH = (
@@ -67,7 +69,7 @@ class DataPosition:
             input_inspection.inspect_source(self._validation),
             iterator_persists=bool(fit.steps_per_epoch),
         )
-        self._epoch_ends = EpochEndReplay(fit.input, lambda: self.epoch_begun(), lambda: self.epoch_read())
+        self._epoch_ends = _EpochEndReplay(fit.input, lambda: self.epoch_begun(), lambda: self.epoch_read())
         self.epoch_begun: Callable[[], None] = lambda: None
         self.epoch_read: Callable[[], None] = lambda: None
         self._moved: set[str] = set()  # random states that the input's own code draws from
@@ -251,3 +253,66 @@ class DataPosition:
 def _is_read_in_order(name: str) -> bool:
     """Whether no other thread reads a PyDataset at the same time, by its words."""
     return name.startswith("the PyDataset") and "in parallel" not in name
+
+
+class _EpochEndReplay:
+    """Calls `on_epoch_end` of a PyDataset, which may shuffle, for past epochs with the random states that it had then.
+
+    Args:
+        source: What the user passed to `fit()`. Nothing is noted unless it is a PyDataset whose class has an
+            `on_epoch_end` of its own.
+        epoch_begun: Called after its own `on_epoch_begin`, if it has one.
+        epoch_read: Called before its `on_epoch_end`, in an epoch that is trained.
+    """
+
+    def __init__(self, source: Any, epoch_begun: Callable[[], None], epoch_read: Callable[[], None]) -> None:
+        self._source = source if _has_own(source, "on_epoch_end") else None
+        self._epoch_begun, self._epoch_read = epoch_begun, epoch_read
+        self._begins = source if _has_own(source, "on_epoch_begin") else None
+        if self._begins is not None:
+            self._begin = self._begins.on_epoch_begin
+            self._begins.on_epoch_begin = self._begin_called
+        self._states: list[SharedArray] = []
+        self._past: list[Any] = []
+        if self._source is not None:
+            self._original = self._source.on_epoch_end
+            self._source.on_epoch_end = self._called
+
+    def capture(self) -> dict[str, SharedTensor]:
+        """The tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
+        return {f"{_EPOCH_ENDS}{number}": held for number, held in enumerate(self._states)}
+
+    def replay(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """From now on, as many calls as were noted get the states from then."""
+        count = sum(name.startswith(_EPOCH_ENDS) for name in tensors)
+        self._past = [json.loads(bytes(tensors[f"{_EPOCH_ENDS}{number}"])) for number in range(count)]
+
+    def replayed(self) -> None:
+        """Calls are new again."""
+        self._past = []
+
+    def close(self) -> None:
+        """Takes the wrapper away."""
+        for source, hook in ((self._source, "on_epoch_end"), (self._begins, "on_epoch_begin")):
+            if source is not None:
+                source.__dict__.pop(hook, None)
+
+    def _begin_called(self) -> None:
+        self._begin()
+        self._epoch_begun()
+
+    def _called(self) -> None:
+        if self._past:
+            rng.restore(self._past.pop(0))
+        else:
+            self._epoch_read()
+        text = json.dumps(rng.capture()).encode()
+        self._states.append(SharedArray(np.frombuffer(text, np.uint8)))
+        self._original()
+
+
+def _has_own(source: Any, hook: str) -> bool:
+    import keras
+
+    base = keras.utils.PyDataset
+    return isinstance(source, base) and getattr(type(source), hook, None) is not getattr(base, hook, None)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist_callbacks import validation
-from keras_dist_callbacks._compat import keras_callbacks, rich_progress
+from keras_dist_callbacks._compat import keras_callbacks, library_state
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.manifest import CALLBACK
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
@@ -138,8 +138,8 @@ def is_asserted(value: Any) -> bool:
 
 def own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
     """How the state of an object that is not a callback is got and set, if it or the user says so."""
-    if rich_progress.is_progress(value):
-        return (lambda: rich_progress.numbers(value), lambda state: rich_progress.renumber(value, state))
+    if library_state.is_rich_progress(value):
+        return (lambda: library_state.task_numbers(value), lambda state: library_state.renumber_tasks(value, state))
     if isinstance(value, type) or not _says_itself(value):
         return None
     entry = _entry(value)

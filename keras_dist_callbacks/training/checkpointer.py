@@ -34,8 +34,7 @@ from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.capture import apply_variables, capture
-from keras_dist_callbacks.training.restored import Restored
-from keras_dist_callbacks.training.run_info import describe
+from keras_dist_callbacks.training.restored import Restored, describe_run
 from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
 from keras_dist_callbacks.validation import (
     OF_SHUTDOWN_OPTIONS,
@@ -158,7 +157,7 @@ class Checkpointer(NotCopyable):
         self._engine.prepare()
         self._input = LoopInput(self._trained, self._say_more)
         picked = self._engine.pick(variables.empty)
-        now = describe(self._strategy, self._cluster.num_workers)
+        now = describe_run(self._strategy, self._cluster.num_workers)
         if picked is not None:
             self._apply(picked[0].name, require_loop(picked[1]), now)
         else:

@@ -12,7 +12,6 @@ import numpy as np
 
 from keras_dist_callbacks._compat import (
     building,
-    input_files,
     input_inspection,
     input_values,
     model_config,
@@ -111,7 +110,7 @@ class Fingerprint:
     def _differs(self, name: str, before: Mapping[str, Any]) -> bool:
         was, now = before.get(name), self._facts.get(name)
         if name.endswith(_SAMPLES) and was and now:
-            return input_files.changed_files(was, now) > 0
+            return input_values.changed_files(was, now) > 0
         if name.endswith(_UNREAD):
             return False  # a condition
         if name.endswith(("/files/sizes", _TIMES)):
@@ -131,7 +130,7 @@ class Fingerprint:
             count = self._facts[f"{files}/names"].partition(",")[0]
             samples = before[files + _SAMPLES], self._facts[files + _SAMPLES]
             is_same = times[0] == times[1] is not None
-            if not is_same and not input_files.were_compared(*samples, int(count.split()[0])):
+            if not is_same and not input_values.were_files_compared(*samples, int(count.split()[0])):
                 of = files.removesuffix("/files")
                 found.append(f"the {count} of the {of} hold what they held (other times, and not all were compared)")
         return found
@@ -205,7 +204,7 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return f"{name} is gone: it was {_shown(before)}"
     where, _, last = name.rpartition("/")
     if last == "samples":
-        changed = input_files.changed_files(before, now)
+        changed = input_values.changed_files(before, now)
         return f"of the {where}, {changed} have another size or content; give fit() the same data"
     if last == "sizes":
         return f"the {where} have other sizes; give fit() the same data"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_dist_callbacks._compat import building, model_config, model_parts, optimizers
+from keras_dist_callbacks._compat import building, model_config, model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.manifest import COMPILED, PYTHON
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
@@ -64,7 +64,7 @@ class Recompiled:
         if model.optimizer is not self._optimizer and place is not None:
             found[_HELD] = place
         elif model.optimizer is not self._optimizer:
-            config = optimizers.config_of(model.optimizer)
+            config = model_parts.optimizer_config(model.optimizer)
             if config is None:
                 name = type(model.optimizer).__name__
                 self.lost.append(f"the optimizer was replaced by a new {name}, which only the script can make again")
@@ -104,9 +104,9 @@ class Recompiled:
         changed = any(path.endswith("/_trainable") for path in saved.state.get(PYTHON) or ())
         if not changed and model.optimizer is self._optimizer:
             if _HELD in found:
-                optimizers.replace(self._fit, object_at(found[_HELD]))
-            elif config is not None and optimizers.can_make(config):
-                optimizers.replace(self._fit, optimizers.make(self._fit, config))
+                model_parts.replace_optimizer(self._fit, object_at(found[_HELD]))
+            elif config is not None and model_parts.can_make_optimizer(config):
+                model_parts.replace_optimizer(self._fit, model_parts.make_optimizer(self._fit, config))
         if model.optimizer is not self._optimizer:
             building.build_optimizer_like(model.optimizer, model, saved_variables(saved))
         if _WEIGHTS in found:

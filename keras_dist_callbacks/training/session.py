@@ -25,8 +25,7 @@ from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import may_keep_state
 from keras_dist_callbacks.training.captured_variables import NotBuiltError, build
 from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume
-from keras_dist_callbacks.training.restored import Restored
-from keras_dist_callbacks.training.run_info import describe_fit
+from keras_dist_callbacks.training.restored import Restored, describe_fit
 from keras_dist_callbacks.training.snapshots import FitState, Progress, take
 from keras_dist_callbacks.training.training_objects import require_fit
 from keras_dist_callbacks.training.untracked_state import UntrackedState

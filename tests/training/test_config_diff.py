@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat import input_files, input_values, model_config
+from keras_dist_callbacks._compat import input_values, model_config
 from tests.support import inputs, tiny
 
 pytestmark = pytest.mark.slow  # whole fits
@@ -250,7 +250,7 @@ def test_changed_files_are_named_and_moved_ones_are_not(tmp_path: Path) -> None:
 
 
 def test_many_files_with_other_times_are_a_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_files, "_SAMPLED", 4)
+    monkeypatch.setattr(input_values, "_FILES_READ", 4)
     with pytest.raises(tiny.Stop):
         tiny.fit(compiled(), tmp_path / "b", [tiny.StopAt(1, 2)], x=read_from(tmp_path / "data", *["a"] * 20))
     copy = read_from(tmp_path / "copy", *["a"] * 20)
@@ -267,7 +267,7 @@ def test_many_files_with_other_times_are_a_condition(tmp_path: Path, monkeypatch
 def test_a_file_that_was_not_sampled_and_has_another_time_is_a_condition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(input_files, "_SAMPLED", 2)  # the first and the last
+    monkeypatch.setattr(input_values, "_FILES_READ", 2)  # the first and the last
     with pytest.raises(tiny.Stop):
         tiny.fit(compiled(), tmp_path / "b", [tiny.StopAt(1, 2)], x=read_from(tmp_path / "data", *["a"] * 20))
     (tmp_path / "data" / "row007.txt").write_text("b")

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks._compat import optimizers
+from keras_dist_callbacks._compat import model_parts
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.restored import Restored
 from tests.support import tiny
@@ -133,21 +133,21 @@ def test_an_optimizer_that_only_the_script_can_make_is_no_exact_resume(tmp_path:
 
 def test_only_classes_of_keras_are_made_from_a_backup() -> None:
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
-    config = optimizers.config_of(optimizer)
+    config = model_parts.optimizer_config(optimizer)
     assert config is not None
-    assert optimizers.can_make(config)
+    assert model_parts.can_make_optimizer(config)
     config["config"]["learning_rate"]["module"] = "os"
-    assert not optimizers.can_make(config)
+    assert not model_parts.can_make_optimizer(config)
 
 
 def test_weights_without_decay_are_in_no_config() -> None:
     optimizer = keras.optimizers.AdamW(0.1)
-    assert optimizers.config_of(optimizer) is not None
+    assert model_parts.optimizer_config(optimizer) is not None
     scaled = keras.optimizers.LossScaleOptimizer(optimizer)
-    assert optimizers.config_of(scaled) is not None
+    assert model_parts.optimizer_config(scaled) is not None
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    assert optimizers.config_of(optimizer) is None
-    assert optimizers.config_of(scaled) is None
+    assert model_parts.optimizer_config(optimizer) is None
+    assert model_parts.optimizer_config(scaled) is None
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")

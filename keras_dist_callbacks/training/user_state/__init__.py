@@ -2,10 +2,10 @@
 
 - `libraries`: which packages are not user code, and which objects only write output
 - `reads`: what a function's bytecode refers to
-- `nodes`: what is noted of one object: a token that can be compared, and where the object is bound
+- `nodes`: what is noted of one object: a token that can be compared, where the object is bound, and its path
 - `walker`: one walk: what is still to be visited, and what was found
 - `values`, `functions`, `walk`: how it looks at values, at code, at instances
 - `changes`: what differs between the start of a run and now, as records that a backup holds; putting them back
 - `edits`: what differs between the starts of two runs
-- `roots`, `state`: all of it in one running fit()
+- `input_state`, `state`: all of it in one running fit()
 """

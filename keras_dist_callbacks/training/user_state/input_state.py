@@ -16,12 +16,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.training.user_state import changes
 from keras_dist_callbacks.training.user_state.libraries import is_library
+from keras_dist_callbacks.training.user_state.nodes import words
 from keras_dist_callbacks.training.user_state.reads import SEEDED, reads_of
-from keras_dist_callbacks.training.user_state.roots import input_roots, words
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Limits, Policy, Root
 
@@ -53,7 +54,7 @@ class InputState:
     def __init__(self, fit: RunningFit, policy: Policy, callbacks: Mapping[str, Any]) -> None:
         self._fit = fit
         self._policy = policy
-        roots = input_roots(fit)
+        roots = _roots_of(fit)
         self.start = walk(roots, policy)
         self._roots = {path: root for path, root in roots.items() if isinstance(root.value, keras.utils.PyDataset)}
         self._begun = self._first = self._look(self._roots)
@@ -122,6 +123,18 @@ class InputState:
 
     def _look(self, roots: Mapping[str, Root], start: Found | None = None) -> Found:
         return walk(roots, self._policy, _LIMITS, start=start)
+
+
+def _roots_of(fit: RunningFit) -> dict[str, Root]:
+    """The Python code of the input, which runs ahead of training: it is only compared between two runs."""
+    roots = {}
+    for name, source in {"input": fit.input, "validation data": fit.validation_source}.items():
+        if hasattr(source, "_inputs"):
+            for number, function in enumerate(pipeline.python_functions(source)):
+                roots[f"{name} function {number}"] = Root(function)
+        elif hasattr(type(source), "__getitem__") and not hasattr(source, "dtype"):
+            roots[name] = Root(source)
+    return roots
 
 
 def _run_in_an_epoch(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:

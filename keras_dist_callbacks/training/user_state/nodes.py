@@ -48,6 +48,7 @@ ITERATORS: tuple[type, ...] = (
     itertools.count,
 )
 _RANGE_ITERATOR = type(iter(range(0)))
+_HIDDEN_SEGMENTS = ("self", "function", "func", "python_function", "__func__", "__wrapped__", "fget", "fset")
 
 
 class Slot(NamedTuple):
@@ -122,6 +123,28 @@ def with_parents(path: str) -> list[str]:
     """A path and all above it."""
     parts = path.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def words(path: str) -> tuple[str, str]:
+    """A path as its owner and its place there, such as `("MyCallback", "rates")`."""
+    root, *segments = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
+    shown = [_segment_in_words(segment) for segment in segments if segment not in _HIDDEN_SEGMENTS]
+    kind, _, name = root.partition(" ")
+    if kind == "callback":
+        name = name.removesuffix("()")
+        return f"the callback {name}", ".".join(shown)
+    if kind == "class":
+        return f"the class {name.rpartition('.')[2]}", ".".join(shown)
+    if kind == "module":
+        return f"the module {name}", ".".join(shown)
+    return f"the {root}", ".".join(shown)
+
+
+def _segment_in_words(segment: str) -> str:
+    kind, _, name = segment.partition(" ")
+    if kind in ("closure", "default") and name:
+        return f"{name} ({kind})"
+    return "learning_rate" if segment == "_learning_rate" else segment
 
 
 def immutable_token(value: Any) -> tuple[Any, ...]:

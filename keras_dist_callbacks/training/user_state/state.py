@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks._compat import graphs, input_inspection, library_state, pipeline, variables
+from keras_dist_callbacks._compat import graphs, input_inspection, library_state, model_config, pipeline, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.manifest import PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
@@ -23,10 +23,9 @@ from keras_dist_callbacks.training.callback_state import is_asserted, own_state,
 from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
-from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents
-from keras_dist_callbacks.training.user_state.roots import roots_of, words
+from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents, words
 from keras_dist_callbacks.training.user_state.walk import walk
-from keras_dist_callbacks.training.user_state.walker import Found, Policy
+from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
 _DESCRIPTION = "description/python"
 
@@ -217,7 +216,7 @@ class UserState:
         return [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
 
     def _walk(self, *, only_traced: bool = False) -> Found:
-        roots = roots_of(self._fit, self._callbacks)
+        roots = _roots_of(self._fit, self._callbacks)
         roots = {path: root for path, root in roots.items() if root.is_traced or not only_traced}
         policy = dataclasses.replace(self._policy(), is_asserted=self._is_asserted)
         return walk(roots, policy, start=self._start if self._start.nodes else None)
@@ -271,6 +270,22 @@ class UserState:
             path for path, node in traced.items() if any(tokens.get(path, node.token) != node.token for tokens in then)
         ]
         return [path for path in unlike if _may_be_traced(path, now)]
+
+
+def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
+    """What a training runs: its model, and the callbacks by name."""
+    model = fit.model
+    is_traced = not model.run_eagerly
+    roots = {"model": Root(model, is_traced)}
+    for name, value in {"optimizer": model.optimizer, **model_config.compiled_objects(model)}.items():
+        if value is not None:
+            roots[name] = Root(value, is_traced)
+    for name, callback in callbacks.items():
+        roots[f"callback {name}"] = Root(callback)
+    params = getattr(next(iter(callbacks.values()), None), "params", None)
+    if params is not None:
+        roots["fit/params"] = Root(params)
+    return roots
 
 
 _TOKENS = "_kdc_tokens_of_traces"

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_dist_callbacks._compat import library_state, rich_progress
+from keras_dist_callbacks._compat import library_state
 from keras_dist_callbacks.training.user_state import functions, values
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_library, is_output
@@ -73,7 +73,7 @@ def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_
 
 def _only_writes(value: Any) -> bool:
     """Whether an object only writes output, and callbacks know nothing of it that a restore must put back."""
-    return is_output(value) and not rich_progress.is_progress(value)
+    return is_output(value) and not library_state.is_rich_progress(value)
 
 
 def _fixed_kind(walk: Walker, value: Any) -> str | None:
