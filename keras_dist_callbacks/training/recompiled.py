@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from keras_dist_callbacks._compat import building, model_config, model_parts
@@ -11,6 +10,7 @@ from keras_dist_callbacks.backups.manifest import COMPILED, PYTHON
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.capture import saved_variables
+from keras_dist_callbacks.training.user_state.state import UserState
 
 _RUN_EAGERLY, _JIT_COMPILE, _WEIGHTS = "run_eagerly", "jit_compile", "weights"
 _OPTIMIZER, _HELD = "optimizer", "optimizer_at"
@@ -88,12 +88,12 @@ class Recompiled:
         changed = [name for name in now if now[name] != self._arguments.get(name)]
         return [f"compile() was called again with other values of {', '.join(changed)}"] if changed else []
 
-    def put_back(self, saved: WorkerState, object_at: Callable[[str], Any]) -> None:
+    def put_back(self, saved: WorkerState, user: UserState) -> None:
         """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch.
 
         Args:
             saved: The backup.
-            object_at: Finds one of the user's objects by its path.
+            user: The user's objects.
         """
         model, found = self._fit.model, saved.state.get(COMPILED) or {}
         config = found.get(_OPTIMIZER)
@@ -101,10 +101,10 @@ class Recompiled:
         if modes and modes != _modes(model):
             model.run_eagerly, model.jit_compile = modes[_RUN_EAGERLY], modes[_JIT_COMPILE]
             model.make_train_function(force=True)
-        changed = any(path.endswith("/_trainable") for path in saved.state.get(PYTHON) or ())
-        if not changed and model.optimizer is self._optimizer:
+        if model.optimizer is self._optimizer and found.keys() & {_HELD, _OPTIMIZER}:
+            user.restore_trainable(saved.state.get(PYTHON) or {}, saved.tensors)
             if _HELD in found:
-                model_parts.replace_optimizer(self._fit, object_at(found[_HELD]))
+                model_parts.replace_optimizer(self._fit, user.object_at(found[_HELD]))
             elif config is not None and model_parts.can_make_optimizer(config):
                 model_parts.replace_optimizer(self._fit, model_parts.make_optimizer(self._fit, config))
         if model.optimizer is not self._optimizer:

@@ -71,7 +71,7 @@ class UntrackedState:
 
     def build(self, saved: WorkerState) -> None:
         """Builds what the interrupted run's first step has built, as a callback had compiled it."""
-        self._recompiled.put_back(saved, self._user.object_at)
+        self._recompiled.put_back(saved, self._user)
         build(self._fit, saved)
         self._user.note_trace()
 

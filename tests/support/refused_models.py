@@ -6,8 +6,6 @@ from typing import Any
 
 import keras
 
-import keras_dist_callbacks as kdc
-
 CHANGES: list[tuple[dict[str, bool], dict[str, bool], str]] = [
     ({}, {"trainable": False}, "layer 'first' was trainable in the interrupted run and is frozen now"),
     ({"trainable": False}, {}, "layer 'first' was frozen in the interrupted run and is trainable now"),
@@ -50,6 +48,3 @@ class Unfreeze(keras.callbacks.Callback):
             with self.model.distribute_strategy.scope():
                 self.model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
             self.model.make_train_function()
-
-
-kdc.register_callback_state(Unfreeze, None)

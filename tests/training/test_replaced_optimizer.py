@@ -37,6 +37,11 @@ def compiles(make: Callable[[], Any], **options: Any) -> Act:
     return lambda model: model.compile(make(), LOSS, metrics=["accuracy"], **options)
 
 
+def freezes(model: Any) -> None:
+    model.layers[0].trainable = False
+    compiles(lambda: keras.optimizers.Adam(0.01, name="second"))(model)
+
+
 def sets_optimizer(model: Any) -> None:
     model.optimizer = keras.optimizers.RMSprop(0.01, momentum=0.5, clipnorm=1.0, name="second")
 
@@ -63,6 +68,7 @@ ACTS: dict[str, Act] = {
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01, name="inner"), name="second")
     ),
     "run eagerly": compiles(lambda: keras.optimizers.Adam(0.01, name="second"), run_eagerly=True),
+    "with a frozen layer": freezes,
     "without compile()": sets_optimizer,
 }
 
@@ -86,6 +92,32 @@ def test_the_optimizer_of_a_finished_run_is_restored(tmp_path: Path) -> None:
     tiny.fit(expected, tmp_path, [AtEpoch(1, act)], options=keeps)
     with pytest.warns(RuntimeWarning, match="fit.. runs no step"):
         tiny.fit(resumed, tmp_path, [AtEpoch(1, act)], options=keeps)
+    tiny.assert_same(resumed, expected)
+
+
+def frozen_first() -> Any:
+    model = tiny.model()
+    model.layers[0].trainable = False
+    model.compile(keras.optimizers.Adam(0.01, name="first"), LOSS, metrics=["accuracy"])
+    return model
+
+
+def unfreezes(model: Any) -> None:
+    model.trainable = True
+    compiles(lambda: keras.optimizers.SGD(0.01, momentum=0.9))(model)
+
+
+@pytest.mark.parametrize("save_freq", [1, "epoch"])
+@pytest.mark.parametrize("stop", [(1, 3), (2, 2)])
+def test_an_optimizer_for_unfrozen_layers_is_restored(
+    tmp_path: Path, stop: tuple[int, int], save_freq: str | int
+) -> None:
+    tiny.interrupt(tmp_path, *stop, save_freq, built=frozen_first(), callbacks=[AtEpoch(1, unfreezes)])
+    resumed, expected, backup = frozen_first(), frozen_first(), kdc.BackupAndRestore(tmp_path, save_freq=save_freq)
+    tiny.fit(resumed, None, [AtEpoch(1, unfreezes), backup])
+    tiny.fit(expected, None, [AtEpoch(1, unfreezes)])
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
     tiny.assert_same(resumed, expected)
 
 

@@ -169,6 +169,10 @@ class UserState:
         nodes = self._walk(only_traced=True).nodes
         return any(path in nodes or parent_of(path)[0] in nodes for path in saved)
 
+    def restore_trainable(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Freezes and unfreezes layers as training had, before an optimizer is built for what can be trained."""
+        changes.restore({path: r for path, r in saved.items() if path.endswith("/_trainable")}, tensors, self._walk())
+
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Puts back what was saved; returns what could not be, a sentence each."""
         return _not_restored(changes.restore_and_compare(saved, tensors, self._walk))
