@@ -104,7 +104,7 @@ def frozen_first() -> Any:
 
 def unfreezes(model: Any) -> None:
     model.trainable = True
-    compiles(lambda: keras.optimizers.SGD(0.01, momentum=0.9))(model)
+    compiles(lambda: keras.optimizers.SGD(0.01, momentum=0.9, name="second"))(model)
 
 
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
