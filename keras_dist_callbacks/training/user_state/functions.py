@@ -90,6 +90,7 @@ def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: 
             _push_used(walk, value, reads, is_traced)
         else:
             walk.push(join(f"module {module}", name), Slot("global", namespace, name), value, is_traced)
+            _push_used_of_class(walk, value, reads, is_traced)
     for name in sorted(reads.imports):
         if name in sys.modules:
             _push_used(walk, sys.modules[name], reads, is_traced)
@@ -128,11 +129,33 @@ def _push_used_of_library(walk: Walker, module: types.ModuleType, reads: Reads, 
     path = f"module {module.__name__}"
     for name in sorted(reads.names & vars(module).keys()):
         value = vars(module)[name]
-        plain = isinstance(value, n.IMMUTABLE) or (isinstance(value, list | dict | set) and n.is_flat(_items(value)))
-        if plain or is_of_the_user(value):
+        if isinstance(value, types.ModuleType) and is_library(value.__name__) and value is not module:
+            _push_classes_of_library(walk, value, reads, is_traced)
+        if _is_plain(value) or is_of_the_user(value):
             walk.push(join(path, name), Slot("attribute", module, name), value, is_traced)
+        _push_used_of_class(walk, value, reads, is_traced)
     if module.__name__ == "os" and reads.names & {"environ", "getenv", "putenv"}:
         walk.push(join(path, "environ"), None, dict(os.environ), is_traced)
+
+
+def _push_classes_of_library(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
+    """Those of a module within a module, such as `keras.layers`."""
+    for name in sorted(reads.names & vars(module).keys()):
+        _push_used_of_class(walk, vars(module)[name], reads, is_traced)
+
+
+def _push_used_of_class(walk: Walker, cls: Any, reads: Reads, is_traced: bool) -> None:
+    """What the user may have put into a library's class."""
+    if not isinstance(cls, type) or not is_library(cls.__module__):
+        return
+    for name in sorted(reads.names & vars(cls).keys()):
+        value = vars(cls)[name]
+        if _is_plain(value) or is_of_the_user(value):
+            walk.push(join(f"class {name_of(cls)}", name), Slot("attribute", cls, name), value, is_traced)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, n.IMMUTABLE) or (isinstance(value, list | dict | set) and n.is_flat(_items(value)))
 
 
 def _items(value: Any) -> list[Any]:

@@ -38,6 +38,14 @@ _DRAWING = ("rand", "shuffle", "rvs", "dropout", "initializer", "secrets", "uuid
 SEEDED = frozenset(["default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox"])
 """Names of what makes a random generator of one's own."""
 _IN_MEMORY = frozenset(["loads"])
+_LOOKS_FOR_FILES = frozenset(
+    [
+        *("exists", "isfile", "is_file", "isdir", "is_dir", "getmtime", "getsize", "listdir", "scandir"),
+        *("iterdir", "glob", "rglob"),
+    ]
+)
+_TIDIES = frozenset(["makedirs", "mkdir", "remove", "unlink", "rmtree"])
+"""What a function that looks for files mostly does with them: it makes directories, or deletes old output."""
 _OPENERS = frozenset(["open", "GFile", "File", "ZipFile"])
 _WRITING_MODE = re.compile("[wx][bt+]*|a[bt]*")
 
@@ -82,6 +90,8 @@ def reads_of(code: types.CodeType) -> Reads:
                 imports.add(instruction.argval)
     dynamic = next(iter(sorted(names & _DYNAMIC)), None)
     found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY)), "open" if opened else None)
+    if found is None and not names & _TIDIES:
+        found = next(iter(sorted(names & _LOOKS_FOR_FILES)), None)
     draws = any(_may_draw(part) for part in _codes(code))
     seeded = any(_draws_seeded(part) for part in _codes(code))
     return Reads(frozenset(global_names), frozenset(names), frozenset(imports), dynamic, found, draws, seeded)

@@ -668,3 +668,18 @@ def test_state_of_special_methods_comes_back() -> None:
 )
 def test_what_cannot_be_looked_into_is_unknown(make: Callable[[], Any]) -> None:
     assert looked_at(Holder(value=make())).unknown
+
+
+def test_what_the_user_puts_into_a_librarys_class_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.layers.Dense, "calls_of_a_test", 0, raising=False)
+
+    def make() -> Holder:
+        keras.layers.Dense.calls_of_a_test = 0
+        return Holder(read=lambda: keras.layers.Dense.calls_of_a_test)
+
+    def act(holder: Holder) -> None:
+        keras.layers.Dense.calls_of_a_test = 3
+
+    _, theirs, lost = carried_over(make, act)
+    assert lost == {}
+    assert theirs.read() == 3

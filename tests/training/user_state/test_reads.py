@@ -1,4 +1,4 @@
-# ruff: noqa: PTH118, SIM115, UP015 - the ways in which users open files
+# ruff: noqa: PTH103, PTH110, PTH118, SIM115, UP015 - the ways in which users open files
 """What the bytecode of a function tells: whether it reads files, and from which random states it draws."""
 
 from __future__ import annotations
@@ -47,9 +47,15 @@ def asks_the_machine() -> str:
     return open("/proc/meminfo").read()
 
 
+def makes_a_directory(self: Any) -> None:
+    if not os.path.exists(self.directory):
+        os.makedirs(self.directory)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        makes_a_directory,
         *(appends, writes_to_a_computed_name, writes_to_a_path, writes_compressed, writes_after_a_call),
         *(writes_several, asks_the_machine),
     ],
@@ -99,15 +105,20 @@ def reads_by_tensorflow(self: Any) -> Any:
     return tf.io.gfile.GFile(self.path).read()
 
 
+def stops_on_a_file(self: Any) -> None:
+    self.model.stop_training = os.path.exists(self.path)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        stops_on_a_file,
         *(compares_with_short_texts, copies, appends_and_reads, has_a_file_called_w, opens_by_another_name),
         *(decides_on_the_mode, reads_by_keyword, reads_with_options, reads_by_tensorflow),
     ],
 )
 def test_a_function_that_reads_a_file_says_so(function: Callable[..., Any]) -> None:
-    assert reads_of(function.__code__).reads_files in ("open", "GFile")
+    assert reads_of(function.__code__).reads_files in ("open", "GFile", "exists")
 
 
 def test_seeds_of_operations_are_seen() -> None:
