@@ -348,6 +348,12 @@ def saved_names(cls: type, set_by_keras: Callable[[type], frozenset[str]]) -> fr
     return frozenset()
 
 
+def saved_attributes(callback: Any) -> frozenset[str]:
+    """Names of the attributes in which a callback of Keras', or of a class that extends one, keeps its state."""
+    entry = known(callback)
+    return frozenset() if entry is None else entry.attributes or frozenset()
+
+
 def describe(callback: Any, names: tuple[str, ...]) -> str:
     """The values of identifying attributes, as `name=value, ...`; those that are None are left out.
 

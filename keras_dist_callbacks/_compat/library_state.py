@@ -49,15 +49,19 @@ def is_opaque(value: Any) -> bool:
     return module.startswith("tensorflow.") and not isinstance(value, tf.Module | tf.Variable)
 
 
-def attributes(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
+def attributes(value: Any, *, of_training: bool, is_listed: bool = False) -> Iterator[tuple[str, Any, str]]:
     """The attributes of an instance that may be state: name, value, and the kind of place it is bound in.
 
     Args:
         value: The instance.
         of_training: It is part of the model in training, whose variables are saved in another way.
+        is_listed: It is a callback of the fit, whose entry in the table of callbacks saves it.
     """
+    kept = frozenset() if is_listed else keras_callbacks.saved_attributes(value)
     for name, item in _instance_dict(value):
-        if _may_be_state(value, name, item, of_training=of_training):
+        if name in kept:
+            yield name, item, "attribute"
+        elif _may_be_state(value, name, item):
             if name == "min_delta" and isinstance(item, float | int) and keras_callbacks.known(value):
                 yield name, abs(item), "magnitude"  # Keras flips its sign when it first compares
             else:
@@ -75,10 +79,27 @@ def _parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
     if not of_training and isinstance(value, kinds):
         for number, variable in enumerate(_variables(value)):
             yield f"variable {number}", variable, ""
+    if not of_training and isinstance(value, keras.Model | keras.callbacks.CallbackList):
+        yield from _parts_of_a_training(value)
     if isinstance(value, keras.Layer) and value._layers:
         layers = [x for x in value._flatten_layers(include_self=False, recursive=False) if not _is_input(x)]
         for number, layer in enumerate(layers):
             yield f"layer {number}", layer, ""
+
+
+def _parts_of_a_training(value: Any) -> Iterator[tuple[str, Any, str]]:
+    """Those of a model, or of a list of callbacks, with which a callback trains by itself."""
+    for name in ("optimizer", "loss"):
+        if getattr(value, name, None) is not None:
+            yield name, getattr(value, name), ""
+    for number, callback in enumerate(getattr(value, "callbacks", ())):
+        yield f"callback {number}", callback, ""
+
+
+def build_optimizer(model: Any, optimizer: Any) -> None:
+    """Makes the variables of an optimizer as the first training of its model does."""
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
 
 
 def _is_input(layer: Any) -> bool:
@@ -88,13 +109,13 @@ def _is_input(layer: Any) -> bool:
     return isinstance(layer, keras.layers.InputLayer)
 
 
-def _may_be_state(value: Any, name: str, item: Any, *, of_training: bool) -> bool:
+def _may_be_state(value: Any, name: str, item: Any) -> bool:
     import keras
 
     cls = type(value)
     if name in _saved_names(cls) or name.startswith(_MARKS):
         return False
-    if isinstance(item, keras.callbacks.History) or _is_hook_of_ours(item):
+    if _is_hook_of_ours(item):
         return False
     if name in (_OF_A_CALLBACK if isinstance(value, keras.callbacks.Callback) else _OF_A_LAYER) and _is_keras(cls):
         return False

@@ -127,6 +127,11 @@ def walked_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
     }
 
 
+def listed_callbacks(callbacks: Iterable[Any]) -> list[Any]:
+    """All callbacks, those within wrappers included."""
+    return [member.callback for member in _members(callbacks).values()]
+
+
 def is_asserted(value: Any) -> bool:
     """Whether the user has asserted that an object, a function or a class keeps no state."""
     if is_stateless(value):

@@ -248,3 +248,72 @@ def test_a_switch_that_training_changes_is_not_exact_by_name(tmp_path: Path) -> 
     tiny.fit(tiny.model(), None, [callback])
     assert callback.restored is not None
     assert "training has changed keras.config.epsilon(), which is not restored" in callback.restored.notes
+
+
+class Probe(keras.callbacks.Callback):
+    """Trains a model of its own, on whose loss the learning rate depends."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__()
+        self.probe = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        self.probe.compile(optimizer, "mse")
+
+    def value(self) -> float:
+        history = self.probe.fit(*tiny.data(), batch_size=8, shuffle=True, verbose=0)
+        return float(history.history["loss"][-1])
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.05 * self.value()
+
+
+class ProbeByBatch(Probe):
+    def value(self) -> float:
+        return float(self.probe.train_on_batch(*tiny.data()))
+
+
+@pytest.mark.parametrize("optimizer", [lambda: keras.optimizers.Adam(0.1), lambda: keras.optimizers.SGD(0.1, 0.9)])
+def test_a_model_that_a_callback_trains_resumes_with_its_optimizer(
+    tmp_path: Path, optimizer: Callable[[], Any]
+) -> None:
+    model, restored = resumed(tmp_path, tiny.model, lambda: [Probe(optimizer())])
+    reference = tiny.model()
+    tiny.fit(reference, None, [Probe(optimizer())])
+    assert restored.verdict == "exact"
+    tiny.assert_same(model, reference)
+
+
+def test_averages_of_train_on_batch_are_a_condition(tmp_path: Path) -> None:
+    _, restored = resumed(tmp_path, tiny.model, lambda: [ProbeByBatch(keras.optimizers.Adam(0.1))])
+    (condition,) = restored.conditions
+    assert "train_on_batch returns averages since the metrics of its model were reset" in condition
+
+
+class Forwards(keras.callbacks.Callback):
+    """Calls a callback of Keras' that is not in the list of the fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=2, factor=0.5, min_delta=10.0)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.inner.set_model(self.model)
+        self.inner.on_train_begin(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.inner.on_epoch_end(epoch, logs)
+
+
+class ForwardsByList(Forwards):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.callbacks.CallbackList([self.inner])
+
+
+@pytest.mark.parametrize("make", [Forwards, ForwardsByList])
+def test_a_callback_within_a_callback_is_restored(tmp_path: Path, make: Callable[[], Any]) -> None:
+    model, restored = resumed(tmp_path, tiny.model, lambda: [make()])
+    reference = tiny.model()
+    tiny.fit(reference, None, [make()])
+    assert restored.verdict == "exact"
+    tiny.assert_same(model, reference)
+    assert float(model.optimizer.learning_rate) < 0.1

@@ -169,10 +169,11 @@ class _Comparison:
             before is not None and before.kind in ("owned", "variable") and node.kind == "owned"
         ):
             return
-        if before is None and node.kind == "variable" and node.slot is None:
+        is_new_variable = before is None and node.kind == "variable" and node.slot is None
+        if is_new_variable and self._model_of_optimizer(path) is None:
             self._changes.lost[path] = "a variable that training has made, which is not there when training resumes"
             return
-        if before is None and not self._is_new_place(path, node):
+        if before is None and not is_new_variable and not self._is_new_place(path, node):
             return
         try:
             record = self._encode(path, before, node)
@@ -186,6 +187,13 @@ class _Comparison:
         if before is not None and not is_same and before.kind == node.kind in ("array", "container"):
             record = {"$bind": record}
         self._changes.records[path] = [record, self._digest(path, node)]
+
+    def _model_of_optimizer(self, path: str) -> str | None:
+        """The path of the model whose optimizer has a variable, if a restart has both."""
+        model, _, rest = path.rpartition("/optimizer/")
+        both = (model, f"{model}/optimizer")
+        is_there = all(p in self._start.nodes and self._start.nodes[p].kind != "ref" for p in both)
+        return model if rest.startswith("variable ") and is_there else None
 
     def _digest(self, path: str, node: Node) -> str:
         return digest_below(self._now, path) if path in self._inline else digest_of(node)
@@ -395,12 +403,27 @@ def restore_and_compare(
     """
     if not records:
         return {}
-    failed = restore(records, tensors, look())
+    now = look()
+    if _build_optimizers(records, now):
+        now = look()
+    failed = restore(records, tensors, now)
     now = look()
     for path, (_, digest) in records.items():
         if has_root(path, now) and digest not in digests(now, path):
             failed.setdefault(path, "it does not hold the saved value now")
     return failed
+
+
+def _build_optimizers(records: Mapping[str, JSON], now: Found) -> bool:
+    """Makes the variables of optimizers of models that callbacks train, if there are records of them."""
+    models = {path.rpartition("/optimizer/")[0] for path in records if "/optimizer/variable " in path}
+    built = False
+    for path in models:
+        model, optimizer = now.nodes.get(path), now.nodes.get(f"{path}/optimizer")
+        if model is not None and optimizer is not None and not optimizer.value.built:
+            library_state.build_optimizer(model.value, optimizer.value)
+            built = True
+    return built
 
 
 def has_root(path: str, now: Found) -> bool:

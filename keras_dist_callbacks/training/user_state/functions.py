@@ -74,16 +74,8 @@ def is_of_the_user(value: Any) -> bool:
 def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: Reads, is_traced: bool) -> None:
     namespace = function.__globals__
     module = str(namespace.get("__name__", "?"))
-    if reads.dynamic is not None and not (
-        reads.dynamic in namespace and not is_library(_module_of(namespace[reads.dynamic]))
-    ):
-        walk.found.unknown[path] = f"it uses {reads.dynamic}"
-    elif reads.draws_seeded and not is_traced:
-        walk.found.unknown[path] = (
-            "it draws by TensorFlow's operations with seeds of their own, which count their calls"
-        )
-    elif reads.reads_files is not None and not is_traced:
-        walk.found.unknown[path] = f"it may read a file that training has changed ({reads.reads_files})"
+    if why := _why_unknown(reads, namespace, is_traced):
+        walk.found.unknown[path] = why
     for name in sorted(reads.global_names & namespace.keys()):
         value = namespace[name]
         if isinstance(value, types.ModuleType):
@@ -94,6 +86,22 @@ def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: 
     for name in sorted(reads.imports):
         if name in sys.modules:
             _push_used(walk, sys.modules[name], reads, is_traced)
+
+
+def _why_unknown(reads: Reads, namespace: dict[str, Any], is_traced: bool) -> str | None:
+    """What a function does that nobody can look into."""
+    name = reads.dynamic
+    if name is not None and not (name in namespace and not is_library(_module_of(namespace[name]))):
+        return f"it uses {name}"
+    if is_traced:
+        return None
+    if reads.names & _AVERAGING:
+        return "train_on_batch returns averages since the metrics of its model were reset"
+    if reads.draws_seeded:
+        return "it draws by TensorFlow's operations with seeds of their own, and these count calls"
+    if reads.reads_files is not None:
+        return f"it may read a file that training has changed ({reads.reads_files})"
+    return None
 
 
 def _module_of(value: Any) -> str | None:
@@ -116,6 +124,7 @@ def _push_used(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: 
             walk.push(join(f"module {module.__name__}", name), Slot("attribute", module, name), value, is_traced)
 
 
+_AVERAGING = frozenset(["train_on_batch", "test_on_batch"])
 _BY_NAME = frozenset(["getattr", "setattr", "delattr", "vars", "__dict__"])
 """What reaches names of a module that are no names in the code."""
 

@@ -19,7 +19,7 @@ from keras_dist_callbacks.backups.verdict import Finding, group
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
-from keras_dist_callbacks.training.callback_state import is_asserted, own_state, walked_callbacks
+from keras_dist_callbacks.training.callback_state import is_asserted, listed_callbacks, own_state, walked_callbacks
 from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
@@ -58,6 +58,7 @@ class UserState:
         self._fit = fit
         self.directory = directory
         self._callbacks = walked_callbacks(callbacks)
+        self._listed = {id(callback) for callback in listed_callbacks(callbacks)}
         self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
@@ -229,7 +230,7 @@ class UserState:
         return is_asserted(value) or self.input.holds(value)
 
     def _policy(self) -> Policy:
-        return Policy(is_asserted, own_state, self.is_saved)
+        return Policy(is_asserted, own_state, self.is_saved, lambda value: id(value) in self._listed)
 
     def _readers_of_the_input(self, now: Found) -> list[str]:
         """Callbacks that could read a dataset whose passes differ; one of the input's would change its order too."""

@@ -91,7 +91,7 @@ def look_at_attributes(walk: Walker, path: str, slot: Slot | None, value: Any, i
     walk.add(path, slot, value, "object", is_traced)
     if not is_library(cls.__module__):
         walk.push(f"class {name_of(cls)}", None, cls, is_traced)
-    for name, item, kind in library_state.attributes(value, of_training=is_traced):
+    for name, item, kind in library_state.attributes(value, of_training=is_traced, is_listed=walk.is_listed(value)):
         walk.push(join(path, name), Slot(kind, value, name) if kind else None, item, is_traced)
 
 

@@ -48,11 +48,13 @@ class Policy:
         is_asserted: Whether the user has asserted of an object that it keeps no state.
         own_state: How the state of an object that has its own way is got and set: two functions; None for any other.
         is_saved: Whether all variables of an object are saved in another way.
+        is_listed: Whether an object is one of the fit's own callbacks.
     """
 
     is_asserted: Callable[[Any], bool]
     own_state: Callable[[Any], tuple[Callable[[], Any], Callable[[Any], None]] | None]
     is_saved: Callable[[Any], bool]
+    is_listed: Callable[[Any], bool] = lambda value: False
 
 
 @dataclass
@@ -226,6 +228,10 @@ class Walker:
         """What an object that has its own way says of its state; None for any other."""
         own = self._policy.own_state(value)
         return None if own is None else own[0]()
+
+    def is_listed(self, value: Any) -> bool:
+        """See `Policy`."""
+        return self._policy.is_listed(value)
 
     def is_saved(self, value: Any) -> bool:
         """See `Policy`."""
