@@ -23,7 +23,15 @@ from keras_dist_callbacks.training.user_state import edits
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
-POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
+
+def _is_callback(value: Any) -> bool:
+    """The callbacks of these tests are those of a fit."""
+    return isinstance(value, keras.callbacks.Callback)
+
+
+POLICY = Policy(
+    is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False, is_listed=_is_callback
+)
 
 
 class Holder:
