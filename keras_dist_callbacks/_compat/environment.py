@@ -33,7 +33,7 @@ _NAMES = {
 }
 _SWITCHED = ("deterministic", "floatx", "epsilon", "image_data_format", "eager_functions", "jit", "graph_options")
 _OFF = ("disable_model_pruning", "disable_meta_optimizer")
-"""Options of the graph optimizer that TensorFlow names when nobody has set one."""
+"""Options of the graph optimizer that TensorFlow lists even if no option was set."""
 _ONLY_PYTHON = ("python", "numpy")
 """What the operations of TensorFlow do not depend on."""
 

@@ -65,7 +65,7 @@ class TensorFlowRandom(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         _require_place(self.rng)
         if self.seed is not None and self.rng is None:
-            raise ValueError("the seed has no random state beside it")
+            raise ValueError("the seed comes without a random state")
 
 
 class Random(msgspec.Struct, forbid_unknown_fields=True):

@@ -199,7 +199,7 @@ def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: b
 def _restore_latest_loadable(
     cluster: Cluster, storage: Storage, template: str | None, into: Path, loaders: Mapping[str, Load]
 ) -> tuple[Any, ForeignCheckpoint] | None:
-    """Loads the newest foreign checkpoint on every worker; one that does not load anywhere is passed over.
+    """Loads the newest foreign checkpoint on every worker; one that does not load anywhere is skipped.
 
     Args:
         cluster: The workers; all call this.
@@ -260,7 +260,7 @@ def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | N
 def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) -> None:
     if reasons and cluster.is_chief:
         warn(
-            f"newer checkpoints in {storage.display()} do not load and are passed over: {'; '.join(reasons)}",
+            f"newer checkpoints in {storage.display()} do not load and are skipped: {'; '.join(reasons)}",
             UserWarning,
         )
 

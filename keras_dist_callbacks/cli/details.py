@@ -198,7 +198,7 @@ def choose(storage: Storage, listing: Listing, name: str | None) -> Checkpoint |
     """The newest checkpoint, or the one of that name; None if the directory has none at all.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: No record has that name.
         DamagedBackupError: There are checkpoints, but no record can be read.
     """
     if name is None:

@@ -254,7 +254,7 @@ def check_uploads(storage: Storage) -> Check | None:
         return Check(name, "warn", f"they cannot be listed: {error}", "the right to list uploads would show them")
     old = [upload for upload in found if upload.age > _LONGEST_UPLOAD_SECONDS]
     if not old:
-        return Check(name, "ok", f"{formatting.count(len(found), 'recent one')}, may go on" if found else "none")
+        return Check(name, "ok", f"{formatting.count(len(found), 'recent one')}, may continue" if found else "none")
     oldest = formatting.age(max(upload.age for upload in old))
     return Check(
         name,
@@ -330,7 +330,7 @@ def _check_commits(inventory: Inventory) -> Check:
     if not inventory.entries and inventory.newest_generation in inventory.committed:
         return Check("backups", "warn", "a run has committed here, but no manifest is left", "restore the files")
     if inventory.set_aside:
-        detail = f"{formatting.count(len(inventory.set_aside), 'damaged manifest')} in damaged/, set aside by a run"
+        detail = f"{formatting.count(len(inventory.set_aside), 'damaged manifest')} in damaged/, quarantined by a run"
         return Check("backups", "warn", detail, "look into it, then delete the directory damaged/")
     return Check("backups", "ok", f"{formatting.count(len(inventory.entries), 'manifest')}, readable")
 

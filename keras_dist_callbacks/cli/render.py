@@ -126,7 +126,8 @@ def show_verification(console: Console, found: Verification) -> None:
     _notes(console, ((v.name, v.problem) for v in found.verdicts), "red")
     if found.set_aside:
         _line(
-            console, f"{formatting.count(found.set_aside, 'damaged manifest')} in damaged/, set aside by a run earlier"
+            console,
+            f"{formatting.count(found.set_aside, 'damaged manifest')} in damaged/, quarantined by an earlier run",
         )
     counts = collections.Counter(verdict.state for verdict in found.verdicts)
     summary = ", ".join(f"{number} {state}" for state, number in counts.items())

@@ -7,9 +7,9 @@ One message is one short line of JSON. Whatever comes in is checked against the 
     worker  Answer     its proof; or a Refusal
     chief   Go         when everybody is there; or Aborted
 
-The proofs are of the cluster's token, if it has one: a secret that its workers know and nobody else does. Whoever
+The proofs are of the cluster's token, if it has one: a secret that only its workers know. A process that
 speaks to the chief can ask it for a proof and then try out tokens at leisure: a token must be random, not a word that
-somebody has thought of.
+can be guessed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class AuthSession:
         return self.token.sign(speaker, self.index, self.cluster, self.worker_nonce, self.chief_nonce)
 
     def is_proven(self, speaker: Speaker, proof: str) -> bool:
-        """Whether the other side has the token, or nobody has one."""
+        """Whether the other side has the token, or neither has one."""
         return hmac.compare_digest(self.proof(speaker), proof)
 
 
@@ -130,7 +130,7 @@ def _checked(content: bytes, where: str) -> bytes:
         raise ConfigError(f"{where} is empty; {_HOW_TO} (or unset the variable, if the cluster is to have no token)")
     if len(secret) < _SHORTEST_TOKEN:
         raise ConfigError(f"the token in {where} has fewer than {_SHORTEST_TOKEN} characters; {_HOW_TO}")
-    if len(content) > _LONGEST_TOKEN:  # of a file that goes on, the part that was read may end in spaces
+    if len(content) > _LONGEST_TOKEN:  # of a longer file, the part that was read may end in spaces
         raise ConfigError(f"the token in {where} has more than {_LONGEST_TOKEN} characters; {_HOW_TO}")
     return secret
 

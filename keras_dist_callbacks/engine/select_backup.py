@@ -83,7 +83,7 @@ def find_backup(
                 damaged += [error] if last == 0 or store.storage.exists(commit.name) else []
                 continue
             for passed in damaged:
-                warn(f"a damaged backup was passed over: {passed}")
+                warn(f"a damaged backup was skipped: {passed}")
             return commit, state
         if len(damaged) == len(commits):
             break  # else a run that goes on has pruned what was listed: look again

@@ -195,7 +195,7 @@ class SidecarEvaluator:
         self._suspected[source] = new - sure
         for problem in sorted(sure):
             self._reported.add(problem)
-            warn(f"a damaged file is passed over: {problem}", UserWarning)
+            warn(f"a damaged file is skipped: {problem}", UserWarning)
         return dataclasses.replace(look, end=None) if new - sure else look
 
     def _has_ended(self, looks: Sequence[PollResult], began: float) -> bool:
@@ -312,7 +312,7 @@ class EvaluatorDirectories:
             below: What of it is the evaluator's.
 
         Raises:
-            ConfigError: It is none, or lies where the training writes.
+            ConfigError: It is not a directory, or lies where the training writes.
         """
         path = validation.path(name, given)
         reject_credentials(path)
@@ -322,7 +322,7 @@ class EvaluatorDirectories:
         if _is_inside(storage, self.checkpoints):
             raise ConfigError(
                 f"{name}={redact(path)!r} is in the checkpoints' directory {self.checkpoints.display()}, where the "
-                "training alone writes: give the evaluator a directory of its own beside it"
+                "training alone writes: give the evaluator a directory of its own next to it"
             )
         return storage
 

@@ -51,22 +51,30 @@ class DatasetPasses:
         """The dataset is read so many times more."""
         self._add(shared(_Stages).passes, count)
 
-    def note_finished(self, saved: WorkerState) -> None:
-        """The fit is finished and runs no step: what another one reads next depends on its passes."""
-        count = 1 if self._fit.steps_per_epoch else saved.position.epoch - int(saved.state.get("first_epoch") or 0)
-        self._add(shared(_Stages).skipped, count)
+    def note_finished(self, saved: WorkerState, initial_epoch: int) -> None:
+        """The fit is finished and runs no step: what another one reads next depends on its passes.
+
+        Args:
+            saved: Its backup, or that of a later fit in the same directory.
+            initial_epoch: As `fit()` was given it.
+        """
+        first = max(initial_epoch, int(saved.state.get("first_epoch") or 0))
+        epochs = min(saved.position.epoch, self._fit.epochs) - first
+        self._add(shared(_Stages).skipped, min(epochs, 1) if self._fit.steps_per_epoch else epochs)
 
     def begin_without_backup(self) -> None:
         """Makes the passes that finished fits over the same dataset had made, as without a restart."""
-        skipped = shared(_Stages).skipped
-        count = self._most(skipped)
-        for stage in pipeline.reshuffling_stages(self._fit.data):
-            skipped.pop(stage, None)
+        count = self._most(shared(_Stages).skipped)
+        self._forget_skipped()
         if count and not self._repeat(count):
             warn(
-                "a finished fit() had read the dataset that this one reads, which shuffles anew each time: its orders "
-                "differ from those of a run that was not interrupted; build the dataset again before each fit()"
+                "a finished fit() had read the dataset that this one reads, which shuffles again each time: its orders "
+                "differ from those of an uninterrupted run; build the dataset again before each fit()"
             )
+
+    def _forget_skipped(self) -> None:
+        for stage in pipeline.reshuffling_stages(self._fit.data):
+            shared(_Stages).skipped.pop(stage, None)
 
     def _repeat(self, count: int) -> bool:
         """Begins so many passes more, as Keras does, if only the number of the dataset's iterators counts."""
@@ -95,6 +103,7 @@ class DatasetPasses:
             addressed: Whether the input can be put to any place without reading it.
         """
         then = int(saved.tensors.get(_PASSES, 0))
+        self._forget_skipped()  # they are among those of the backup
         if not addressed and self._before < then and saved.position.step:
             self._repeat(then - self._before)
         now, self._before = self._before, then

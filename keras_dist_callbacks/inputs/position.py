@@ -129,7 +129,7 @@ class DataPosition:
         self._passes.note(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
         self._epoch_ends.replayed()
         self._note_moved()
-        self.restore_own_state(saved)
+        self._restore_own_state(saved)
         self._fit.set_num_batches(saved.state["num_batches"])
         if saved.position.kind != "within":
             if self._fit.starts_fresh_iterator:
@@ -138,16 +138,16 @@ class DataPosition:
                 self.hides.restore_read_only()
         return notes
 
-    def note_finished(self, saved: WorkerState) -> None:
+    def note_finished(self, saved: WorkerState, initial_epoch: int) -> None:
         """The fit is finished: what follows finds its input as the fit has left it."""
-        self._passes.note_finished(saved)
-        self.restore_own_state(saved)
+        self._passes.note_finished(saved, initial_epoch)
+        self._restore_own_state(saved)
 
     def begin_without_backup(self) -> None:
         """Training starts, and no backup was found."""
         self._passes.begin_without_backup()
 
-    def restore_own_state(self, saved: WorkerState) -> None:
+    def _restore_own_state(self, saved: WorkerState) -> None:
         """Gives an input that knows its position its own account of it."""
         if self._source_state is not None and _TOPIC in saved.state:
             self._source_state.set(from_json(saved.state[_TOPIC], saved.tensors))

@@ -204,7 +204,7 @@ class FitRestore:
         """Restores what the finished fit has left to what the script does next."""
         saved, data = self._resume.saved, self._state.data
         resume_mode.note_finished(saved)
-        data.note_finished(saved)
+        data.note_finished(saved, int(self._state.description["initial_epoch"]))
         notes = self._state.untracked.restore_input(saved)
         self._state.untracked.build(saved)
         notes += self._apply()

@@ -108,7 +108,7 @@ def test_the_newest_that_loads_is_taken_and_the_others_named(theirs: keras.Model
         theirs.save(tmp_path / name)
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     (tmp_path / "torn.keras").write_bytes((tmp_path / "whole.keras").read_bytes()[:900])
-    with pytest.warns(UserWarning, match=r"do not load and are passed over: .*torn\.keras: "):
+    with pytest.warns(UserWarning, match=r"do not load and are skipped: .*torn\.keras: "):
         model = make_or_restore_model(built, tmp_path, adopt=True)
     assert restored_from(model) == RestoredFrom(f"{tmp_path}/whole.keras", 0, 6)
 
@@ -194,7 +194,7 @@ def test_all_workers_take_the_same_one_and_pass_over_the_same(theirs: keras.Mode
     with job([sys.executable, str(tmp_path / "adopts.py"), str(directory)], 2, tmp_path / "logs") as cluster:
         cluster.start()
         assert cluster.wait(120) == [0, 0], cluster.tails()
-        assert "passed over" in cluster.log(0)
+        assert "are skipped" in cluster.log(0)
         assert "adopted from" in cluster.log(0)
     for worker in range(2):
         with np.load(f"{directory}-{worker}.npz") as weights:

@@ -200,7 +200,7 @@ def test_damaged_lost_and_set_aside_manifests_are_remarks(tmp_path: Path) -> Non
     flip(tmp_path, bad.id.name)
     assert checks(tmp_path)["backups"]["detail"] == "1 of 2 manifests cannot be read"
     store.quarantine(bad.id)
-    assert "set aside by a run" in checks(tmp_path)["backups"]["detail"]
+    assert "quarantined by a run" in checks(tmp_path)["backups"]["detail"]
     for name in everything(tmp_path):
         if name.startswith("damaged/") or name == good.id.name:
             rewrite(tmp_path, name, None)
@@ -233,7 +233,7 @@ def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None
         return check.status, check.detail.partition(";")[0]
 
     assert found(Uploads()) == ("ok", "none")
-    assert found(Uploads(60.0)) == ("ok", "1 recent one, may go on")
+    assert found(Uploads(60.0)) == ("ok", "1 recent one, may continue")
     assert found(Uploads(60.0, 7200.0, 3 * cli_backups.DAY)) == ("warn", "2, the oldest begun 3.0 d ago")
     assert found(Uploads(error=StorageError("forbidden"))) == ("warn", "they cannot be listed: forbidden")
 

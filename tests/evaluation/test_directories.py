@@ -107,7 +107,7 @@ def test_damaged_notes_are_told_of(run: Path) -> None:
     with pytest.warns(RuntimeWarning, match="whether a training was evaluated to its end is not known"):
         evaluator(run).start()
     note_path(run / "ckpt").write_bytes(b"junk")
-    with pytest.warns(UserWarning, match="passed over: .*training-end"):
+    with pytest.warns(UserWarning, match="skipped: .*training-end"):
         evaluator(run, timeout=0.2).start()
 
 

@@ -121,7 +121,7 @@ def test_a_damaged_file_is_skipped_with_a_warning(run: Path) -> None:
 
 def test_a_damaged_record_is_reported_once(run: Path) -> None:
     flip(run / "ckpt", "2.keras", -100)
-    with pytest.warns(UserWarning, match=r"passed over: .*2\.keras differs from its own seal") as caught:
+    with pytest.warns(UserWarning, match=r"skipped: .*2\.keras differs from its own seal") as caught:
         results = evaluator(run).start()
     assert [one.epoch for one in results] == [1, 3]
     assert sum("2.keras" in str(one.message) for one in caught) == 1

@@ -85,7 +85,7 @@ def test_a_damaged_backup_is_passed_over_and_left_where_it_is(trained: keras.Mod
     [older, newer] = sorted((tmp_path / "backup" / "commits").iterdir())
     newer.write_bytes(newer.read_bytes()[:-1])
     before = contents(tmp_path)
-    with pytest.warns(RuntimeWarning, match=f"a damaged backup was passed over: .*{newer.name}"):
+    with pytest.warns(RuntimeWarning, match=f"a damaged backup was skipped: .*{newer.name}"):
         kdc.load_backup(tmp_path / "backup", tiny.rich_model())
     with pytest.raises(DamagedBackupError, match=newer.name):
         kdc.load_backup(tmp_path / "backup", commit=newer.name)

@@ -235,6 +235,24 @@ def test_a_dataset_of_a_finished_fit_has_the_order_that_it_had(
     tiny.assert_same(resumed, expected)
 
 
+def loop_and_phase(directory: Path | None, stop: tuple[int, int] | None) -> Any:
+    """A loop of fits with one directory, then another fit with its own; all read one dataset."""
+    model, data = tiny.model(), tiny.shuffled()
+    for epoch in range(2):
+        first = [kdc.BackupAndRestore(directory / "loop", delete_checkpoint=False)] if directory else []
+        tiny.fit(model, None, first, x=data, initial_epoch=epoch, epochs=epoch + 1)
+    second = [kdc.BackupAndRestore(directory / "second", delete_checkpoint=False)] if directory else []
+    tiny.fit(model, None, [*stops(stop), *second], x=data, epochs=2)
+    return model
+
+
+def test_the_passes_of_a_finished_loop_are_counted_once(tmp_path: Path, restart: Callable[[], None]) -> None:
+    with pytest.raises(tiny.Stop):
+        loop_and_phase(tmp_path, (0, 3))
+    restart()
+    tiny.assert_same(loop_and_phase(tmp_path, None), loop_and_phase(None, None))
+
+
 def test_an_order_that_cannot_be_had_again_is_warned_of(tmp_path: Path, restart: Callable[[], None]) -> None:
     def cached() -> tf.data.Dataset:
         rows = tf.data.Dataset.from_tensor_slices(tiny.data())

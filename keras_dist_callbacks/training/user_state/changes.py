@@ -170,7 +170,7 @@ class _Comparison:
         ):
             return
         is_new_variable = before is None and node.kind == "variable" and node.slot is None
-        if is_new_variable and self._model_of_optimizer(path) is None:
+        if is_new_variable and not self._is_of_known_optimizer(path):
             self._changes.lost[path] = "a variable that training has made, which is not there when training resumes"
             return
         if before is None and not is_new_variable and not self._is_new_place(path, node):
@@ -188,12 +188,11 @@ class _Comparison:
             record = {"$bind": record}
         self._changes.records[path] = [record, self._digest(path, node)]
 
-    def _model_of_optimizer(self, path: str) -> str | None:
-        """The path of the model whose optimizer has a variable, if a restart has both."""
+    def _is_of_known_optimizer(self, path: str) -> bool:
+        """Whether a restart has the model, trained by a callback, whose optimizer a variable belongs to."""
         model, _, rest = path.rpartition("/optimizer/")
-        both = (model, f"{model}/optimizer")
-        is_there = all(p in self._start.nodes and self._start.nodes[p].kind != "ref" for p in both)
-        return model if rest.startswith("variable ") and is_there else None
+        nodes = [self._start.nodes.get(place) for place in (model, f"{model}/optimizer")]
+        return rest.startswith("variable ") and all(node is not None and node.kind != "ref" for node in nodes)
 
     def _digest(self, path: str, node: Node) -> str:
         return digest_below(self._now, path) if path in self._inline else digest_of(node)

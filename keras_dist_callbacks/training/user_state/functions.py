@@ -89,7 +89,7 @@ def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: 
 
 
 def _why_unknown(reads: Reads, namespace: dict[str, Any], is_traced: bool) -> str | None:
-    """What a function does that nobody can look into."""
+    """What a function does that cannot be inspected."""
     name = reads.dynamic
     if name is not None and not (name in namespace and not is_library(_module_of(namespace[name]))):
         return f"it uses {name}"
@@ -126,7 +126,7 @@ def _push_used(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: 
 
 _AVERAGING = frozenset(["train_on_batch", "test_on_batch"])
 _BY_NAME = frozenset(["getattr", "setattr", "delattr", "vars", "__dict__"])
-"""What reaches names of a module that are no names in the code."""
+"""What reaches names of a module that are not in the code."""
 
 
 def _may_be_setting(name: str, item: Any) -> bool:

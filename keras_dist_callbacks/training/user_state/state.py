@@ -70,6 +70,7 @@ class UserState:
         self.conditions: list[str] = []
         self.lost: list[str] = []
         self.place_of_optimizer: str | None = None
+        self._differing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by dataset
         self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
         self._function, self._trace_count = self._first_trace
         self._traced: list[changes.Changes] = []  # as of each trace of the train function in use
@@ -241,9 +242,14 @@ class UserState:
             owner, place = words(path)
             if shuffled & set(map(id, pipeline.reshuffling_stages(dataset))):
                 conditions.append(f"{owner} does not read `{place}`, which the input reshuffles in each pass")
-            elif input_inspection.passes_differ(dataset):
+            elif self._passes_differ(dataset):
                 conditions.append(f"{owner} does not read `{place}`, of which each pass may differ")
         return conditions
+
+    def _passes_differ(self, dataset: Any) -> bool:
+        if dataset not in self._differing:
+            self._differing[dataset] = input_inspection.passes_differ(dataset)
+        return self._differing[dataset]
 
     def _unlike_in_traces(self, now: Found) -> list[str]:
         """Values that several traces of the step may have read, each another one."""
