@@ -113,38 +113,74 @@ def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
 
 def optimizer_config(optimizer: Any) -> dict[str, Any] | None:
     """What makes an optimizer again; None if only the script can, because a class is not Keras' own."""
-    import keras
-
     inner = [optimizer, *(found for _, found in inner_optimizers(optimizer))]
     if any(getattr(found, "_exclude_from_weight_decay", None) is not None for found in inner):
         return None  # `exclude_from_weight_decay` was called, of which a config tells nothing
+    return _config(optimizer)
+
+
+def compile_config(model: Any) -> dict[str, Any] | None:
+    """The losses and metrics of `compile()`; None if only the script can make them, or has a `compile()` of its own."""
+    import keras
+
+    if type(model).compile is not keras.Model.compile:
+        return None
+    losses, metrics = model._compile_loss, model._compile_metrics
+    return _config(
+        {
+            "loss": losses and losses._user_loss,
+            "loss_weights": losses and losses._user_loss_weights,
+            "metrics": metrics and metrics._user_metrics,
+            "weighted_metrics": metrics and metrics._user_weighted_metrics,
+        }
+    )
+
+
+def _config(made: Any) -> dict[str, Any] | None:
+    import keras
+
     try:
-        config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(optimizer)))
+        config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(made)))
     except (TypeError, ValueError, NotImplementedError):  # what is no JSON, or has no config
         return None
-    return config if can_make_optimizer(config) else None
+    return config if can_make(config) else None
 
 
-def can_make_optimizer(config: Any) -> bool:
+def can_make(config: Any) -> bool:
     """Whether everything in a config is of Keras' own classes."""
     if isinstance(config, list):
-        return all(map(can_make_optimizer, config))
+        return all(map(can_make, config))
     if not isinstance(config, dict):
         return True
     is_known = "class_name" not in config or _is_of_keras(str(config.get("module")))
-    return is_known and not config.get("registered_name") and all(map(can_make_optimizer, config.values()))
+    return is_known and not config.get("registered_name") and all(map(can_make, config.values()))
 
 
 def _is_of_keras(module: str) -> bool:
     return module.partition(".")[0] == "keras"
 
 
-def make_optimizer(fit: RunningFit, config: dict[str, Any]) -> Any:
-    """Makes the optimizer of a config."""
+def make(fit: RunningFit, config: dict[str, Any]) -> Any:
+    """Makes what a config describes, under the model's strategy."""
     import keras
 
     with fit.model.distribute_strategy.scope():
         return keras.saving.deserialize_keras_object(config, safe_mode=True)
+
+
+def compile_again(fit: RunningFit, config: dict[str, Any]) -> None:
+    """Compiles the model with its optimizer and modes, and the losses and metrics of a config."""
+    model = fit.model
+    with model.distribute_strategy.scope():
+        model.compile(
+            model.optimizer,
+            **make(fit, config),
+            run_eagerly=model.run_eagerly,
+            jit_compile=model.jit_compile,
+            steps_per_execution=model.steps_per_execution,
+            auto_scale_loss=False,
+        )
+    model.make_train_function(force=True)
 
 
 def replace_optimizer(fit: RunningFit, optimizer: Any) -> None:

@@ -1,7 +1,8 @@
-"""What training has made of the compiled model: another optimizer, eager mode or XLA, slots for some weights."""
+"""What training has made of the compiled model: another optimizer, other losses or metrics, eager mode or XLA."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from keras_dist_callbacks._compat import building, model_config, model_parts
@@ -13,7 +14,7 @@ from keras_dist_callbacks.training.capture import saved_variables
 from keras_dist_callbacks.training.user_state.state import UserState
 
 _RUN_EAGERLY, _JIT_COMPILE, _WEIGHTS = "run_eagerly", "jit_compile", "weights"
-_OPTIMIZER, _HELD = "optimizer", "optimizer_at"
+_OPTIMIZER, _HELD, _LOSSES = "optimizer", "optimizer_at", "losses"
 
 
 class Recompiled:
@@ -55,7 +56,13 @@ class Recompiled:
         if model.run_eagerly and model.optimizer is not None:
             places = building.weights_of_partial_slots(model)
             found.update({_WEIGHTS: places} if places else {})
-        self.lost = self._changed_arguments() + self._changed_trainable()
+        self.lost = self._changed_trainable()
+        changed, config = self._changed_arguments(), self._losses()
+        if config is not None:
+            found[_LOSSES] = config
+        elif changed:
+            names = ", ".join(changed)
+            self.lost.append(f"compile() was called again with other values of {names}, which only the script can make")
         if _modes(model) != self._modes_of_function:
             self.lost.append(
                 "run_eagerly or jit_compile was changed, and the train function was not made again; call "
@@ -80,13 +87,19 @@ class Recompiled:
         shown = first_few(changed)
         return [f"training has changed trainable of single variables ({', '.join(shown)}); set that of layers"]
 
+    def remade_losses(self) -> Collection[str]:
+        """The names of losses and metrics, if other ones were compiled that a restart makes again."""
+        return model_config.compiled_objects(self._fit.model) if self._losses() is not None else ()
+
+    def _losses(self) -> dict[str, Any] | None:
+        return model_parts.compile_config(self._fit.model) if self._changed_arguments() else None
+
     def _changed_arguments(self) -> list[str]:
         model = self._fit.model
         if model_config.compilation(model) is self._compilation:
             return []
         now = _arguments(model)
-        changed = [name for name in now if now[name] != self._arguments.get(name)]
-        return [f"compile() was called again with other values of {', '.join(changed)}"] if changed else []
+        return [name for name in now if now[name] != self._arguments.get(name)]
 
     def put_back(self, saved: WorkerState, user: UserState) -> None:
         """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch.
@@ -97,6 +110,9 @@ class Recompiled:
         """
         model, found = self._fit.model, saved.state.get(COMPILED) or {}
         config = found.get(_OPTIMIZER)
+        losses = found.get(_LOSSES)
+        if losses is not None and model_config.compilation(model) is self._compilation and model_parts.can_make(losses):
+            model_parts.compile_again(self._fit, losses)
         modes = {name: value for name, value in found.items() if name in (_RUN_EAGERLY, _JIT_COMPILE)}
         if modes and modes != _modes(model):
             model.run_eagerly, model.jit_compile = modes[_RUN_EAGERLY], modes[_JIT_COMPILE]
@@ -105,8 +121,8 @@ class Recompiled:
             user.restore_trainable(saved.state.get(PYTHON) or {}, saved.tensors)
             if _HELD in found:
                 model_parts.replace_optimizer(self._fit, user.object_at(found[_HELD]))
-            elif config is not None and model_parts.can_make_optimizer(config):
-                model_parts.replace_optimizer(self._fit, model_parts.make_optimizer(self._fit, config))
+            elif config is not None and model_parts.can_make(config):
+                model_parts.replace_optimizer(self._fit, model_parts.make(self._fit, config))
         if model.optimizer is not self._optimizer:
             building.build_optimizer_like(model.optimizer, model, saved_variables(saved))
         if _WEIGHTS in found:

@@ -41,6 +41,7 @@ class UntrackedState:
         self._user = user
         user.is_saved = self._is_saved
         self._recompiled = Recompiled(fit)
+        user.remade_losses = self._recompiled.remade_losses
         self._environment = environment.describe()
         self.conditions: list[str] = []
         self._facts = Fingerprint(fit, user.directory)

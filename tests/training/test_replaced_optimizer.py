@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,9 +168,9 @@ def test_only_classes_of_keras_are_made_from_a_backup() -> None:
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
     config = model_parts.optimizer_config(optimizer)
     assert config is not None
-    assert model_parts.can_make_optimizer(config)
+    assert model_parts.can_make(config)
     config["config"]["learning_rate"]["module"] = "os"
-    assert not model_parts.can_make_optimizer(config)
+    assert not model_parts.can_make(config)
 
 
 def test_weights_without_decay_are_in_no_config() -> None:
@@ -182,19 +183,133 @@ def test_weights_without_decay_are_in_no_config() -> None:
     assert model_parts.optimizer_config(scaled) is None
 
 
+LOSSES: dict[str, dict[str, Any]] = {
+    "another loss": {"loss": "mse"},
+    "a loss of Keras'": {"loss": keras.losses.BinaryFocalCrossentropy(gamma=3.0), "metrics": ["accuracy"]},
+    "a loss weight": {"loss": LOSS, "loss_weights": [3.0], "metrics": ["accuracy"]},
+    "other metrics": {"loss": LOSS, "metrics": ["mae", keras.metrics.AUC(name="auc")]},
+    "weighted metrics": {"loss": LOSS, "metrics": ["accuracy"], "weighted_metrics": ["mae"]},
+    "no metrics": {"loss": LOSS, "metrics": []},
+}
+
+
+def compiles_with(arguments: dict[str, Any], optimizer: Any = None) -> Act:
+    return lambda model: model.compile(optimizer() if optimizer else model.optimizer, **arguments)
+
+
+@pytest.mark.parametrize(("stop", "save_freq"), [((1, 3), 1), ((2, 2), 1), ((2, 2), "epoch")])
+@pytest.mark.parametrize("arguments", LOSSES.values(), ids=LOSSES)
+def test_other_losses_and_metrics_are_restored(
+    tmp_path: Path, arguments: dict[str, Any], stop: tuple[int, int], save_freq: str | int
+) -> None:
+    def compiles_again() -> AtEpoch:
+        return AtEpoch(1, compiles_with(copy.deepcopy(arguments)))
+
+    tiny.interrupt(tmp_path, *stop, save_freq, built=tiny.model(), callbacks=[compiles_again()])
+    resumed, expected, backup = tiny.model(), tiny.model(), kdc.BackupAndRestore(tmp_path, save_freq=save_freq)
+    history = tiny.fit(resumed, None, [compiles_again(), backup])
+    assert history.history == tiny.fit(expected, None, [compiles_again()]).history
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+    tiny.assert_same(resumed, expected)
+
+
+@pytest.mark.parametrize("stop", [(1, 3), (2, 2)])
+def test_another_loss_and_another_optimizer_are_restored(tmp_path: Path, stop: tuple[int, int]) -> None:
+    act = compiles_with(LOSSES["another loss"], lambda: keras.optimizers.Adam(0.01, name="second"))
+    tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[AtEpoch(1, act)])
+    resumed, expected, backup = tiny.model(), tiny.model(), kdc.BackupAndRestore(tmp_path)
+    tiny.fit(resumed, None, [AtEpoch(1, act), backup])
+    tiny.fit(expected, None, [AtEpoch(1, act)])
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+    tiny.assert_same(resumed, expected)
+
+
+class Steered(keras.callbacks.Callback):
+    """Gives the model a metric that it was given, and sets the rate by its result."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric, self.is_used = metric, False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            self.is_used = True
+            self.model.compile(self.model.optimizer, LOSS, metrics=[self.metric])
+            self.model.make_train_function(force=True)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.is_used:
+            self.model.optimizer.learning_rate = 0.1 * float(self.metric.result())
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+@pytest.mark.parametrize("metrics", [["accuracy"], [keras.metrics.MeanAbsoluteError(name="held")]], ids=str)
+def test_a_metric_that_a_callback_compiles_and_holds_is_no_exact_resume(tmp_path: Path, metrics: list[Any]) -> None:
+    def model() -> Any:
+        built = tiny.model()
+        built.compile(built.optimizer, LOSS, metrics=copy.deepcopy(metrics))
+        return built
+
+    def steered() -> Steered:
+        return Steered(keras.metrics.MeanAbsoluteError(name="held"))
+
+    tiny.interrupt(tmp_path, 2, 2, built=model(), callbacks=[steered()])
+    backup = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(model(), None, [steered(), backup])
+    assert backup.restored is not None
+    assert "callback Steered is not restored: metric (training compiled it" in " ".join(backup.restored.notes)
+
+
+class Watches(keras.callbacks.Callback):
+    """Holds a metric with which the model was compiled, and compiles the model without it."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            self.model.compile(self.model.optimizer, LOSS, metrics=["accuracy"])
+            self.model.make_train_function(force=True)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.1 * float(self.metric.result())
+
+
+@pytest.mark.parametrize("stop", [(1, 3), (2, 2)])
+def test_a_held_metric_that_the_model_no_longer_has_is_restored(tmp_path: Path, stop: tuple[int, int]) -> None:
+    def model_and_callback() -> tuple[Any, Watches]:
+        built, metric = tiny.model(), keras.metrics.MeanAbsoluteError(name="held")
+        built.compile(built.optimizer, LOSS, metrics=[metric])
+        return built, Watches(metric)
+
+    interrupted, watches = model_and_callback()
+    tiny.interrupt(tmp_path, *stop, built=interrupted, callbacks=[watches])
+    (resumed, watches), backup = model_and_callback(), kdc.BackupAndRestore(tmp_path)
+    tiny.fit(resumed, None, [watches, backup])
+    expected, watches = model_and_callback()
+    tiny.fit(expected, None, [watches])
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+    tiny.assert_same(resumed, expected)
+
+
+def own_loss(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [({"loss_weights": [3.0]}, "loss_weights"), ({"weighted_metrics": ["mae"]}, "weighted_metrics")],
+    [({"loss": own_loss}, "loss"), ({"loss": LOSS, "weighted_metrics": [own_loss]}, "weighted_metrics")],
 )
-def test_other_losses_or_metrics_of_a_callback_are_no_exact_resume(
+def test_losses_and_metrics_that_only_the_script_can_make_are_no_exact_resume(
     tmp_path: Path, arguments: dict[str, Any], named: str
 ) -> None:
-    def compiles_again(model: Any) -> None:
-        model.compile(model.optimizer, LOSS, metrics=["accuracy"], **arguments)
-
-    notes = restored(tmp_path, AtEpoch(1, compiles_again)).notes
-    assert f"compile() was called again with other values of {named}" in notes
+    notes = restored(tmp_path, AtEpoch(1, compiles_with({"metrics": ["accuracy"], **arguments}))).notes
+    assert f"compile() was called again with other values of {named}, which only the script can make" in notes
 
 
 def freezes_a_bias(model: Any) -> None:

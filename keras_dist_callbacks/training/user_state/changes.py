@@ -6,7 +6,7 @@ import collections
 import enum
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,15 +63,16 @@ _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """How the state of an object is stored that is put back in its own way."""
 
 
-def changes_between(start: Found, now: Found, tensors: str = "python") -> Changes:
+def changes_between(start: Found, now: Found, tensors: str = "python", remade: Collection[str] = ()) -> Changes:
     """What differs between two walks of one run.
 
     Args:
         start: The earlier walk.
         now: The later one.
         tensors: How the names of the arrays begin.
+        remade: The roots that a restart makes again from their configs, and that are not compared.
     """
-    return _Comparison(start, now, tensors).run()
+    return _Comparison(start, now, tensors, remade).run()
 
 
 def digest_of(node: Node | None) -> str:
@@ -94,36 +95,31 @@ def digests(found: Found, path: str) -> tuple[str, str]:
     return digest_of(found.node(path)), digest_below(found, path)
 
 
-def is_optimizer_replaced(start: Found, now: Found) -> bool:
-    """Whether training has given the model another optimizer."""
-    before, after = start.nodes.get("optimizer"), now.nodes.get("optimizer")
-    return before is not None and after is not None and before.value is not after.value
-
-
 class _Comparison:
-    def __init__(self, start: Found, now: Found, tensors: str) -> None:
+    def __init__(self, start: Found, now: Found, tensors: str, remade: Collection[str]) -> None:
         self._start = start
         self._now = now
         self._tensors = tensors
+        self._remade = remade
         self._paths = {id(node.value): path for path, node in now.nodes.items() if node.kind != "ref"}
         self._referred = {node.token[1] for node in now.nodes.values() if node.kind == "ref"}
         self._changes = Changes()
         self._inline: set[str] = set()
 
     def run(self) -> Changes:
-        replaced = "optimizer" if is_optimizer_replaced(self._start, self._now) else None
         for path, node in self._now.nodes.items():
             before = self._start.nodes.get(path)
             if node.kind == "container" and node.slot and library_state.are_slots(node.value, node.slot.owner):
                 self._inline.add(path)
                 continue
-            if path.partition("/")[0] == replaced:
-                continue  # it is made again from its config
+            if path.partition("/")[0] in self._remade:
+                continue
             if _differs(before, node) and not self._is_inline(path):
                 whole = self._replaced_tuple(path)
                 self._note(whole, self._start.nodes.get(whole), self._now.nodes[whole])
         for path, before in self._start.nodes.items():
-            if before.slot is not None and getattr(self._now.nodes.get(path), "slot", None) is None:
+            is_there = getattr(self._now.nodes.get(path), "slot", None) is not None
+            if before.slot is not None and not is_there and path.partition("/")[0] not in self._remade:
                 self._note_absence(path)
         records = self._changes.records
         self._changes.records = {path: record for path, record in records.items() if not self._is_below_lost(path)}

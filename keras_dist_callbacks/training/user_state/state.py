@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,7 @@ class UserState:
         input: The state of the Python code of the input.
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
+        remade_losses: Tells which of loss, metrics and weighted metrics a restart compiles again as they are now.
         place_of_optimizer: Likewise: where else the model's optimizer has been since the start; None if nowhere.
     """
 
@@ -60,6 +62,8 @@ class UserState:
         self._callbacks = walked_callbacks(callbacks)
         self._listed = {id(callback) for callback in listed_callbacks(callbacks)}
         self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
+        self._compilation = model_config.compilation(fit.model)
+        self.remade_losses: Callable[[], Collection[str]] = lambda: ()
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
         self._start = self._walk()
@@ -82,12 +86,13 @@ class UserState:
         """What has changed since the start, as topics and tensors of a snapshot."""
         self.note_trace()
         now = self._walk()
-        found = changes.changes_between(self._start, now)
+        found = changes.changes_between(self._start, now, remade=self._remade(now))
         findings = [
             *(_finding("unknown", path, why, now) for path, why in now.unknown.items()),
             *(_finding("unknown", path, _TRACED, now) for path in self._unlike_in_traces(now)),
-            *(_finding("unknown", path, _TRACED, now) for path in self._changed_in_new_optimizer(now)),
+            *(_finding("unknown", path, _TRACED, now) for path in self._changed_in_remade(now)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
+            *(_finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),
         ]
         self.conditions, self.lost = group(findings)
         self.conditions += self._readers_of_the_input(now)
@@ -216,7 +221,8 @@ class UserState:
         self._function, self._trace_count = model.train_function, graphs.trace_count(model)
         self._last_trace = self._walk(only_traced=True)
         _remember_trace(model, self._last_trace)
-        self._traced.append(changes.changes_between(self._start, self._last_trace, "traced"))
+        found = changes.changes_between(self._start, self._last_trace, "traced", self._remade(self._last_trace))
+        self._traced.append(found)
 
     def _names_of_the_user(self) -> list[str]:
         return [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
@@ -263,13 +269,25 @@ class UserState:
         lost = [path for found in self._traced for path in found.lost]
         return [path for path in dict.fromkeys([*unlike, *lost]) if _may_be_traced(path, now)]
 
-    def _changed_in_new_optimizer(self, now: Found) -> list[str]:
-        """Values of an optimizer that has replaced another one, and that is made again as it is now."""
-        if not self._traced or not changes.is_optimizer_replaced(self._start, now):
-            return []
+    def _remade(self, now: Found) -> list[str]:
+        """What training has given the model instead of what it had, and a restart makes again as it is now."""
+        is_there = "optimizer" in self._start.nodes and "optimizer" in now.nodes
+        is_replaced = is_there and not _is_same_object(self._start, now, "optimizer")
+        return [*(["optimizer"] if is_replaced else []), *self.remade_losses()]
+
+    def _changed_in_remade(self, now: Found) -> list[str]:
+        """Values of these that have changed since the step was traced."""
+        remade = self._remade(now) if self._traced else []
         then = self._last_trace.nodes
-        found = [path for path in now.nodes if path.startswith("optimizer/")]
-        return [path for path in found if path in then and then[path].token != now.nodes[path].token]
+        found = [path for path in now.nodes if path.partition("/")[0] in remade and path in then]
+        return [path for path in found if "/" in path and then[path].token != now.nodes[path].token]
+
+    def _newly_compiled(self, now: Found) -> list[str]:
+        """Where else the losses and metrics are that training has compiled; a restart has others."""
+        if model_config.compilation(self._fit.model) is self._compilation:
+            return []
+        before, after = _places_of_losses(self._start), _places_of_losses(now)
+        return [path for path in after.keys() - before if not _is_same_object(self._start, now, after[path])]
 
     def _unlike_since_an_earlier_fit(self, now: Found) -> list[str]:
         """Values that the step read when it was traced in an earlier `fit()`, and that are others now."""
@@ -299,6 +317,33 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
     return roots
 
 
+_LOSSES = ("loss", "metrics", "weighted metrics")
+_SHARED = "training compiled it; compile it before fit()"
+
+
+def _may_keep_state(value: Any) -> bool:
+    """Not a function, a list of names, or a loss of Keras' own."""
+    if isinstance(value, type | types.FunctionType | list | tuple | dict):
+        return False
+    return bool(getattr(value, "variables", None)) or not is_library(type(value).__module__)
+
+
+def _is_same_object(start: Found, now: Found, path: str) -> bool:
+    before, after = start.nodes.get(path), now.nodes.get(path)
+    return before is not None and after is not None and before.value is after.value
+
+
+def _places_of_losses(found: Found) -> dict[str, str]:
+    """Where else an object is that was compiled as a loss or metric, with its place there."""
+    places = {}
+    for path, node in found.nodes.items():
+        if node.kind == "ref" and _may_keep_state(node.value):
+            ends = sorted((path, str(node.token[1])), key=lambda end: end.partition("/")[0] in _LOSSES)
+            is_compiled = [end.partition("/")[0] in _LOSSES for end in ends]
+            places.update({ends[0]: ends[1]} if is_compiled == [False, True] else {})
+    return places
+
+
 _TOKENS = "_kdc_tokens_of_traces"
 
 
@@ -315,7 +360,7 @@ _TRACED = "TensorFlow traced the step more than once, with other values of it"
 
 def _may_be_traced(path: str, now: Found) -> bool:
     root, *segments = path.split("/")
-    if root.partition(" ")[0] not in ("model", "optimizer", "loss", "metrics", "weighted metrics"):
+    if root not in _LOSSES and root.partition(" ")[0] not in ("model", "optimizer"):
         return True
     node = now.node(path)
     slot = None if node is None else node.slot
