@@ -1,6 +1,6 @@
-"""Workers that are forked from a template which has done their imports already.
+"""Workers that are forked from a process which has done their imports already.
 
-This process starts one template for each list of modules and environment, shared by all clusters. A template costs as
+This process starts one fork server for each list of modules and environment, shared by all clusters. A server costs as
 much memory as a worker before its first batch, and is shared with its workers; see `fork_server.py` for what it does.
 """
 
@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.errors import ClusterError
 from keras_dist_callbacks.launch.fork_child import program
+from keras_dist_callbacks.launch.fork_server import send
 from keras_dist_callbacks.launch.processes import Process, WorkerProcess, note_end
 from keras_dist_callbacks.process import Shared, shared
 
-# Variables that must be those of the template already. They are what Python, TensorFlow, Keras and whatever they import
+# Variables that must be those of the server already. They are what Python, TensorFlow, Keras and whatever they import
 # were seen to read while they were imported (getenv(3) and os.environ were both traced), by families: the members of
-# one differ between versions. Better one too many, which costs a template, than one too few, which changes a
+# one differ between versions. Better one too many, which costs a server, than one too few, which changes a
 # training. All others are set in the worker after the fork.
 _READ_AT_IMPORT = (
     *("PYTHON", "_PYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "HOME", "XDG_", "COVERAGE_"),
@@ -42,7 +41,6 @@ _READ_AT_IMPORT = (
     *("ACC_", "GFORTRAN_", "LLVM_", "FSSPEC_", "GCSFS_", "OPENSSL_"),
 )
 _NO_GPU = ("-1", "")
-_BYTES = 65_536
 _IMPORT_SECONDS = 300.0
 _ANSWER_SECONDS = 60.0
 _END_SECONDS = 10.0
@@ -55,7 +53,7 @@ _ENTRY = (
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a template must share with its workers."""
+    """The part of an environment that a server must share with its workers."""
     return {name: env[name] for name in sorted(env) if name != "TF_CONFIG" and name.startswith(_READ_AT_IMPORT)}
 
 
@@ -70,268 +68,195 @@ def has_relative_path(env: Mapping[str, str]) -> bool:
     return bool(path) and not all(map(os.path.isabs, path.split(os.pathsep)))
 
 
-class Template:
-    """The owner's side of one template."""
+class ForkServer:
+    """The owner's side of one fork server."""
 
     def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
         self.modules = tuple(modules)
-        self._lock = threading.RLock()
-        self._numbers = itertools.count()
-        self._pids: dict[int, int] = {}  # of workers that have not ended
-        self._codes: dict[int, int] = {}
-        self._answers: dict[int, dict[str, Any]] = {}
-        self._rest = b""
-        self._socket, other = socket.socketpair()
-        with other, tempfile.TemporaryFile() as said:  # what imports print belongs into the workers' logs
+        self._lock = threading.Lock()
+        self._workers: weakref.WeakSet[PreloadedProcess] = weakref.WeakSet()
+        self._pipe, other = Pipe()
+        with other:
             self._process = subprocess.Popen(  # noqa: S603 - our own code
                 [sys.executable, "-c", _ENTRY, str(other.fileno()), *modules],
                 env={name: value for name, value in env.items() if name != "TF_CONFIG"},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
                 start_new_session=True,
             )
-        self.alive = True
-        self.ready = False
-        try:
-            self._wait(lambda: self.ready, _IMPORT_SECONDS)
-        finally:
-            if not self.ready:
-                self._lose()
+        self.ready = "ready" in receive(self._pipe, _IMPORT_SECONDS)
+        if not self.ready:
+            self.close()
 
     @property
     def pid(self) -> int:
-        """The template's process id."""
+        """The server's process id."""
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can start workers."""
+        return self._process.poll() is None
 
     @property
     def idle(self) -> bool:
         """Whether none of its workers runs."""
-        with self._lock:
-            self._take_all()
-            return not self._pids
+        return all(worker.poll() is not None for worker in list(self._workers))
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> tuple[int, int] | None:
-        """Forks a worker.
-
-        Returns:
-            The worker's number, for the other methods, and its process id; None if the template cannot do
-            this one.
+    def start(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> PreloadedProcess | None:
+        """Forks a worker; None if the server cannot do this one.
 
         Raises:
             ClusterError: What was preloaded makes forking unsafe.
         """
-        with self._lock:
-            number = next(self._numbers)
+        ours, theirs = Pipe()
+        with theirs, self._lock:
             order = {"command": list(command), "env": dict(env), "cwd": os.getcwd(), "log": os.path.abspath(log)}  # noqa: PTH100, PTH109
-            told = self._ask(number, do="start", **order)
-            if "refused" in told:
-                raise ClusterError(
-                    f"the template of preloaded workers (process {self.pid}, {', '.join(self.modules)}) cannot be "
-                    f"forked: {told['refused']}; start these workers without preload=True"
-                )
-            if "pid" not in told:
-                return None
-            if number not in self._codes:  # it may have ended already
-                self._pids[number] = told["pid"]
-            if not self.alive:  # and so may the template
-                self._forget_workers()
-            return number, told["pid"]
-
-    def code(self, number: int) -> int | None:
-        """A worker's return code, negative for a signal; None while it runs."""
-        with self._lock:
-            self._take_all()
-            return self._codes.get(number)
-
-    def send(self, number: int, sig: int) -> None:
-        """Sends a signal to a worker; nothing happens if it has ended."""
-        with self._lock:
-            if self.code(number) is None:
-                told = self._ask(next(self._numbers), do="signal", worker=number, signal=int(sig))
-                if "errno" in told:
-                    raise OSError(told["errno"], told["why"])
-
-    def end(self, number: int) -> None:
-        """Kills a worker's process group and waits for the worker's end; nothing happens if it has ended."""
-        with self._lock:
-            if self.code(number) is None:
-                self._ask(next(self._numbers), do="end", worker=number)
+            send(self._pipe, **order)
+            with contextlib.suppress(ConnectionError):
+                send_handle(self._pipe, theirs.fileno(), None)
+        told = receive(ours, _ANSWER_SECONDS)
+        if told.get("refused"):
+            raise ClusterError(
+                f"the fork server (process {self.pid}, {', '.join(self.modules)}) cannot be forked: {told['refused']}; "
+                "start these workers without preload=True"
+            )
+        if "pid" not in told:
+            return None
+        started = PreloadedProcess(self, told["pid"], recv_handle(ours), ours, log)
+        self._workers.add(started)
+        return started
 
     def close(self) -> None:
-        """Ends the template and its workers; harmless if it has ended."""
-        with self._lock:
-            if self.alive:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_SECONDS)
-                self._lose()
+        """Ends the server and its workers; harmless if it has ended."""
+        self._pipe.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def forget(self) -> None:
-        """For a fork of the owner, which must neither end the workers nor keep the template from seeing the end."""
-        self._socket.close()
-        self.alive = False
-
-    def _ask(self, number: int, **order: Any) -> dict[str, Any]:
-        """Sends an order and waits for the answer; it is empty if the template is gone.
-
-        Answers have numbers, because the end of a forgotten worker can come between an order and its answer:
-        the garbage collector calls for it.
-        """
-        try:
-            if self.alive:
-                self._socket.sendall(json.dumps({"number": number, **order}).encode() + b"\n")
-        except OSError:
-            self._lose()
-        self._wait(lambda: number in self._answers, _ANSWER_SECONDS)
-        if number not in self._answers:
-            self._lose()
-        return self._answers.pop(number, {})
-
-    def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self.alive and not condition() and (left := deadline - time.monotonic()) > 0:
-            self._take(left)
-
-    def _take_all(self) -> None:
-        while self.alive and self._take(0):
-            pass
-
-    def _take(self, seconds: float) -> bool:
-        """Takes what the template has said within some seconds; whether that was anything."""
-        waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
-        if not waiting.poll(seconds * 1000):
-            return False
-        try:
-            received = self._socket.recv(_BYTES)
-        except ConnectionError:
-            received = b""
-        if not received:
-            self._lose()
-            return False
-        *lines, self._rest = (self._rest + received).split(b"\n")
-        for message in map(json.loads, lines):
-            if "answers" in message:
-                self._answers[message["answers"]] = message
-            elif "ended" in message:
-                self._pids.pop(message["ended"], None)
-                self._codes[message["ended"]] = message["code"]
-            else:
-                self.ready = message["ready"]
-        return True
-
-    def _lose(self) -> None:
-        """The template is gone: so are its workers, by the kernel's doing, and now what they had started."""
-        if not self.alive:
-            return
-        self.alive = False
-        self._process.kill()
-        self._process.wait()  # afterwards the kernel has killed the workers
-        self._socket.close()
-        self._forget_workers()
-
-    def _forget_workers(self) -> None:
-        for number, pid in self._pids.items():
-            # nobody holds these ids any more; a group that has members keeps its id, and others are not reused so soon
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            self._codes[number] = -signal.SIGKILL
-        self._pids.clear()
+        """For a fork of the owner, which must not keep the server from seeing the owner's end."""
+        self._pipe.close()
 
 
-class Templates(Shared):
-    """Finds the template for an environment, or starts it; keeps few that nobody uses."""
+class ForkServers(Shared):
+    """Finds the fork server for an environment, or starts it; keeps few that nobody uses."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._known: dict[tuple[object, ...], Template] = {}  # the one used last at the end
+        self._lock = threading.Lock()
+        self._known: dict[tuple[object, ...], ForkServer] = {}  # the one used last at the end
 
-    def get(self, modules: Sequence[str], env: Mapping[str, str]) -> Template | None:
-        """A living template; None if the modules cannot be imported in this environment."""
+    def get(self, modules: Sequence[str], env: Mapping[str, str]) -> ForkServer | None:
+        """A living server; None if the modules cannot be imported in this environment."""
         where = os.getcwd() if has_relative_path(env) else ""  # noqa: PTH109
         key = (sys.executable, *modules, where, *read_at_import(env).items())
         with self._lock:
-            template = self._known.pop(key, None)
-            if template is None or (template.ready and not template.alive):
+            server = self._known.pop(key, None)
+            if server is None or (server.ready and not server.alive):
                 self._make_room()
-                template = Template(modules, env)
-            self._known[key] = template
-            return template if template.ready else None
+                server = ForkServer(modules, env)
+            self._known[key] = server
+            return server if server.ready else None
 
     def close(self) -> None:
-        """Ends all templates and their workers."""
+        """Ends all servers and their workers."""
         with self._lock:
-            for template in self._known.values():
-                template.close()
+            for server in self._known.values():
+                server.close()
             self._known.clear()
 
-    def in_child(self) -> Templates:
+    def in_child(self) -> ForkServers:
         """A fork of the owner has none."""
-        for template in self._known.values():
-            template.forget()
-        return Templates()
+        for server in self._known.values():
+            server.forget()
+        return ForkServers()
 
     def _make_room(self) -> None:
-        living = [template for template in self._known.values() if template.alive]
-        for template in [template for template in living if template.idle][: max(0, len(living) - _MOST_IDLE + 1)]:
-            template.close()
+        living = [server for server in self._known.values() if server.alive]
+        for server in [server for server in living if server.idle][: max(0, len(living) - _MOST_IDLE + 1)]:
+            server.close()
 
 
-def templates() -> Templates:
+def fork_servers() -> ForkServers:
     """Those of this process."""
-    return shared(Templates)
+    return shared(ForkServers)
 
 
-atexit.register(lambda: templates().close())
+atexit.register(lambda: fork_servers().close())
 
 
 class PreloadedProcess:
-    """A worker of a template; to its owner it is what a `WorkerProcess` is."""
+    """A worker of a fork server; to its owner it is what a `WorkerProcess` is. The server kills it with the pipe."""
 
-    def __init__(self, template: Template, number: int, pid: int, log: Path) -> None:
-        self.log = log
+    def __init__(self, server: ForkServer, pid: int, pidfd: int, pipe: Connection, log: Path) -> None:
+        self.server = server
         self.pid = pid
-        self._template = template
-        self._number = number
-        self._last_resort = weakref.finalize(self, template.end, number)
+        self.log = log
+        self._pipe = pipe
+        self._pidfd = pidfd
+        weakref.finalize(self, os.close, pidfd)
+        self._code: int | None = None
 
     def poll(self) -> int | None:
         """The return code, negative for a signal; None while it runs."""
-        return self._template.code(self._number)
+        if self._code is None and self._pipe.poll():
+            self._note_end(0)
+        return self._code
 
     def send(self, sig: int) -> None:
         """Sends a signal to the process, not to its children, as a scheduler does."""
-        self._template.send(self._number, sig)
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, sig)
 
     def end(self, note: str = "") -> None:
         """Kills the whole group, if it still runs, and says why at the end of the log."""
         if self.poll() is None:
-            self._last_resort()
+            send(self._pipe, end=True)
+            self._note_end(_ANSWER_SECONDS)
             note_end(self.log, note)
+
+    def _note_end(self, seconds: float) -> None:
+        told = receive(self._pipe, seconds)
+        self._code = told.get("code", -signal.SIGKILL)
+        if not told:  # The kernel has killed the worker with the server. Its group keeps its id while it has members.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._pipe.close()
+
+
+def receive(pipe: Connection, seconds: float) -> dict[str, Any]:
+    """What the other end says within some seconds; nothing if it is closed."""
+    try:
+        found: dict[str, Any] = json.loads(pipe.recv_bytes()) if pipe.poll(seconds) else {}
+    except (EOFError, ConnectionError):
+        return {}
+    return found
 
 
 def start_process(command: Sequence[str], env: Mapping[str, str], log: Path, preload: Sequence[str] = ()) -> Process:
-    """Starts a worker: from a template if that is possible and wanted, as a fresh process otherwise.
+    """Starts a worker: from a fork server if that is possible and wanted, as a fresh process otherwise.
 
     Args:
         command: Program and arguments.
         env: The whole environment.
         log: The log file; an older one is overwritten.
-        preload: Modules that the template imports; without any the process is a fresh one.
+        preload: Modules that the server imports; without any the process is a fresh one.
 
     Raises:
         ClusterError: What was preloaded makes forking unsafe.
         ConfigError: The program cannot be started.
     """
     command = [os.fspath(part) for part in command]
-    if preload and _is_possible(command, env) and (template := templates().get(preload, env)) is not None:
+    if preload and _is_possible(command, env) and (server := fork_servers().get(preload, env)) is not None:
         log.open("wb").close()
-        started = template.start(command, env, log)
+        started = server.start(command, env, log)
         if started is not None:
-            return PreloadedProcess(template, *started, log)
+            return started
     return WorkerProcess(command, env, log)
 
 

@@ -53,14 +53,15 @@ class LocalCluster:
             TensorFlow on the CPU, quiet and on few threads.
         chief: Whether the first worker has the role `chief` in TF_CONFIG instead of `worker` 0.
         grace: Seconds that the other workers have to end by themselves after one has failed.
-        preload: Whether workers are forked from a template process that has imported TensorFlow, Keras and this
-            package once, which saves each of them the seconds of these imports. In everything else they are
-            as fresh: in what they find, print, train and end with. Linux and CPU only, and only commands
+        preload: Whether workers are forked from a fork server that has imported TensorFlow, Keras and this package
+            once, which saves each of them the seconds of these imports. They find and train what fresh ones do, and
+            end with the same codes and output. Linux and CPU only, and only commands
             `[sys.executable, "script.py", ...]` and `[sys.executable, "-m", "module", ...]`; all others, and
-            programs beside which lies a module that has the name of a preloaded one, start fresh. There is
-            one template for each environment that is read at import, and `start` waits for a new one. What
-            cannot be as fresh: environment variables that the program itself sets before it imports TensorFlow
-            come too late to be read by the import, and workers share Python's hash seed.
+            programs next to which is a module with the name of a preloaded one, start fresh. There is one fork
+            server for each environment that is read at import, and `start` waits for a new one. What differs from a
+            fresh worker: environment variables that the program itself sets before it imports TensorFlow come too
+            late to be read by the import, workers share Python's hash seed, what imports print is in no log, and
+            `__del__` of objects that live at the end is not called.
 
     Raises:
         ConfigError: An argument is wrong.

@@ -19,7 +19,7 @@ from tests.support import ROOT
 
 pytestmark = pytest.mark.process
 
-QUICK = ("json", "tempfile", "multiprocessing.process", "concurrent.futures")  # a template that starts at once
+QUICK = ("json", "tempfile", "multiprocessing.process", "concurrent.futures")  # a fork server that starts at once
 Run = Callable[..., tuple[int | None, str]]
 
 
@@ -136,17 +136,15 @@ def test_what_modules_found_out_at_their_import_is_found_out_again(run: Run, tmp
     assert run(["program.py"], ("looks", "multiprocessing.process"), **env)[0] == 0
 
 
-def test_what_the_imports_print_and_set_is_there(run: Run, tmp_path: Path) -> None:
+def test_what_the_imports_set_is_there(run: Run, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "talks.py").write_text(
-        "import os, sys\nprint('I am imported', file=sys.stderr)\nos.environ['SET_BY_IMPORT'] = '1'\n"
-    )
+    (tmp_path / "lib" / "talks.py").write_text("import os\nos.environ['SET_BY_IMPORT'] = '1'\n")
     Path("program.py").write_text("import os, sys, talks\nprint(os.environ['SET_BY_IMPORT'], len(sys.path))")
     env = {"PYTHONPATH": str(tmp_path / "lib")}
     expected = run(["program.py"], (), **env)
     for _ in range(2):
         assert run(["program.py"], ("talks",), **env) == expected
-    assert expected[1].split()[:4] == ["I", "am", "imported", "1"]
+    assert expected[1].split()[0] == "1"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +157,7 @@ def test_what_the_imports_print_and_set_is_there(run: Run, tmp_path: Path) -> No
         (["program.py"], {"CUDA_VISIBLE_DEVICES": "0"}),
     ],
 )
-def test_what_a_template_cannot_do_starts_fresh(run: Run, command: list[str], env: dict[str, str]) -> None:
+def test_what_a_fork_server_cannot_do_starts_fresh(run: Run, command: list[str], env: dict[str, str]) -> None:
     Path("program.py").write_text("print(5)")
     Path("program").write_text("print(5)")
     code, log = run(command, QUICK, WorkerProcess, **env)
