@@ -4,8 +4,8 @@ One message is one short line of JSON. Whatever comes in is checked against the 
 
     worker  Hello      who it is, and whether it has a token
     chief   Challenge  its proof; or a Refusal
-    worker  Answer     its proof; or a Refusal
-    chief   Go         when everybody is there; or Aborted
+    worker  Answer     its proof
+    chief   Go         when all workers are there
 
 The proofs are of the cluster's token, if it has one: a secret that only its workers know. A process that
 speaks to the chief can ask it for a proof and then try out tokens at leisure: a token must be random, not a word that
@@ -19,7 +19,6 @@ import hmac
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
-from keras_dist_callbacks.cluster.roles import split_address
 from keras_dist_callbacks.errors import ConfigError
 
 VARIABLE = "KDC_CLUSTER_TOKEN"
@@ -162,33 +160,18 @@ class Answer(_Message, frozen=True):
 
 
 class Go(_Message, frozen=True):
-    """Everybody is there."""
+    """All workers are there."""
 
     proof: _Proof
 
 
 class Refusal(_Message, frozen=True):
-    """One side does not want to go on with the other."""
+    """The worker is of another cluster, or only one side has a token."""
 
-    why: Literal[Fault, "cluster"]
-
-
-class Aborted(_Message, frozen=True):
-    """The chief ends because of another worker."""
-
-    worker: _Index
-    why: Fault
+    why: Literal["missing", "unwanted", "cluster"]
 
 
-class Statement(_Message, frozen=True):
-    """What a refused worker says at its own port, to whoever asks."""
-
-    cluster: _Digest
-    index: _Index
-    why: Fault
-
-
-Message = Hello | Challenge | Answer | Go | Refusal | Aborted | Statement
+Message = Hello | Challenge | Answer | Go | Refusal
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Message, strict=True)
 
 
@@ -279,51 +262,3 @@ def receive(connection: socket.socket, deadline: Deadline) -> Message:
         if len(received) > LONGEST:
             break
     return decode(bytes(received))
-
-
-def connect(address: str, deadline: Deadline, patience: float) -> socket.socket:
-    """A connection to a worker.
-
-    Args:
-        address: `host:port`.
-        deadline: For everything, the resolution of the name included.
-        patience: Seconds, once the name is resolved.
-
-    Raises:
-        OSError: There is none in time.
-    """
-    places = _resolve(*split_address(address), deadline)
-    until = deadline.within(patience)
-    failure: OSError = TimeoutError("timed out")
-    for number, (family, kind, protocol, _, place) in enumerate(places):
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(max(0.001, until.left() / (len(places) - number)))
-            connection.connect(place)
-        except OSError as error:
-            connection.close()
-            failure = error
-        else:
-            return connection
-    raise failure
-
-
-def _resolve(host: str, port: int, deadline: Deadline) -> list[Any]:
-    """As `socket.getaddrinfo`, which knows no time-out: in a thread that can be left behind."""
-    found: list[Any] = []
-    failure: list[OSError] = []
-
-    def run() -> None:
-        try:
-            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            failure.append(error if isinstance(error, OSError) else OSError(str(error)))
-
-    thread = threading.Thread(target=run, name="kdc-resolve", daemon=True)
-    thread.start()
-    thread.join(deadline.left())
-    if failure:
-        raise failure[0]
-    if not found:
-        raise TimeoutError(f"the name {host!r} was not resolved in time")
-    return found
