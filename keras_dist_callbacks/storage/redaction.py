@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import itertools
+import json
 import os
 import re
 import traceback
@@ -268,25 +269,13 @@ def _basic(user: str, password: str) -> Iterator[str]:
 
 
 def _spellings(secret: str) -> str:
-    """An expression for a secret, with each character as it is or encoded in the ways of URLs, HTML and JSON."""
-    forms = {"".join(map(_spelling, form)) for form in (secret, urllib.parse.unquote(secret))}
-    anywhere = "|".join(sorted(forms, key=len, reverse=True))
+    """An expression for a secret: as it is, or quoted for URLs, HTML, JSON or Python."""
+    forms: set[str] = set()
+    for text in (secret, urllib.parse.unquote(secret)):
+        quoted = [urllib.parse.quote(text, safe, errors="surrogateescape") for safe in ("/", "")]
+        forms |= {text, *quoted, urllib.parse.quote(quoted[1], ""), urllib.parse.quote_plus(quoted[0])}
+        forms |= {html.escape(text), json.dumps(text)[1:-1], repr(text)[1:-1]}
+    anywhere = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
     if len(secret) >= _SHORT:
         return f"(?:{anywhere})"
     return rf"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-F]{{2}}))(?:{anywhere})(?![A-Za-z0-9])"
-
-
-def _spelling(character: str) -> str:
-    if character.isascii() and character.isalnum():
-        return character
-    encoded = urllib.parse.quote(character, safe="", errors="surrogateescape")
-    percent = encoded if encoded.startswith("%") else f"%{ord(character):02X}"
-    forms = {
-        re.escape(character),
-        percent.replace("%", "%(?:25)*"),
-        re.escape(html.escape(character)),
-        re.escape(repr(character)[1:-1]),
-        rf"\\+(?:{re.escape(character)}|u{ord(character):04x})",
-        *([r"\+"] if character == " " else []),
-    }
-    return f"(?:{'|'.join(sorted(forms, key=len, reverse=True))})"
