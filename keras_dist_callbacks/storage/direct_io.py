@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from keras_dist_callbacks.process import Shared, shared
-from keras_dist_callbacks.storage.open_directory import Directory
+from keras_dist_callbacks.storage.plain_files import open_file
 from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter
 
 VARIABLE = "KDC_DIRECT_WRITES"
@@ -65,12 +66,12 @@ class DirectWrites:
         self.works: bool | None = False if is_off else None
         self.least = least(_LEAST)
 
-    def write(self, directory: Directory, name: str, parts: Iterable[Buffer], traffic: RateLimiter) -> int | None:
+    def write(self, root: str, path: str, parts: Iterable[Buffer], traffic: RateLimiter) -> int | None:
         """Writes a new file.
 
         Args:
-            directory: Where.
-            name: Its name; nothing may have it.
+            root: The directory that the user gave.
+            path: Its path; nothing may be there.
             parts: Its content, in pieces.
             traffic: Paces and counts.
 
@@ -84,11 +85,11 @@ class DirectWrites:
         if self.works is False or _FLAG is None:
             return None
         try:
-            file = directory.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAG)
+            file = open_file(root, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAG)
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
-            self._refused(directory, name)
+            self._refused(path)
             return None
         try:
             with _buffer() as buffer:
@@ -97,7 +98,7 @@ class DirectWrites:
             os.close(file)
             if error.errno not in _REFUSALS:
                 raise
-            self._refused(directory, name)
+            self._refused(path)
             return None
         except BaseException:
             os.close(file)
@@ -105,12 +106,10 @@ class DirectWrites:
         self.works = True
         return file
 
-    def _refused(self, directory: Directory, name: str) -> None:
+    def _refused(self, path: str) -> None:
         self.works = False
-        try:
-            directory.unlink(name)
-        except FileNotFoundError:
-            return
+        with suppress(FileNotFoundError):
+            Path(path).unlink()
 
 
 class _Stream:

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import sys
 import time
 import uuid
@@ -15,8 +16,8 @@ from dataclasses import dataclass, field
 from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 
+from keras_dist_callbacks.storage import plain_files
 from keras_dist_callbacks.storage.direct_io import DirectWrites
-from keras_dist_callbacks.storage.open_directory import Directory, opened
 from keras_dist_callbacks.storage.transfer import Chunks, RateLimiter
 
 TEMPORARY_MARK = ".tmp-"
@@ -55,35 +56,38 @@ class LocalFiles:
 
     def listing(self, path: str) -> list[tuple[str, int]]:
         """Names and sizes of the files and links in a directory; empty if there is none."""
-        try:
-            with opened(self.root, self._below(path)) as directory:
-                return directory.files()
-        except FileNotFoundError:
-            return []
+        plain_files.refuse_links_to(self.root, path)
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                        found.append((entry.name, entry.stat(follow_symlinks=False).st_size))
+        return found
 
     def size(self, path: str) -> int | None:
         """Bytes of a file; None if there is none."""
+        plain_files.refuse_links_to(self.root, path)
         try:
-            with self._directory_of(path) as (directory, name):
-                return directory.size(name)
+            return Path(path).lstat().st_size
         except FileNotFoundError:
             return None
 
     def modified(self, path: str) -> float:
         """When a file was last written, in seconds since 1970."""
-        with self._directory_of(path) as (directory, name), _reading(directory, name) as file:
+        with self._reading(path) as file:
             return os.fstat(file.fileno()).st_mtime
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of a file from `start` up to `end`, as far as there are any."""
-        with self._directory_of(path) as (directory, name), _reading(directory, name) as file:
+        with self._reading(path) as file:
             file.seek(start or 0)
             return file.read() if end is None else file.read(max(0, end - (start or 0)))
 
     def read_into(self, path: str, start: int, view: memoryview) -> int:
         """Fills `view` from byte `start` of a file on; how many bytes there were."""
         filled = 0
-        with self._directory_of(path) as (directory, name), _reading(directory, name) as file:
+        with self._reading(path) as file:
             while filled < len(view):
                 count = os.preadv(file.fileno(), [view[filled:]], start + filled)
                 if count == 0:
@@ -94,20 +98,12 @@ class LocalFiles:
     def drop_cached(self, path: str) -> None:
         """Takes a file out of the page cache, if it is there and the platform can."""
         if hasattr(os, "posix_fadvise"):
-            with (
-                contextlib.suppress(FileNotFoundError),
-                self._directory_of(path) as (directory, name),
-                _reading(directory, name) as file,
-            ):
+            with contextlib.suppress(FileNotFoundError), self._reading(path) as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def download(self, path: str, target: Path) -> None:
         """Copies a file."""
-        with (
-            self._directory_of(path) as (directory, name),
-            _reading(directory, name) as file,
-            open(target, "wb") as copy,
-        ):
+        with self._reading(path) as file, open(target, "wb") as copy:
             _copy(file, copy)
 
     def create(
@@ -125,71 +121,75 @@ class LocalFiles:
         Raises:
             FileExistsError: The name is taken.
         """
-        with self._directory_of(path, make=True) as (directory, final):
-            with _temporary(directory, final) as temporary:
-                self._write_temporary(directory, temporary, parts, spare)
-                final = final if named is None else named().rpartition("/")[2]
-                try:
-                    directory.link(temporary, final)
-                except FileExistsError:
-                    directory.require_file(final)  # else whoever looks for the next free name would look for ever
+        directory = self._made_directory_of(path)
+        with _temporary(path) as temporary:
+            self._write_temporary(temporary, parts, spare)
+            final = path if named is None else named()
+            try:
+                os.link(temporary, final, follow_symlinks=False)
+            except FileExistsError:
+                if not os.path.islink(final):  # noqa: PTH114
+                    # else whoever looks for the next free name would look for ever
+                    plain_files.require_regular(final, Path(final).lstat().st_mode)
+                raise
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
                     raise
-                except OSError as error:
-                    if error.errno not in _NO_LINKS:
-                        raise
-                    # A file system without hard links: readers are protected by the digest inside the file.
-                    self._write_directly(directory, final, parts)
-            self._flush_directory(directory)
+                # A file system without hard links: readers are protected by the digest inside the file.
+                self._write_directly(final, parts)
+        self._flush_directory(directory)
 
     def replace(self, path: str, source: Path) -> None:
         """Publishes a copy of `source`; readers see the old file or the new one."""
-        with self._directory_of(path, make=True) as (directory, final):
-            with _temporary(directory, final) as temporary:
-                unnamed = directory.unnamed_file()
-                with unnamed or directory.new_file(temporary) as file:
-                    self._copy_from(source, file)
-                    is_published = unnamed is not None and directory.give_name(file, final)
-                    if unnamed is not None and not is_published:
-                        directory.give_name(file, temporary)
-                if not is_published:
-                    directory.rename(temporary, directory, final)
-            self._flush_directory(directory)
+        directory = self._made_directory_of(path)
+        with _temporary(path) as temporary:
+            unnamed = plain_files.unnamed_file(directory)
+            with unnamed or plain_files.new_file(self.root, temporary) as file:
+                self._copy_from(source, file)
+                is_published = unnamed is not None and plain_files.give_name(file, path)
+                if unnamed is not None and not is_published:
+                    plain_files.give_name(file, temporary)
+            if not is_published:
+                Path(temporary).replace(path)
+        self._flush_directory(directory)
 
     def probe_unnamed(self, path: str) -> bool:
         """Makes the directory and writes a file without a name in it; False where there is no such thing."""
-        with opened(self.root, self._below(path), make=True) as directory:
-            file = directory.unnamed_file()
-            if file is None:
-                return False
-            with file:
-                file.write(b"probe")
-            return True
+        plain_files.make_directory(path)
+        file = plain_files.unnamed_file(path)
+        if file is None:
+            return False
+        with file:
+            file.write(b"probe")
+        return True
 
     def delete(self, path: str) -> None:
         """Removes a file or a link, if it is there."""
-        with contextlib.suppress(FileNotFoundError), self._directory_of(path) as (directory, name):
-            directory.unlink(name)
+        plain_files.refuse_links_to(self.root, os.path.dirname(path))  # noqa: PTH120
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).unlink()
 
     def remove_empty(self, path: str) -> None:
         """Removes an empty directory, unless it is a link, a mount point or where this process works."""
-        below = self._below(path)
-        start = self.root if below else str(Path(self.root).parent)
-        with opened(start, below[:-1]) as directory:
-            directory.remove_empty(below[-1] if below else Path(self.root).name)
+        plain_files.refuse_links_to(self.root, path)
+        plain_files.remove_empty_directory(path)
 
     def refuse_links(self, path: str) -> None:
         """Makes sure that neither a directory, if it exists, nor anything directly in it is a link."""
-        with contextlib.suppress(FileNotFoundError), opened(self.root, self._below(path)) as directory:
-            directory.refuse_links()
+        plain_files.refuse_links_to(self.root, path)
+        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+            for entry in entries:
+                plain_files.refuse_link(self.root, entry.path)
 
-    def _below(self, path: str) -> list[str]:
-        return [part for part in path[len(self.root) :].split("/") if part]
+    def _made_directory_of(self, path: str) -> str:
+        directory = os.path.dirname(path)  # noqa: PTH120
+        plain_files.refuse_links_to(self.root, directory)
+        plain_files.make_directory(directory)
+        return directory
 
-    @contextlib.contextmanager
-    def _directory_of(self, path: str, *, make: bool = False) -> Iterator[tuple[Directory, str]]:
-        *below, name = self._below(path)
-        with opened(self.root, below, make=make) as directory:
-            yield directory, name
+    def _reading(self, path: str) -> BufferedReader:
+        plain_files.refuse_links_to(self.root, os.path.dirname(path))  # noqa: PTH120
+        return open(plain_files.open_file(self.root, path, os.O_RDONLY), "rb")
 
     def _copy_from(self, source: Path, file: FileIO) -> None:
         with open(source, "rb") as reader:
@@ -197,28 +197,22 @@ class LocalFiles:
                 self._write_all(file.fileno(), memoryview(chunk))
         self._flush(file.fileno())
 
-    def _take_over(self, spare: str, directory: Directory, temporary: str) -> int | None:
+    def _take_over(self, spare: str, temporary: str) -> int | None:
         """Renames a spare file and opens it, if it has no other name: what a hard link shows must not change."""
         try:
-            with self._directory_of(spare) as (place, name):
-                if not place.is_plain(name):
-                    place.unlink(name)
-                    return None
-                place.rename(name, directory, temporary)
-            file = directory.open_file(temporary, os.O_RDWR)
+            plain_files.refuse_links_to(self.root, os.path.dirname(spare))  # noqa: PTH120
+            found = Path(spare).lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                Path(spare).unlink()
+                return None
+            Path(spare).replace(temporary)
+            return plain_files.open_file(self.root, temporary, os.O_RDWR)
         except OSError:  # it is gone or was exchanged: a new file does as well
-            with contextlib.suppress(OSError):
-                directory.unlink(temporary)
             return None
-        if os.fstat(file).st_nlink == 1:
-            return file
-        os.close(file)
-        directory.unlink(temporary)
-        return None
 
-    def _write_temporary(self, directory: Directory, name: str, parts: Chunks, spare: str | None) -> None:
+    def _write_temporary(self, path: str, parts: Chunks, spare: str | None) -> None:
         if parts.size >= self.direct.least:
-            descriptor = self.direct.write(directory, name, parts, self.traffic)
+            descriptor = self.direct.write(self.root, path, parts, self.traffic)
             if descriptor is not None:
                 try:
                     self._flush(descriptor)
@@ -228,8 +222,8 @@ class LocalFiles:
                     if spare is not None:
                         self.delete(spare)
                 return
-        file = None if spare is None else self._take_over(spare, directory, name)
-        self._write(directory.new_file(name) if file is None else FileIO(file, "wb"), parts)
+        file = None if spare is None else self._take_over(spare, path)
+        self._write(plain_files.new_file(self.root, path) if file is None else FileIO(file, "wb"), parts)
 
     def _write(self, file: FileIO, parts: Chunks) -> None:
         with file:
@@ -239,13 +233,13 @@ class LocalFiles:
             os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))  # a spare file may have been longer
             self._flush(descriptor)
 
-    def _write_directly(self, directory: Directory, final: str, parts: Chunks) -> None:
-        file = directory.new_file(final)
+    def _write_directly(self, path: str, parts: Chunks) -> None:
+        file = plain_files.new_file(self.root, path)
         try:
             self._write(file, parts)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                directory.unlink(final)
+                Path(path).unlink()
             raise
 
     def _write_all(self, descriptor: int, view: memoryview) -> None:
@@ -261,13 +255,9 @@ class LocalFiles:
         if self.fsync:
             os.fsync(descriptor)
 
-    def _flush_directory(self, directory: Directory) -> None:
+    def _flush_directory(self, path: str) -> None:
         if self.fsync:
-            directory.flush()
-
-
-def _reading(directory: Directory, name: str) -> BufferedReader:
-    return open(directory.open_file(name, os.O_RDONLY), "rb")
+            plain_files.flush_directory(path)
 
 
 def _copy(source: BufferedReader, target: BufferedWriter) -> None:
@@ -283,10 +273,11 @@ def _copy(source: BufferedReader, target: BufferedWriter) -> None:
 
 
 @contextlib.contextmanager
-def _temporary(directory: Directory, final: str) -> Iterator[str]:
-    temporary = temporary_name(final)
+def _temporary(path: str) -> Iterator[str]:
+    directory, _, final = path.rpartition("/")
+    temporary = f"{directory}/{temporary_name(final)}"
     try:
         yield temporary
     finally:
         with contextlib.suppress(FileNotFoundError):
-            directory.unlink(temporary)
+            Path(temporary).unlink()

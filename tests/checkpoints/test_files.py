@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.files import split_filepath
 from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, FencedError, StorageError
+from keras_dist_callbacks.storage import plain_files
 from keras_dist_callbacks.storage.local_files import temporary_name
-from keras_dist_callbacks.storage.open_directory import Directory
 from keras_dist_callbacks.storage.remote_files import RemoteFiles
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.callback_helpers import memory_url
@@ -258,25 +261,24 @@ def test_a_local_file_is_complete_whenever_its_name_is_there(
 ) -> None:
     storage = opened(tmp_path / "d")
     if not has_unnamed_files:
-        monkeypatch.setattr(Directory, "unnamed_file", lambda self: None)
-    seen = []
-    original = Directory.flush
-    monkeypatch.setattr(Directory, "rename", _noting(Directory.rename, storage, seen))
-    monkeypatch.setattr(Directory, "give_name", _noting(Directory.give_name, storage, seen))
+        monkeypatch.setattr(plain_files, "unnamed_file", lambda directory: None)
+    seen: list[set[str]] = []
+    monkeypatch.setattr(os, "replace", _noting(os.replace, storage, seen))
+    monkeypatch.setattr(plain_files, "give_name", _noting(plain_files.give_name, storage, seen))
     for content in (b"first", b"second"):
         save(storage, 1, content=content)
-    assert Directory.flush is original
     visible = [{name for name in names if not name.startswith(".")} for names in seen]
+    assert visible
     assert all(names <= {"1.keras"} for names in visible)
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["1.keras"]
     if has_unnamed_files:
         assert seen[0] == set()  # no name at all until the file is complete
 
 
-def _noting(method: object, storage: Storage, seen: list[set[str]]) -> object:
-    def call(self: Directory, *given: object) -> object:
+def _noting(function: Callable[..., Any], storage: Storage, seen: list[set[str]]) -> Callable[..., Any]:
+    def call(*given: Any, **options: Any) -> Any:
         seen.append({info.name for info in storage.files()})
-        return method(self, *given)  # type: ignore[operator]
+        return function(*given, **options)
 
     return call
 

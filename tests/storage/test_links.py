@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.errors import StorageError
-from keras_dist_callbacks.storage import open_directory
 from keras_dist_callbacks.storage.storage import Storage
 
 SECRET = {"a.txt": b"theirs", ".b.safetensors.tmp-" + "0" * 32: b"theirs too", "000001.json": b"{}"}
@@ -201,13 +201,61 @@ def test_a_child_of_a_storage_is_below_its_directory(storage: Storage, outside: 
         storage.child("evaluator").files()
 
 
-def test_without_descriptors_of_directories_paths_are_used(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_directory, "BY_DESCRIPTOR", False)
-    exercise(storage, tmp_path / "source")
-    exercise(Storage.open(tmp_path / "not/there"), tmp_path / "source")
-    assert Storage.open(tmp_path / "none").files() == []
+def every_operation(storage: Storage, place: str, source: Path) -> None:
+    operations: list[Callable[[], object]] = [
+        lambda: storage.create(f"{place}/x", [b"content"]),
+        lambda: storage.create(f"{place}/x", [b"content"]),
+        lambda: storage.create(f"{place}/y", [b"other"], spare=f"{place}/x"),
+        lambda: storage.create(f"{place}/z", [b"other"], spare=f"{place}/none"),
+        lambda: storage.replace(f"{place}/z", source),
+        lambda: storage.replace(f"{place}/z", source.with_name("missing")),
+        lambda: storage.read(f"{place}/z"),
+        lambda: storage.read(f"{place}/none"),
+        lambda: storage.read_into(f"{place}/z", 0, memoryview(bytearray(2))),
+        lambda: storage.read_into(f"{place}/z", 0, memoryview(bytearray(200))),
+        lambda: storage.download(f"{place}/z", source.with_name("copy")),
+        lambda: storage.download(f"{place}/z", source / "below a file"),
+        lambda: storage.size(f"{place}/z"),
+        lambda: storage.files(place),
+        lambda: storage.files(f"{place}/z"),
+        lambda: storage.refuse_links([place, f"{place}/z"]),
+        lambda: storage.create(f"{place}/z/inside/a/file", [b"x"]),
+        lambda: storage.remove_empty_directories([place, ""]),
+        lambda: storage.delete(f"{place}/z"),
+        lambda: storage.delete(f"{place}/y"),
+        lambda: storage.remove_empty_directories([place]),
+    ]
+    for operation in operations:
+        with contextlib.suppress(OSError):
+            operation()
+
+
+def open_files() -> list[str]:
+    """What the descriptors of this process lead to; those that other tests left may close at any time."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed on Linux only")
+def test_no_operation_leaves_a_descriptor_open_whether_it_succeeds_or_fails(tmp_path: Path) -> None:
+    storage = Storage.open(tmp_path / "root")
+    (tmp_path / "source").write_bytes(b"source")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/linked").symlink_to(tmp_path)
+    (tmp_path / "root/file").symlink_to(tmp_path / "source")
+    os.mkfifo(tmp_path / "root/pipe")
+    for _ in range(3):
+        for place in ("a/b", "linked", "a/b/c", "pipe", "file"):
+            every_operation(storage, place, tmp_path / "source")
+        for name in ("linked", "file", "pipe"):
+            with contextlib.suppress(OSError):
+                storage.read(name)
+    assert [path for path in open_files() if path.startswith(str(tmp_path))] == []
+    with (tmp_path / "source").open():  # or nothing is looked at
+        assert str(tmp_path / "source") in open_files()
 
 
 # --- empty directories

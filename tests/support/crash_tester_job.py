@@ -13,9 +13,6 @@ import keras
 import numpy as np
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.storage import open_directory
-
-open_directory.BY_DESCRIPTOR = False  # the tester sees files by their paths, as on platforms without descriptors
 
 
 def main() -> None:

@@ -1,0 +1,143 @@
+"""Files that are opened by their paths, but never through a symbolic link below the directory that the user gave.
+
+Whoever may write into a shared directory can plant a link there. Links are looked for on the way to each file, and the
+file itself is opened without following one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from io import FileIO
+from pathlib import Path
+
+from keras_dist_callbacks.errors import StorageError
+
+DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+# Not waiting: a pipe that somebody has planted would hold up whoever opens it until another writes into it.
+_ANY_FILE = _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_UNNAMED = getattr(os, "O_TMPFILE", None)
+_OPEN_FILE = "/proc/self/fd/{}"
+_NO_UNNAMED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
+
+
+def refuse_link(root: str, path: str) -> None:
+    """Makes sure that a path is no symbolic link; nothing happens if nothing is there.
+
+    Raises:
+        StorageError: It is one.
+    """
+    if os.path.islink(path):  # noqa: PTH114 - called for each file
+        raise StorageError(
+            f"{path} is a symbolic link; inside of {root} nothing is read, written or deleted through links: remove "
+            f"it, or put what it points to in its place ({root} itself may be one)"
+        )
+
+
+def refuse_links_to(root: str, directory: str) -> None:
+    """The same for a directory and those between it and `root`, which itself may be a link."""
+    while len(directory) > len(root):
+        refuse_link(root, directory)
+        directory = os.path.dirname(directory)  # noqa: PTH120 - called for each file
+
+
+def open_file(root: str, path: str, flags: int) -> int:
+    """The descriptor of a regular file; never that of what a link points to.
+
+    Raises:
+        StorageError: It is a link, or a pipe, a device or the like.
+    """
+    try:
+        file = os.open(path, flags | _ANY_FILE, 0o666)
+    except OSError:
+        if not flags & os.O_EXCL:
+            refuse_link(root, path)
+        raise
+    try:
+        require_regular(path, os.fstat(file).st_mode)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def new_file(root: str, path: str) -> FileIO:
+    """A new file, open for writing.
+
+    Raises:
+        FileExistsError: The name is taken.
+    """
+    return open(path, "xb", buffering=0, opener=lambda path, flags: open_file(root, path, flags))
+
+
+def unnamed_file(directory: str) -> FileIO | None:
+    """A new file without a name, which vanishes if the process ends; None where there is no such thing."""
+    if _UNNAMED is None:
+        return None
+    try:
+        file = os.open(directory, _UNNAMED | os.O_RDWR, 0o666)
+    except OSError as error:
+        if error.errno in _NO_UNNAMED:
+            return None
+        raise
+    if Path(_OPEN_FILE.format(file)).exists():
+        return FileIO(file, "wb")
+    os.close(file)  # without /proc it cannot get a name
+    return None
+
+
+def give_name(file: FileIO, path: str) -> bool:
+    """Gives an `unnamed_file` a name; False if the name is taken."""
+    try:
+        # Python follows the link of /proc only where it is given a descriptor, which absolute paths make no use of.
+        os.link(_OPEN_FILE.format(file.fileno()), path, src_dir_fd=file.fileno(), follow_symlinks=True)
+    except FileExistsError:
+        return False
+    return True
+
+
+def require_regular(path: str, mode: int) -> None:
+    """Makes sure that a mode is that of a regular file.
+
+    Raises:
+        IsADirectoryError: It is that of a directory.
+        StorageError: It is that of a pipe, a device or the like.
+    """
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise StorageError(f"{path} is no regular file, but a pipe, a device or the like; remove it")
+
+
+def make_directory(path: str) -> None:
+    """Makes a directory and those above it.
+
+    Raises:
+        NotADirectoryError: Something on the way is a file.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # to whoever creates a file, that would mean that its name is taken
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
+
+
+def flush_directory(path: str) -> None:
+    """Waits until the disk has the names in a directory."""
+    descriptor = os.open(path, DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_empty_directory(path: str) -> None:
+    """Removes an empty directory, unless it is a link, a mount point or where this process works."""
+    found, above = Path(path).lstat(), Path(path).parent.stat()
+    with contextlib.suppress(FileNotFoundError):  # the working directory was removed
+        if os.path.samestat(found, Path().stat()):
+            return
+    if stat.S_ISDIR(found.st_mode) and found.st_dev == above.st_dev:
+        Path(path).rmdir()
