@@ -31,13 +31,6 @@ def _has_own_build(layer: Any) -> bool:
     return type(layer).build is not keras.Layer.build
 
 
-def has_custom_train_step(model: Any) -> bool:
-    """Whether the model has a step of its own: what that builds, nobody else can tell."""
-    import keras
-
-    return type(model).train_step is not keras.Model.train_step
-
-
 def build_metrics(fit: RunningFit) -> None:
     """Creates the variables of compiled metrics and losses, which the default strategy leaves to the first step.
 
