@@ -55,9 +55,13 @@ def assert_as_fresh(run: Run, command: Sequence[str], **env: str) -> None:
     assert found[1] == found[0]
 
 
-@pytest.mark.parametrize("case", BEGINNINGS)
-@pytest.mark.parametrize("form", ["script", "./script", "link", "module"])
-def test_it_begins_as_a_fresh_one(run: Run, tmp_path: Path, case: str, form: str) -> None:
+FORMS = [("script", case) for case in BEGINNINGS] + [
+    (form, "names and paths") for form in ("./script", "link", "module")
+]
+
+
+@pytest.mark.parametrize(("form", "case"), FORMS)
+def test_it_begins_as_a_fresh_one(run: Run, tmp_path: Path, form: str, case: str) -> None:
     room = tmp_path / "room"
     room.mkdir()
     for name, text in (("program.py", BEGINNINGS[case]), ("beside.py", ""), ("__init__.py", "")):
@@ -75,11 +79,10 @@ def test_it_begins_as_a_fresh_one(run: Run, tmp_path: Path, case: str, form: str
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("case", ENDINGS)
-def test_it_ends_as_a_fresh_one(run: Run, case: str, unbuffered: str) -> None:
+def test_it_ends_as_a_fresh_one(run: Run, case: str) -> None:
     Path("program.py").write_text(ENDINGS[case], encoding="latin-1")
-    assert_as_fresh(run, ["program.py"], PYTHONUNBUFFERED=unbuffered)
+    assert_as_fresh(run, ["program.py"])
 
 
 @pytest.mark.kill
