@@ -173,88 +173,9 @@ def _discard(stream: Any) -> None:
         os.dup2(nothing.fileno(), stream.fileno())
 
 
-class _Bar:
-    """A bar of rich's on stderr. Never raises.
-
-    Args:
-        columns: rich's, between the description and the time that is left.
-        description: What takes long.
-        total: How much it is; None if that is not known.
-    """
-
-    def __init__(self, columns: list[Any], description: str, total: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, TextColumn, TimeRemainingColumn
-
-        every = (TextColumn("{task.description}", markup=False), *columns, TimeRemainingColumn())
-        console = Console(stderr=True)
-        self._bar = Progress(*every, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
-        self._task = self._bar.add_task(escape_controls(description), total=total)
-        with contextlib.suppress(*_FAILURES):
-            self._bar.start()
-
-    def advance(self, count: int) -> None:
-        with contextlib.suppress(*_FAILURES):
-            self._bar.advance(self._task, count)
-
-    def close(self) -> None:
-        with contextlib.suppress(*_FAILURES):
-            self._bar.stop()
-
-
-class UploadBar:
-    """Counts bytes; shows itself only once an upload lasts long. May be used from several threads.
-
-    Args:
-        description: What is being uploaded.
-        total_bytes: How much it is.
-    """
-
-    def __init__(self, description: str, total_bytes: int) -> None:
-        self._description = description
-        self._total = total_bytes
-        self._lock = threading.Lock()
-        self._done = 0
-        self._closed = False
-        self._bar: _Bar | None = None
-
-    @property
-    def done(self) -> int:
-        """Bytes so far."""
-        return self._done
-
-    @property
-    def sized(self) -> bool:
-        """Whether the bar was drawn."""
-        return self._bar is not None
-
-    def advance(self, count: int) -> None:
-        """`count` more bytes are sent."""
-        with self._lock:
-            self._done += count
-            if self._bar is not None:
-                self._bar.advance(count)
-
-    def _show(self) -> None:
-        from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
-
-        with self._lock:
-            if self._closed:
-                return
-            columns = [BarColumn(), DownloadColumn(), TransferSpeedColumn()]
-            self._bar = _Bar(columns, self._description, self._total)
-            self._bar.advance(self._done)
-
-    def _close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if self._bar is not None:
-                self._bar.close()
-
-
 @contextlib.contextmanager
-def uploads(description: str, total_bytes: int, *, shown: bool = True) -> Iterator[UploadBar]:
-    """A progress bar on stderr for an upload; nothing if it is quick or stderr is not a terminal.
+def uploads(description: str, total_bytes: int, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr for an upload that lasts; nothing if it is quick or stderr is not a terminal.
 
     Args:
         description: What is being uploaded.
@@ -262,18 +183,11 @@ def uploads(description: str, total_bytes: int, *, shown: bool = True) -> Iterat
         shown: What `is_shown` has said in the user's thread.
 
     Yields:
-        The bar; call its `advance` with each number of bytes sent.
+        A function to be called with each number of bytes sent, from any thread.
     """
-    bar = UploadBar(description, total_bytes)
-    timer = threading.Timer(_SHOW_AFTER, bar._show)
-    timer.daemon = True
-    if shown and stderr_is_terminal():
-        timer.start()
-    try:
-        yield bar
-    finally:
-        timer.cancel()
-        bar._close()
+    columns = ["BarColumn", "DownloadColumn", "TransferSpeedColumn"]
+    with _progress(description, total_bytes, columns, shown, show_after=_SHOW_AFTER) as advance:
+        yield advance
 
 
 @contextlib.contextmanager
@@ -288,16 +202,42 @@ def reading(description: str, total: int | None, *, shown: bool = True) -> Itera
     Yields:
         A function to be called with each number of batches read.
     """
+    with _progress(description, total, ["BarColumn", "MofNCompleteColumn"], shown, show_after=0.0) as advance:
+        yield advance
+
+
+@contextlib.contextmanager
+def _progress(
+    description: str, total: int | None, columns: list[str], shown: bool, *, show_after: float
+) -> Iterator[Callable[[int], None]]:
+    """A bar of rich's; a broken terminal ends nothing."""
     if not (shown and stderr_is_terminal()):
         yield lambda count: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn
+    from rich import progress
+    from rich.console import Console
 
-    bar = _Bar([BarColumn(), MofNCompleteColumn()], description, total)
+    inner = [getattr(progress, name)() for name in columns]
+    bar = progress.Progress(
+        *(progress.TextColumn("{task.description}", markup=False), *inner, progress.TimeRemainingColumn()),
+        console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
+    )  # fmt: skip
+    task = bar.add_task(escape_controls(description), total=total)
+
+    def show() -> None:
+        with contextlib.suppress(*_FAILURES):
+            bar.start()
+
+    timer = threading.Timer(show_after, show)
+    timer.daemon = True
+    timer.start()
     try:
-        yield bar.advance
+        yield lambda count: bar.advance(task, count)
     finally:
-        bar.close()
+        timer.cancel()
+        timer.join()
+        with contextlib.suppress(*_FAILURES):
+            bar.stop()
 
 
 def stderr_is_terminal() -> bool:

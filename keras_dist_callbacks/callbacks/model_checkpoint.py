@@ -246,7 +246,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     def _publish(self, directory: Path, record: Record, what: str, shown: bool) -> None:
         try:
             source = directory / record.published_name
-            with uploads(what, source.stat().st_size, shown=shown) as bar, self._storage.reporting(bar.advance):
+            with uploads(what, source.stat().st_size, shown=shown) as advance, self._storage.reporting(advance):
                 published = files.publish(self._storage, source, record)
             self._kept = [one for one in self._kept if one.name != published.name] + [published]
             if self.max_to_keep is not None:

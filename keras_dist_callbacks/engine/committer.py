@@ -211,8 +211,8 @@ class Committer:
             return
         size = packer.bytes_to_write(snapshot.tensors, prints)
         with (
-            uploads(f"backup at {snapshot.position}", size) as bar,
-            self._store.storage.reporting(bar.advance),
+            uploads(f"backup at {snapshot.position}", size) as advance,
+            self._store.storage.reporting(advance),
         ):
             self._store.stage_all(blobs)
 
