@@ -116,6 +116,17 @@ class Fit(msgspec.Struct, forbid_unknown_fields=True):
     initial_epoch: Count
 
 
+class Compiled(msgspec.Struct, forbid_unknown_fields=True):
+    """What callbacks have changed of the compiled model."""
+
+    optimizer: dict[str, Any] | None = None
+    optimizer_at: str | None = None
+    losses: dict[str, Any] | None = None
+    run_eagerly: bool = False
+    jit_compile: bool = False
+    weights: list[Count] = []
+
+
 _STORABLE = object()
 _TYPES: dict[str, Any] = {
     "rng": Random,
@@ -146,7 +157,7 @@ _TYPES: dict[str, Any] = {
     verdict.CALLBACKS_NOT_CALLED: Texts,
     LOCAL_STATE_DROPPED: bool,
     "input": _STORABLE,
-    COMPILED: _STORABLE,
+    COMPILED: Compiled,
     USER_STATE: _STORABLE,
 }
 _OF_FIT = {

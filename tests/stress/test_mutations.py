@@ -36,7 +36,10 @@ from tests.support.mutations import mutations
 
 SAMPLE, ALL, SECONDS = 300, 3000, 5.0
 SHOWN = {"model", "strategy", "keras", "tensorflow", "python", "seed", "generator"}
-TEXTS = {"metric_variables", "untracked_variables", "input_variables", "random_operations", "not_saved", "conditions"}
+TEXTS = {
+    *("metric_variables", "untracked_variables", "input_variables", "random_operations", "not_saved", "conditions"),
+    "environment",
+}
 
 
 @pytest.fixture(scope="module")
