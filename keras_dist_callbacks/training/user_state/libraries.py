@@ -8,6 +8,7 @@ import io
 import sys
 import sysconfig
 import threading
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,9 @@ def _is_shadowed(root: str) -> bool:
     directory = Path(places[0]).resolve().parent
     if set(directory.parts) & set(_INSTALLED) or any(directory.is_relative_to(base) for base in _standard_library()):
         return False
-    records = (f"{root}-*.dist-info", f"{root}.egg-info", f"{root}-*.egg-info")  # of a `pip install --target`, say
-    return not any(next(directory.glob(record), None) for record in records)
+    distributions = map(metadata.distribution, metadata.packages_distributions().get(root, ()))
+    installed = (Path(str(found.locate_file(""))).resolve() for found in distributions)
+    return directory not in installed  # as it is after `pip install --target`, say
 
 
 def _standard_library() -> list[Path]:

@@ -37,9 +37,13 @@ def test_a_module_of_the_user_with_the_name_of_a_library_is_the_users(
 def test_a_package_that_was_installed_into_another_directory_is_a_library(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its distribution may have another name, as that of sklearn and PIL has."""
     (directory / "ray").mkdir()
     (directory / "ray" / "__init__.py").touch()
-    (directory / "ray-2.0.dist-info").mkdir()
+    record = directory / "distributed_ray-2.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: distributed-ray\nVersion: 2.0\n")
+    (record / "RECORD").write_text("ray/__init__.py,,\n")
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     importlib.import_module("ray")
     monkeypatch.setitem(sys.modules, "ray", sys.modules["ray"])
