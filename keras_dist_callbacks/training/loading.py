@@ -110,6 +110,7 @@ def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str,
     partners = capture.match_names(ours, saved[: len(ours)]) or capture.match_names(
         ours, [name for name in ours if name in saved]
     )
+    partners = partners or capture.match_names(ours, _ordered_like(ours, saved[: len(ours)]))
     if partners is None:
         missing = [name for name in ours if name not in saved]
         raise BackupMismatchError(
@@ -117,6 +118,19 @@ def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str,
             "build the model as it was trained, or call load_backup without a model for what the backup holds"
         )
     return partners
+
+
+def _ordered_like(ours: Sequence[str], saved: Sequence[str]) -> list[str]:
+    """A backup's names with those of each layer in our order: a quantized layer that is made again has another one."""
+    layers: list[dict[str, list[str]]] = [{}, {}]
+    for names, found in zip((ours, saved), layers, strict=True):
+        for name in names:
+            layer, slash, own = name.rpartition("/")
+            found.setdefault(layer + slash, []).append(own)
+    ordered: list[str] = []
+    for own_names, (layer, theirs) in zip(layers[0].values(), layers[1].items(), strict=False):
+        ordered += [f"{layer}{name}" for name in (own_names if sorted(own_names) == sorted(theirs) else theirs)]
+    return ordered
 
 
 def _apply(store: BackupStore, model: Any, cluster: Cluster, chosen: WorkerState | str) -> None:

@@ -61,6 +61,24 @@ def test_a_model_gets_weights_optimizer_and_metrics(trained: keras.Model, tmp_pa
     assert model.evaluate(*tiny.data(), verbose=0) == trained.evaluate(*tiny.data(), verbose=0)
 
 
+def test_a_quantized_model_that_was_made_again_has_its_variables_in_another_order(tmp_path: Path) -> None:
+    trained = tiny.model(optimizer="adam")
+    trained.layers[0].quantize("float8")
+    trained.compile("adam", "binary_crossentropy")
+    tiny.fit(trained, tmp_path, epochs=2, options={"delete_checkpoint": False})
+    model = keras.models.model_from_json(trained.to_json())
+    assert [v.path for v in model.variables] != [v.path for v in trained.variables]
+    kdc.load_backup(tmp_path, model)
+    for layer, other in zip(model.layers, trained.layers, strict=True):
+        ours = {Path(variable.path).name: variable.numpy() for variable in layer.variables}
+        for variable in other.variables:
+            np.testing.assert_array_equal(ours[Path(variable.path).name], variable.numpy(), err_msg=variable.path)
+    np.testing.assert_array_equal(model.optimizer.iterations.numpy(), 2 * tiny.STEPS)
+    assert len(model.optimizer.variables) == len(trained.optimizer.variables)
+    for variable, other in zip(model.optimizer.variables, trained.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy(), err_msg=variable.path)
+
+
 @pytest.mark.parametrize("optimizer", [None, keras.optimizers.Lion(0.1)], ids=["not compiled", "another optimizer"])
 def test_a_model_that_only_evaluates_gets_the_weights(trained: keras.Model, tmp_path: Path, optimizer: Any) -> None:
     model = keras.models.clone_model(trained)
