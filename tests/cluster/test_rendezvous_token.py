@@ -60,14 +60,14 @@ def test_workers_with_the_same_token_start() -> None:
 )
 def test_a_worker_whose_token_differs_is_told_so_and_the_chief_names_it(chief: str, worker: str, match: str) -> None:
     with starting(3) as cluster:
-        waiting = cluster.begin(0, 5.0, token=TOKENS[chief])
-        there = cluster.begin(1, 8.0, token=TOKENS[chief])
+        waiting = cluster.begin(0, 4.0, token=TOKENS[chief])
+        there = cluster.begin(1, 5.0, token=TOKENS[chief])
         said = str(error_of(cluster.begin(2, token=TOKENS[worker])))
         assert said.startswith(f"worker 2 ({cluster.addresses[2]}) {match}; set the same KDC_CLUSTER_TOKEN")
         named = r"no contact from worker 2 [^,]*127.0.0.1 said it is worker 2, but .*with the same token"
         with pytest.raises(ClusterTimeoutError, match=named):
             waiting.result(60)
-        with pytest.raises(ClusterTimeoutError, match="did not come up within 8 s"):
+        with pytest.raises(ClusterTimeoutError, match="did not come up within 5 s"):
             there.result(60)
 
 
@@ -205,10 +205,8 @@ def test_processes_with_one_token_join(tmp_path: Path, preload: bool, monkeypatc
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("tokens", [(ONE, ""), (ONE, OTHER)])
-def test_processes_whose_tokens_differ_end_with_the_reason(
-    local_cluster: ClusterFactory, tokens: tuple[str, str], tmp_path: Path
-) -> None:
+def test_processes_whose_tokens_differ_end_with_the_reason(local_cluster: ClusterFactory, tmp_path: Path) -> None:
+    tokens = (ONE, OTHER)
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     cluster = local_cluster(
@@ -222,4 +220,4 @@ def test_processes_whose_tokens_differ_end_with_the_reason(
     assert "ClusterTimeoutError: chief 127.0.0.1" in cluster.log(0)
     assert "127.0.0.1 said it is worker 1, but has not proven" in cluster.log(0)
     assert "ConfigError: worker 1 (127.0.0.1" in cluster.log(1)
-    assert not any(token and token in cluster.tails() for token in tokens)
+    assert not any(token in cluster.tails() for token in tokens)
