@@ -74,7 +74,7 @@ ACTS: dict[str, Act] = {
 }
 
 
-@pytest.mark.parametrize("stop", [(1, 0), (1, 3), (2, 2)])
+@pytest.mark.parametrize("stop", [pytest.param((1, 0), marks=pytest.mark.chaos), (1, 3), (2, 2)])
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_a_replaced_optimizer_is_restored(tmp_path: Path, act: Act, stop: tuple[int, int]) -> None:
     tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[AtEpoch(1, act)])
@@ -363,7 +363,7 @@ class Switches(keras.callbacks.Callback):
             self.optimizer.learning_rate = 0.001
 
 
-@pytest.mark.parametrize("stop", [(1, 3), (2, 2), (4, 1)])
+@pytest.mark.parametrize("stop", [(1, 3), *(pytest.param(stop, marks=pytest.mark.chaos) for stop in [(2, 2), (4, 1)])])
 @pytest.mark.parametrize("compiles_again", [True, False])
 def test_an_optimizer_that_a_callback_holds_is_that_of_the_model_again(
     tmp_path: Path, compiles_again: bool, stop: tuple[int, int]
