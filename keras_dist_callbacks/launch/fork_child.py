@@ -1,7 +1,7 @@
-"""What a forked worker does to run its program as a process that was started anew would.
+"""What a forked worker does to run its program as a fresh process would.
 
-The exceptions: workers of one server share Python's hash seed and their address layout; what the server has imported
-was printed by the server; limits, niceness and umask are those which the owner had when the server started; objects
+The exceptions: workers of one server share Python's hash seed and their address layout; what imports print in the
+server is not shown; limits, niceness and umask are those which the owner had when the server started; objects
 that live when the program ends are not deleted. It ends by `os._exit`: after a fork, native destructors would wait for
 threads that only the server has.
 """
@@ -160,7 +160,9 @@ def _finish(error: BaseException | None) -> int:
     threading._shutdown()  # type: ignore[attr-defined] # waits for all threads that are not daemons
     atexit._run_exitfuncs()
     for file in (sys.stdout, sys.stderr, *(file for file in gc.get_objects() if type(file) in _BUFFERED)):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, full or None: nobody can be told
+        with contextlib.suppress(
+            OSError, ValueError, AttributeError
+        ):  # closed, full or None: there is no place to report it
             file.flush()
     if type(error) is KeyboardInterrupt:  # Python takes no subclass for one
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -31,7 +31,7 @@ from keras_dist_callbacks.launch import fork_child
 def main(at_start: frozenset[str]) -> None:
     """Runs a fork server: `sys.argv` is the pipe's descriptor and the names of the modules to import.
 
-    Modules of packages that are not installed are left out. If one fails, the owner sees that the pipe is closed.
+    Modules of packages that are not installed are skipped. If an import fails, the owner sees that the pipe is closed.
 
     Args:
         at_start: The modules that every Python process has before its program begins.

@@ -144,7 +144,7 @@ class ForkServer:
 
 
 class ForkServers(Shared):
-    """Finds the fork server for an environment, or starts it; keeps few that nobody uses."""
+    """Finds the fork server for an environment, or starts it; keeps few that are idle."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

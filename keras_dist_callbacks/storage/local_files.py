@@ -129,7 +129,7 @@ class LocalFiles:
                 os.link(temporary, final, follow_symlinks=False)
             except FileExistsError:
                 if not os.path.islink(final):  # noqa: PTH114
-                    # else whoever looks for the next free name would look for ever
+                    # else a search for the next free name would never end
                     plain_files.require_regular(final, Path(final).lstat().st_mode)
                 raise
             except OSError as error:

@@ -1,6 +1,6 @@
 """Files that are opened by their paths, but never through a symbolic link below the directory that the user gave.
 
-Whoever may write into a shared directory can plant a link there. Links are looked for on the way to each file, and the
+Who may write into a shared directory can plant a link there. Links are looked for on the way to each file, and the
 file itself is opened without following one.
 """
 
@@ -17,7 +17,7 @@ from keras_dist_callbacks.errors import StorageError
 
 DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-# Not waiting: a pipe that somebody has planted would hold up whoever opens it until another writes into it.
+# Not waiting: opening a planted pipe would block until another process writes into it.
 _ANY_FILE = _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _UNNAMED = getattr(os, "O_TMPFILE", None)
 _OPEN_FILE = "/proc/self/fd/{}"
@@ -120,7 +120,7 @@ def make_directory(path: str) -> None:
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # to whoever creates a file, that would mean that its name is taken
+    except FileExistsError as error:  # which a caller that creates a file would take for a taken name
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
 
 
