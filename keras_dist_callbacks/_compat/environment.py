@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,13 @@ def describe() -> dict[str, str]:
 
     model, instructions = _processor()
     gpus = [_gpu_name(gpu) for gpu in tf.config.list_physical_devices("GPU")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = (
-        tf.config.threading.get_intra_op_parallelism_threads() or cores,
-        tf.config.threading.get_inter_op_parallelism_threads() or cores,
-    )
     found = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "numpy": np.__version__,
         "cpu": model,
         "cpu_instructions": instructions,
         "gpus": ", ".join(gpus) or "none",
-        "threads": f"{threads[0]} and {threads[1]}",
+        "threads": " and ".join(map(str, _threads())),
         **switches(),
     }
     if gpus:
@@ -94,6 +89,22 @@ def changes_in_training(start: Mapping[str, str]) -> list[str]:
     return [f"training has changed {_NAMES[name]}, which is not restored" for name in changed]
 
 
+def unordered_sums(replicas: int, in_step: Sequence[str]) -> list[str]:
+    """What TensorFlow adds up in an order that differs from run to run; nothing where operations are deterministic.
+
+    Args:
+        replicas: How many replicas train.
+        in_step: What a step adds in no fixed order on several threads of a CPU.
+    """
+    import tensorflow as tf
+
+    if rng.is_deterministic():
+        return []
+    found = [f"{replicas} replicas"] if replicas > 1 else []
+    found += ["operations on a GPU"] if tf.config.list_logical_devices("GPU") else []
+    return [*found, *(in_step if _threads()[0] > 1 else ())]
+
+
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Why another environment computes other bits, and on what it depends whether it does.
 
@@ -115,6 +126,15 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list
         else:
             reasons.append(f"{what} changed from {was} to {is_now}, which may change the last bits of results")
     return reasons, conditions
+
+
+def _threads() -> tuple[int, int]:
+    """On how many threads one operation runs, and how many operations at a time."""
+    import tensorflow as tf
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threading = tf.config.threading
+    return threading.get_intra_op_parallelism_threads() or cores, threading.get_inter_op_parallelism_threads() or cores
 
 
 def _processor() -> tuple[str, str]:

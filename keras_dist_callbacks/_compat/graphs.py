@@ -30,6 +30,14 @@ _WRITES = (
 )
 _QUEUES = ("QueueEnqueue", "QueueDequeue", "Barrier", "Stage", "Unstage", "MapStage", "OrderedMapStage", "Stack")
 _TABLE_WRITES = ("LookupTableInsert", "LookupTableRemove")
+_UNORDERED_SUMS = {
+    "ResourceScatter": "sparse updates, as of an Embedding",
+    "Bincount": "a weighted bincount",
+    "DenseBincount": "a weighted bincount",
+    "CropAndResizeGradImage": "the gradient of crop_and_resize",
+}
+"""Operations that several threads of a CPU add up as they finish: measured with TensorFlow 2.21, of some hundred."""
+_ORDERED_SCATTERS = ("ResourceScatterNd", "ResourceScatterUpdate", "ResourceScatterMax", "ResourceScatterMin")
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class Operations:
         tables: Whether it changes lookup tables.
         shuffles: How many datasets within it shuffle.
         queues: Operations on queues and the like, the same way.
+        unordered: What it adds up in no fixed order on several threads of a CPU, unless operations are deterministic.
     """
 
     random: tuple[str, ...]
@@ -105,6 +114,7 @@ class Operations:
     tables: bool
     shuffles: int
     queues: tuple[str, ...] = ()
+    unordered: tuple[str, ...] = ()
 
 
 def operations(graph: Any) -> Operations:
@@ -125,7 +135,7 @@ def operations_of_dataset(variant: Any) -> Operations:
 
 
 def _operations(definition: Any) -> Operations:
-    nodes = list(_nodes(definition))
+    nodes = [(node.op, node.name) for node in _nodes(definition)]
     return Operations(
         tuple(_label(op, name) for op, name in nodes if is_random(op)),
         tuple(_label(op, name) for op, name in nodes if op in _PYTHON),
@@ -133,7 +143,19 @@ def _operations(definition: Any) -> Operations:
         any(op.startswith(_TABLE_WRITES) for op, _ in nodes),
         sum(op.startswith("Shuffle") for op, _ in nodes),
         tuple(_label(op, name) for op, name in nodes if op.startswith(_QUEUES)),
+        tuple(label for node in _nodes(definition) if (label := _unordered_sum(node))),
     )
+
+
+def _unordered_sum(node: Any) -> str | None:
+    import tensorflow as tf
+
+    name = next((name for name in _UNORDERED_SUMS if node.op.startswith(name)), None)
+    if name is None or node.op.startswith(_ORDERED_SCATTERS):
+        return None
+    types = [node.attr[key].type for key in ("dtype", "T") if key in node.attr]
+    is_integer = any(tf.as_dtype(number).is_integer for number in types if number)
+    return None if is_integer else _UNORDERED_SUMS[name]  # the order of integers does not matter
 
 
 def seeds(graph: Any) -> dict[str, str]:
@@ -155,10 +177,10 @@ def random_operations(function: Any) -> list[str]:
     return [label for traced in _concrete(function) for label in operations(traced.graph).random]
 
 
-def _nodes(definition: Any) -> Iterator[tuple[str, str]]:
-    yield from ((node.op, node.name) for node in definition.node)
+def _nodes(definition: Any) -> Iterator[Any]:
+    yield from definition.node
     for inner in definition.library.function:
-        yield from ((node.op, node.name) for node in inner.node_def)
+        yield from inner.node_def
 
 
 def _label(op: str, name: str) -> str:

@@ -27,7 +27,7 @@ class InputInspection:
         variables: Those that functions of the pipeline capture and change, such as the state of a Keras random layer.
         reads: Those that they only read.
         python: Python code in it, by what users call it.
-        unordered: Why two undisturbed runs differ, one sentence each.
+        unordered: Why two uninterrupted runs differ, one sentence each.
     """
 
     variables: tuple[graphs.Resource, ...] = ()

@@ -46,6 +46,13 @@ def all_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
 
 
+def has_embeddings(model: Any) -> bool:
+    """Whether a layer of the model looks up rows of a table."""
+    import keras
+
+    return any(isinstance(layer, keras.layers.Embedding) for layer in all_layers(model))
+
+
 def variables_set_trainable(model: Any) -> list[str]:
     """Single variables whose `trainable` is another one than their layer gave them, by layer and place in it."""
     found = []

@@ -156,7 +156,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             self._say(
                 resume_mode.finished_message(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished)
             )
-        self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
+        if session.restored is None:  # otherwise the verdict has said it
+            self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
         if session.restored is None and session.saved is None:
             origin = getattr(self.model, "_kdc_origin", None)
             warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, origin)

@@ -25,7 +25,7 @@ from keras_dist_callbacks.terminal import reading
 _TOPIC = "input"
 _EPOCH_ENDS = "input/epoch_end/"
 # Keras finds the end of such an input by a step without data, which runs in part on some replicas, and not always on
-# the same ones: counters, metrics and slots differ between two undisturbed runs.
+# the same ones: counters, metrics and slots differ between two uninterrupted runs.
 _UNKNOWN_LENGTH = (
     "with several replicas, the end of an input of unknown length leaves a step half done, not always in the same way; "
     "give the input a length (assert_cardinality), or repeat() it and give steps_per_epoch"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist_callbacks._compat import building, graphs, model_parts, variables
+from keras_dist_callbacks._compat import building, environment, graphs, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState, strip_counters
 from keras_dist_callbacks.backups.verdict import RANDOM_OPERATIONS
@@ -88,6 +88,7 @@ class CapturedVariables:
         self._random: list[str] = []
         self._python: list[str] = []
         self._queues: list[str] = []
+        self._unordered: list[str] = []
         self._functions: dict[int, graphs.Operations] = {}
 
     @property
@@ -96,6 +97,13 @@ class CapturedVariables:
         found = [f"the Python function {label} in the train or test step keeps no state" for label in self._python]
         if graphs.is_opaque(self._model):
             found.append("the model's own train_function, into which cannot be looked, keeps no state")
+        strategy = self._model.distribute_strategy
+        unordered = environment.unordered_sums(strategy.num_replicas_in_sync, self._unordered)
+        if unordered:
+            found.append(
+                "TensorFlow adds in the same order in each run, which only "
+                f"tf.config.experimental.enable_op_determinism() guarantees ({', '.join(unordered)})"
+            )
         return found
 
     @property
@@ -164,6 +172,8 @@ class CapturedVariables:
         self._random = sorted({label for operations in found for label in operations.random})
         self._python = sorted({label for operations in found for label in operations.python})
         self._queues = sorted({label for operations in found for label in operations.queues})
+        if not self._model.jit_compile:  # XLA adds in one order on a CPU
+            self._unordered = sorted({label for operations in found for label in operations.unordered})
 
     def _look_at_objects(self) -> None:
         """In eager mode there is no trace: what belongs to the model's objects."""
@@ -171,6 +181,7 @@ class CapturedVariables:
             self._seen = 0
             found = variables.untracked_variables(self._model)
             self._found = [graphs.of_component(name, c) for name, v in found for c in variables.components(v)]
+            self._unordered = ["the gradient of an Embedding"] * model_parts.has_embeddings(self._model)
 
     def _operations(self, function: Any) -> graphs.Operations:
         if id(function) not in self._functions:

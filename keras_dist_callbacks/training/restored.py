@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_dist_callbacks._compat import rng
+from keras_dist_callbacks._compat import environment, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, Position, WorkerState
@@ -119,16 +119,17 @@ def assess(
 
 
 def reproducibility_advice(replicas: int) -> list[str]:
-    """What would make two undisturbed runs of this program equal, a sentence each; empty if they are."""
+    """What would make two uninterrupted runs of this program equal, a sentence each; empty if they are."""
     advice = []
     if rng.global_seed() is None:
         advice.append(
-            "No seed was set, so that two runs differ, and a resumed one from an undisturbed one: call "
+            "No seed was set, so that two runs differ, and a resumed one from an uninterrupted one: call "
             "keras.utils.set_random_seed first."
         )
-    if replicas > 1 and not rng.is_deterministic():
+    unordered = environment.unordered_sums(replicas, ())
+    if unordered:
         advice.append(
-            f"With {replicas} replicas, two undisturbed runs are equal to the last bit only after "
+            f"With {' and '.join(unordered)}, two uninterrupted runs are equal to the last bit only after "
             "tf.config.experimental.enable_op_determinism()."
         )
     return advice

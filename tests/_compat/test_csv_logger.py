@@ -21,7 +21,7 @@ from tests.support.resume_helpers import (
     close_files,
     records,
     run_interrupted,
-    run_undisturbed,
+    run_uninterrupted,
 )
 
 pytestmark = pytest.mark.slow  # whole fits
@@ -35,7 +35,7 @@ def logger(directory: Path, *, append: bool = False) -> keras.callbacks.CSVLogge
 
 @pytest.fixture
 def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    directory = tmp_path_factory.mktemp("undisturbed")
+    directory = tmp_path_factory.mktemp("uninterrupted")
     tiny.fit(tiny.model(), None, [logger(directory)])
     return (directory / "rows.csv").read_bytes()
 
@@ -94,10 +94,10 @@ def test_columns_stay_as_the_first_epoch_made_them(tmp_path: Path) -> None:
         return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), logger(directory)]
 
     arguments: dict[str, Any] = {"model": tiny.model, "validation_data": (x, y), "validation_freq": 2, "epochs": 4}
-    run_undisturbed(tmp_path / "undisturbed", with_few_validations, **arguments)
+    run_uninterrupted(tmp_path / "uninterrupted", with_few_validations, **arguments)
     points = (Interruption(1, 2), Interruption(2, 1, "epoch"), Interruption(3, 0))
     run_interrupted(tmp_path / "resumed", with_few_validations, points, iter([0] * 4), **arguments)
-    assert_same_files(tmp_path / "resumed", tmp_path / "undisturbed")
+    assert_same_files(tmp_path / "resumed", tmp_path / "uninterrupted")
 
 
 @pytest.mark.filterwarnings("ignore:.*runs no step:RuntimeWarning")  # a rerun is in a process of its own
@@ -212,16 +212,16 @@ def test_in_a_list_that_the_user_has_built_all_is_exact_but_the_file_which_is_na
 
 @pytest.mark.kill
 @pytest.mark.timeout(600)
-def test_a_job_killed_with_sigkill_leaves_the_files_of_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_job_killed_with_sigkill_leaves_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
     """KillAt strikes while a save may be running: what the backup does not know was written already, too."""
     script = [sys.executable, "-m", "tests.support.callback_workload"]
     kills = ["epoch=0,batch=3", "phase=epoch_end,epoch=1", "epoch=2,batch=1", "phase=train_end"]
-    for directory, extra in ((tmp_path / "killed", kills), (tmp_path / "undisturbed", [])):
+    for directory, extra in ((tmp_path / "killed", kills), (tmp_path / "uninterrupted", [])):
         directory.mkdir()
         with job([*script, str(directory)], 1, directory / "logs") as cluster:
             attempts = run_until_done(
                 cluster, len(extra), 300.0, extra_args=[["--kill", f"{kill},after_commit=false"] for kill in extra]
             )
             assert [attempt.returncodes[0] for attempt in attempts] == [-9] * len(extra) + [0], cluster.tails()
-    assert records(tmp_path / "undisturbed")
-    assert_same_files(tmp_path / "killed", tmp_path / "undisturbed")
+    assert records(tmp_path / "uninterrupted")
+    assert_same_files(tmp_path / "killed", tmp_path / "uninterrupted")

@@ -53,11 +53,11 @@ class Session:
 
 @pytest.mark.timeout(900)
 def test_a_notebook_goes_on_after_an_interrupt_and_after_the_death_of_its_kernel(tmp_path: Path) -> None:
-    undisturbed = Session(tmp_path / "undisturbed")
-    with undisturbed.kernel:
+    uninterrupted = Session(tmp_path / "uninterrupted")
+    with uninterrupted.kernel:
         for name in ("settings", "training"):
-            undisturbed.run(name)
-        expected = undisturbed.run("losses")
+            uninterrupted.run(name)
+        expected = uninterrupted.run("losses")
     assert expected.count("loss") == 4
     for name, error in (("SIGINT", nbclient.exceptions.CellExecutionError), ("SIGKILL", RuntimeError)):
         session = Session(tmp_path / name)

@@ -20,7 +20,7 @@ def test_a_training_with_another_program_tells_truly_how_it_goes_on(tmp_path: Pa
     if package := missing(name):
         pytest.skip(f"{package} is not installed")
     found = measured(name, tmp_path)
-    assert found.undisturbed == [], "it is another training with a backup than without"
+    assert found.uninterrupted == [], "it is another training with a backup than without"
     assert found.answer == program.answer, found.said
     assert re.search(program.says, found.said), found.said
     assert (not found.differences) == program.identical, found.differences

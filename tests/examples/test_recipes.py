@@ -1,4 +1,4 @@
-"""Each example with another library: killed twice and started again, it prints what an undisturbed run prints."""
+"""Each example with another library: killed twice and started again, it prints what an uninterrupted run prints."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LONG = {"frozen backbone"}
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.chaos] * (n in LONG)) for n in RECIPES])
-def test_a_killed_recipe_ends_as_an_undisturbed_one(tmp_path: Path, name: str) -> None:
+def test_a_killed_recipe_ends_as_an_uninterrupted_one(tmp_path: Path, name: str) -> None:
     package, kills = RECIPES[name]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     printed = {}
-    for run, faults in {"undisturbed": [], "killed": kills}.items():
+    for run, faults in {"uninterrupted": [], "killed": kills}.items():
         place = [str(tmp_path / run), str(tmp_path / f"{run}.txt")]
         command = [sys.executable, "-m", "tests.support.example_job", name, *place]
         with job(command, 1, tmp_path / f"{run}-logs") as cluster:
@@ -47,4 +47,4 @@ def test_a_killed_recipe_ends_as_an_undisturbed_one(tmp_path: Path, name: str) -
         assert logs.count("Restored") >= len(faults), logs
         assert "not exact" not in logs, logs
         printed[run] = (tmp_path / f"{run}.txt").read_text()
-    assert printed["killed"] == printed["undisturbed"]
+    assert printed["killed"] == printed["uninterrupted"]

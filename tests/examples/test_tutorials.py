@@ -45,24 +45,24 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 def test_the_mirrored_tutorial_killed_twice_ends_as_it_would_have(tmp_path: Path) -> None:
-    (wanted,), _, _ = run(tmp_path / "undisturbed", "mirrored")
+    (wanted,), _, _ = run(tmp_path / "uninterrupted", "mirrored")
     (found,), said, codes = run(tmp_path / "killed", "mirrored", ["30", "35"])
     assert codes == [[-9], [-9], [0]]
     assert len(re.findall(r"Restored .*; exact$", said, re.MULTILINE)) == 2, said
     assert found == wanted
     assert_said("mirrored_keras", found)
-    assert_same_end(tmp_path / "killed", tmp_path / "undisturbed")
+    assert_same_end(tmp_path / "killed", tmp_path / "uninterrupted")
 
 
 @pytest.mark.chaos
 def test_the_multi_worker_tutorial_goes_on_whichever_worker_is_killed(tmp_path: Path) -> None:
-    wanted, _, _ = run(tmp_path / "undisturbed", "multi-worker", workers=2)
+    wanted, _, _ = run(tmp_path / "uninterrupted", "multi-worker", workers=2)
     found, said, codes = run(tmp_path / "killed", "multi-worker", ["0:30", "1:15"], workers=2)
     assert codes == [[-9, 138], [138, -9], [0, 0]]
     assert len(re.findall(r"Restored .*; exact$", said, re.MULTILINE)) >= 2, said
     assert found == wanted
     assert_said("multi_worker", found[0])
-    assert_same_end(tmp_path / "killed", tmp_path / "undisturbed")
+    assert_same_end(tmp_path / "killed", tmp_path / "uninterrupted")
     assert sorted(path.name for path in (tmp_path / "killed/checkpoints").glob("*.keras")) == [
         "ckpt-0002.keras",
         "ckpt-0003.keras",
@@ -71,7 +71,7 @@ def test_the_multi_worker_tutorial_goes_on_whichever_worker_is_killed(tmp_path: 
 
 
 def test_make_or_restore_goes_on_with_the_epoch_behind_the_newest_checkpoint(tmp_path: Path) -> None:
-    (wanted,), _, _ = run(tmp_path / "undisturbed", "make or restore")
+    (wanted,), _, _ = run(tmp_path / "uninterrupted", "make or restore")
     assert_said("make_or_restore", wanted)
     assert len(wanted.splitlines()) == 4
     (found,), said, codes = run(tmp_path / "killed", "make or restore", ["60"])

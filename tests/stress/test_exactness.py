@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.exactness_cases import CASES, CELLS
-from tests.support.exactness_run import killed_and_resumed, undisturbed
+from tests.support.exactness_run import killed_and_resumed, uninterrupted
 
 DEFAULT = {
     "augmentation in a map",
@@ -23,7 +23,7 @@ DEFAULT = {
 
 
 def check(tmp_path: Path, name: str, strategy: str, *, preload: bool) -> None:
-    reference = undisturbed(tmp_path / "reference", name, strategy, preload=preload)
+    reference = uninterrupted(tmp_path / "reference", name, strategy, preload=preload)
     outcome = killed_and_resumed(tmp_path / "resumed", reference, name, strategy, preload=preload)
     problems = outcome.problems(name)
     assert not problems, "\n".join([*problems, "what was said:", outcome.said])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exactness_run import REFUSED, killed_and_resumed, undisturbed
+from tests.support.exactness_run import REFUSED, killed_and_resumed, uninterrupted
 from tests.support.exactness_state import STATE_CASES
 
 IN_THE_GATE = 60
@@ -24,7 +24,7 @@ MOVED = tuple(f"state: {kind} in nested container" for kind in ("user object", "
 
 
 def check(tmp_path: Path, name: str, strategy: str) -> None:
-    reference = undisturbed(tmp_path / "reference", name, strategy)
+    reference = uninterrupted(tmp_path / "reference", name, strategy)
     outcome = killed_and_resumed(tmp_path / "resumed", reference, name, strategy)
     assert outcome.verdict != REFUSED, outcome.said
     if outcome.verdict == "exact":

@@ -39,9 +39,9 @@ IN_THE_GATE = {("one device", "plain", 1), ("mirrored", "from a function", 1), (
 )
 def test_a_killed_job_ends_as_if_never_interrupted(tmp_path: Path, strategy: str, way: str, workers: int) -> None:
     script = [sys.executable, str(SUPPORT / "strategy_job.py"), strategy, way]
-    for name in ("undisturbed", "killed"):
+    for name in ("uninterrupted", "killed"):
         (tmp_path / name).mkdir()
-    with job([*script, str(tmp_path / "undisturbed")], workers, tmp_path / "logs") as cluster:
+    with job([*script, str(tmp_path / "uninterrupted")], workers, tmp_path / "logs") as cluster:
         cluster.start()
         assert cluster.wait(120) == [0] * workers, cluster.tails()
     with job([*script, str(tmp_path / "killed"), "--backup"], workers, tmp_path / "logs2", grace=3.0) as cluster:
@@ -54,4 +54,4 @@ def test_a_killed_job_ends_as_if_never_interrupted(tmp_path: Path, strategy: str
         assert [line for line in cluster.log(0).splitlines() if line.startswith("ANSWER")] == [f"ANSWER {answer}"]
     for worker in range(workers):
         name = f"run-worker{worker}"
-        assert_same_run(tmp_path / "undisturbed" / name, tmp_path / "killed" / name)
+        assert_same_run(tmp_path / "uninterrupted" / name, tmp_path / "killed" / name)

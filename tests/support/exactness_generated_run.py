@@ -1,4 +1,4 @@
-"""Runs a generated case and judges it: whatever is called exact must end as an undisturbed run does."""
+"""Runs a generated case and judges it: whatever is called exact must end as an uninterrupted run does."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Judged:
 
     Attributes:
         verdict: What the last resume was called; `REFUSED` for an error of this package and `ERROR` for any other.
-        differences: From the undisturbed run.
+        differences: From the uninterrupted run.
         said: Its notes and conditions, or the error.
-        reproducible: Whether two undisturbed runs are the same; they are compared only where something differs.
+        reproducible: Whether two uninterrupted runs are the same; they are compared only where something differs.
     """
 
     verdict: str
@@ -52,19 +52,19 @@ class Judged:
         if self.verdict != "exact" or self.identical:
             return None
         if not self.reproducible:
-            return f"two undisturbed runs differ, but it was called exact: {self.differences[0]}"
+            return f"two uninterrupted runs differ, but it was called exact: {self.differences[0]}"
         return f"called exact, but differs: {self.differences[0]}"
 
 
 def judge(directory: Path, seed: int, strategy: str | None = None, *, preload: bool = True) -> Judged:
-    """Runs a case undisturbed, and killed and resumed.
+    """Runs a case uninterrupted, and killed and resumed.
 
     Raises:
         JobError: It cannot be trained at all, or the kill did not strike.
     """
     case = generated(seed)
     run = _Runs(seed, case, strategy or case.strategy, preload)
-    reference = run.undisturbed(directory / "reference")
+    reference = run.uninterrupted(directory / "reference")
     resumed = directory / "resumed"
     codes, logs = run.killed(resumed)
     refusal = _REFUSAL.search(logs[-1])
@@ -79,7 +79,7 @@ def judge(directory: Path, seed: int, strategy: str | None = None, *, preload: b
     words = "; ".join([*said["notes"], *said["conditions"]])
     reproducible = True
     if differences and said["verdict"] == "exact":
-        again = run.undisturbed(directory / "again")
+        again = run.uninterrupted(directory / "again")
         reproducible = not compare_runs(f"{reference}-worker0", f"{again}-worker0")
     return Judged(said["verdict"], differences, words, reproducible)
 
@@ -91,7 +91,7 @@ class _Runs:
     strategy: str
     preload: bool
 
-    def undisturbed(self, directory: Path) -> Path:
+    def uninterrupted(self, directory: Path) -> Path:
         codes, logs = self.run(directory, [["--record", f"{directory}/run"]])
         if codes:
             raise UntrainableError(f"it cannot be trained: {_last_error(logs[-1])}\n{logs[-1][-3000:]}")

@@ -49,7 +49,7 @@ def _kind(found: Judged) -> str:
     if found.verdict in ("refused", "error"):
         return found.verdict
     same = "identical" if found.identical else "differs"
-    return f"{found.verdict} & {same}" + ("" if found.reproducible else ", as two undisturbed runs do")
+    return f"{found.verdict} & {same}" + ("" if found.reproducible else ", as two uninterrupted runs do")
 
 
 def _line(found: Judged) -> str:

@@ -195,7 +195,25 @@ def _each_way(name: str, make: Callable[..., keras.Model], **options: Any) -> di
     }
 
 
+def words(model: keras.Model) -> dict[str, Any]:
+    """Enough of them in each batch for several threads."""
+    found = np.random.default_rng(5).integers(0, 300, (tiny.ROWS, 2048))
+    return {"x": found.astype("int32"), "y": tiny.data()[1], "batch_size": tiny.BATCH}
+
+
+def embedded(optimizer: Any) -> keras.Model:
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((2048,)), layers.Embedding(300, 32), layers.GlobalAveragePooling1D()])
+    model.add(layers.Dense(1))
+    model.compile(optimizer, "mse")
+    return model
+
+
 MODEL_CASES: dict[str, Case] = {
+    "large Embedding": Case("exact", words, lambda: embedded("adam")),
+    "large Embedding with sparse updates": Case(
+        "exact if", words, lambda: embedded(keras.optimizers.SGD(0.1)), says="enable_op_determinism"
+    ),
     **_each_way("tf.random in a layer", lambda **options: dense(inside=(Noise(),), **options), strategies=EVERYWHERE),
     **_each_way("tf.nn.dropout in a train_step", lambda **options: compiled(Stepping(drop), **options)),
     **_each_way("tf.random.shuffle in a train_step", lambda **options: compiled(Stepping(mix), **options)),

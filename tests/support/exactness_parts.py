@@ -112,7 +112,7 @@ PART_CASES: dict[str, Case] = {
     "keras.io: endpoint layer": Case("exact", named, endpoint, strategies=REPLICAS),
     "keras.io: gradient centralization": Case("exact", labelled, centralized),
     "keras.io: MixUp": Case("exact", lambda model: mixed_up(), soft_classifier),
-    "keras.io: MixUp, in parallel calls": Case(  # as the example has it; two undisturbed runs differ too
+    "keras.io: MixUp, in parallel calls": Case(  # as the example has it; two uninterrupted runs differ too
         "not exact", lambda model: mixed_up(num_parallel_calls=tf.data.AUTOTUNE), soft_classifier, says="parallel"
     ),
     "keras.io: CutMix": Case("exact", cut_out, soft_classifier),

@@ -1,4 +1,4 @@
-"""Runs a case of the table of resumes: undisturbed, and killed with SIGKILL and resumed; and compares the two."""
+"""Runs a case of the table of resumes: uninterrupted, and killed with SIGKILL and resumed; and compares the two."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outcome:
     Attributes:
         verdict: What the resume was called, or `REFUSED` if fit() raised an error of this package instead.
         said: Its notes and conditions, then the warnings of both runs.
-        differences: From the undisturbed run; empty if they are the same bit for bit. None if it was refused.
+        differences: From the uninterrupted run; empty if they are the same bit for bit. None if it was refused.
     """
 
     verdict: str
@@ -57,7 +57,7 @@ class Outcome:
         return found
 
 
-def undisturbed(directory: Path, name: str, strategy: str, *, preload: bool = True) -> Path:
+def uninterrupted(directory: Path, name: str, strategy: str, *, preload: bool = True) -> Path:
     """Runs a case without any callback of this package; returns the base name of its recordings."""
     _run(directory, name, strategy, [["--record", f"{directory}/run"]], preload=preload)
     return directory / "run"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from keras_dist_callbacks.testing import compare_runs
 from tests.support.exactness_cases import CASES, CELLS
-from tests.support.exactness_run import WORKERS, Outcome, killed_and_resumed, undisturbed
+from tests.support.exactness_run import WORKERS, Outcome, killed_and_resumed, uninterrupted
 
 SHOWN = 100
 HEAD = ("case", "strategy", "identical?", "verdict said", "what was said", "expected", "OK?")
@@ -25,7 +25,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("patterns", nargs="*", default=[""], metavar="PATTERN", help="regular expression")
     parser.add_argument("--strategy", choices=WORKERS, action="append", help="only under this one")
     parser.add_argument("--part", default="1/1", help="of all rows, i/n takes each nth one from the ith on")
-    parser.add_argument("--twice", action="store_true", help="compare two undisturbed runs too")
+    parser.add_argument("--twice", action="store_true", help="compare two uninterrupted runs too")
     parser.add_argument("--fresh", action="store_true", help="processes that are not forked from a template")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs, backups and recordings below it")
     parser.add_argument("--list", action="store_true", help="only name the cases")
@@ -48,8 +48,8 @@ def measure(directory: Path, name: str, strategy: str, *, twice: bool, preload: 
     expected = CASES[name].expected
     shutil.rmtree(directory, ignore_errors=True)  # what was kept of an earlier time: a backup in it would be resumed
     try:
-        reference = undisturbed(directory / "reference", name, strategy, preload=preload)
-        again = undisturbed(directory / "again", name, strategy, preload=preload) if twice else None
+        reference = uninterrupted(directory / "reference", name, strategy, preload=preload)
+        again = uninterrupted(directory / "again", name, strategy, preload=preload) if twice else None
         outcome = killed_and_resumed(directory / "resumed", reference, name, strategy, preload=preload)
         problems = outcome.problems(name)
         if again is not None and any(

@@ -90,7 +90,7 @@ def run(case: Case, directory: Path) -> Row:
     """Loses a worker, waits for the others, and starts the job again."""
     lost = lose(case, directory)
     at = _finished([*_command(case), str(directory / "job")], case.workers, directory / "again")
-    identical = _weights(directory / "job") == _undisturbed(case.workers, case.loop)
+    identical = _weights(directory / "job") == _uninterrupted(case.workers, case.loop)
     return dataclasses.replace(lost, resumed_at=at, identical=identical)
 
 
@@ -119,7 +119,7 @@ def _command(case: Case) -> list[str]:
 
 
 @functools.cache
-def _undisturbed(workers: int, loop: bool) -> list[bytes]:
+def _uninterrupted(workers: int, loop: bool) -> list[bytes]:
     """The weights of a run without a loss."""
     with tempfile.TemporaryDirectory(prefix="kdc-whole-") as directory:
         _finished([*COMMAND, directory, *(["--loop"] if loop else [])], workers, Path(directory, "logs"))

@@ -29,7 +29,7 @@ class Program:
         answer: What a resume is called: "exact", "exact if" or "not exact".
         train: Gets a directory of its own and more callbacks.
         says: A regular expression that must be found in what is printed at the resume.
-        identical: Whether the end of a killed run is that of an undisturbed one.
+        identical: Whether the end of a killed run is that of an uninterrupted one.
         killed_behind: So many batches.
     """
 

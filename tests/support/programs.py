@@ -25,13 +25,13 @@ class Outcome:
     Attributes:
         answer: "exact", "exact if" or "not exact".
         said: The line of the resume, and the warnings of both runs.
-        undisturbed: How a run with a backup that nothing happened to differs from one without any callback of ours.
+        uninterrupted: How a run with a backup that nothing happened to differs from one without any callback of ours.
         differences: How the resumed run differs from the same.
     """
 
     answer: str
     said: str
-    undisturbed: list[str]
+    uninterrupted: list[str]
     differences: list[str]
 
 
@@ -43,12 +43,12 @@ def missing(name: str) -> str:
 
 def measured(name: str, directory: Path) -> Outcome:
     """Runs a case without our callback, with it, and killed and resumed."""
-    runs = {"reference": [["none"]], "undisturbed": [["backup"]]}
+    runs = {"reference": [["none"]], "uninterrupted": [["backup"]]}
     runs["killed"] = [["backup", str(PROGRAMS[name].killed_behind)], ["backup"]]
     logs = {run: _run(name, directory, run, attempts) for run, attempts in runs.items()}
     answer, said = _answer(logs["killed"])
     warned = re.findall(r"the resume is not exact: .*", logs["killed"])
-    found = [compare_runs(directory / "reference", directory / run) for run in ("undisturbed", "killed")]
+    found = [compare_runs(directory / "reference", directory / run) for run in ("uninterrupted", "killed")]
     return Outcome(answer, "\n".join([said, *dict.fromkeys(warned)]), *found)
 
 
@@ -86,11 +86,11 @@ def row(name: str, keep: Path | None) -> str:
         except AssertionError as error:
             return f"| {name} | {version(name)} | no run | | {' '.join(str(error).split())[-1500:]} |"
     same = ["yes" if not differences else f"NO ({differences[0]})" for differences in _both(found)]
-    return f"| {name} | {version(name)} | {found.answer} | {same[1]} (undisturbed: {same[0]}) | {found.said} |"
+    return f"| {name} | {version(name)} | {found.answer} | {same[1]} (uninterrupted: {same[0]}) | {found.said} |"
 
 
 def _both(found: Outcome) -> tuple[list[str], list[str]]:
-    return found.undisturbed, found.differences
+    return found.uninterrupted, found.differences
 
 
 def main() -> None:

@@ -92,7 +92,7 @@ def close_files(callbacks: Sequence[Any]) -> None:
             file.close()
 
 
-def run_undisturbed(
+def run_uninterrupted(
     directory: Path, make: Make, order: int = 0, **arguments: Any
 ) -> tuple[keras.Model, keras.callbacks.History, list[Any]]:
     model, callbacks = arguments["model"](), in_order(make(directory), order)

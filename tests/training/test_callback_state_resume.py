@@ -23,7 +23,7 @@ from tests.support.resume_helpers import (
     orders,
     records,
     run_interrupted,
-    run_undisturbed,
+    run_uninterrupted,
 )
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]
@@ -139,12 +139,12 @@ def foreign_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, Any]:
     directory = tmp_path_factory.mktemp("watched")
-    return directory, *run_undisturbed(directory, watchers, model=tiny.model, epochs=6, validation_data=VALIDATION)
+    return directory, *run_uninterrupted(directory, watchers, model=tiny.model, epochs=6, validation_data=VALIDATION)
 
 
 @pytest.mark.usefixtures("foreign_is_registered")
 @pytest.mark.parametrize("chain", [0, 1, 2])
-def test_stops_files_rows_events_and_states_are_those_of_an_undisturbed_run(
+def test_stops_files_rows_events_and_states_are_those_of_an_uninterrupted_run(
     tmp_path: Path, watched: Any, chain: int
 ) -> None:
     reference, expected_model, expected_history, expected_callbacks = watched
@@ -175,7 +175,7 @@ class Rates(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("chain", [0, *(pytest.param(n, marks=pytest.mark.chaos) for n in (1, 2))])
-def test_learning_rates_are_those_of_an_undisturbed_run_step_by_step(
+def test_learning_rates_are_those_of_an_uninterrupted_run_step_by_step(
     tmp_path: Path, chain: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found: dict[tuple[int, int], float] = {}
@@ -189,7 +189,7 @@ def test_learning_rates_are_those_of_an_undisturbed_run_step_by_step(
             Rates(found),
         ]
 
-    reference, *_ = run_undisturbed(tmp_path, changing_rates, model=tiny.model, epochs=5)
+    reference, *_ = run_uninterrupted(tmp_path, changing_rates, model=tiny.model, epochs=5)
     expected, found = found, {}
     printed = set(capsys.readouterr().out.splitlines())
     assert len(set(expected.values())) == 5, "the scenario needs a new rate each epoch"
@@ -202,7 +202,9 @@ def test_learning_rates_are_those_of_an_undisturbed_run_step_by_step(
 
 @pytest.mark.parametrize("order", [0, *(pytest.param(n, marks=pytest.mark.chaos) for n in (1, 2))])
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
-def test_averaged_weights_are_swapped_as_in_an_undisturbed_run(tmp_path: Path, swap_on_epoch: bool, order: int) -> None:
+def test_averaged_weights_are_swapped_as_in_an_uninterrupted_run(
+    tmp_path: Path, swap_on_epoch: bool, order: int
+) -> None:
     def averaged() -> keras.Model:
         return tiny.model(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
 
@@ -214,13 +216,13 @@ def test_averaged_weights_are_swapped_as_in_an_undisturbed_run(tmp_path: Path, s
         ]
 
     arguments: dict[str, Any] = {"model": averaged, "epochs": 3, "validation_data": VALIDATION}
-    reference, expected, _ = run_undisturbed(tmp_path / "undisturbed", swapping, order, **arguments)
+    reference, expected, _ = run_uninterrupted(tmp_path / "uninterrupted", swapping, order, **arguments)
     points = (Interruption(1, 2), Interruption(1, None), Interruption(2, 1, "epoch"))
     same_order = iter([order] * (len(points) + 1))
     model, history, _ = run_interrupted(tmp_path / "resumed", swapping, points, same_order, **arguments)
     tiny.assert_same(model, reference)
     assert history.history == expected.history
-    assert_same_files(tmp_path / "resumed", tmp_path / "undisturbed")
+    assert_same_files(tmp_path / "resumed", tmp_path / "uninterrupted")
 
 
 def test_the_swap_is_right_when_the_order_changes_too(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_the_swap_is_right_when_the_order_changes_too(tmp_path: Path) -> None:
     def swapping(directory: Path) -> list[Any]:
         return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), Own(), lambda_with_state()]
 
-    reference, *_ = run_undisturbed(tmp_path, swapping, model=averaged, epochs=3)
+    reference, *_ = run_uninterrupted(tmp_path, swapping, model=averaged, epochs=3)
     points = (Interruption(1, 0, "epoch"), Interruption(1, 2), Interruption(2, 1, "epoch"))
     model, *_ = run_interrupted(tmp_path, swapping, points, iter([0, 1, 2, 0]), model=averaged, epochs=3)
     tiny.assert_same(model, reference)

@@ -273,7 +273,7 @@ def test_a_dataset_that_was_read_as_often_before_is_no_reason_for_an_alarm(
     with pytest.raises(tiny.Stop):
         two_phases(tmp_path / "killed", stop=(1, 2))
     restart()
-    tiny.assert_same(two_phases(tmp_path / "killed"), two_phases(tmp_path / "undisturbed"))
+    tiny.assert_same(two_phases(tmp_path / "killed"), two_phases(tmp_path / "uninterrupted"))
 
 
 def test_a_dataset_of_two_shuffles_that_was_read_less_often_before_is_labelled(
