@@ -20,7 +20,7 @@ PAIRS ?=
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo        kill a two-worker training twice and compare its end with that of an undisturbed one"
+	@echo "make demo        kill a two-worker training twice and compare its end with that of an uninterrupted one"
 	@echo "make test        the gate: linters, types, layers and tests"
 	@echo "make quick       within a minute: style, and tests that need no other process"
 	@echo "make lint        the gate without the tests"
