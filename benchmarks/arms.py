@@ -24,6 +24,7 @@ from benchmarks.gate import Arm
 from benchmarks.models import Workload
 from benchmarks.parts import Watch
 from keras_dist_callbacks.engine.background import CpuShareEstimator, Priority
+from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.engine.writer import shared_writer
 
 NONE, NONE_AGAIN = "no save", "no save (A/A)"
@@ -55,7 +56,7 @@ def write_name(fsync: bool) -> str:
     return WRITE_SYNCED if fsync else WRITE
 
 
-class Gate:
+class Gate(Schedule):
     """Stands in for the schedule of our callback: a backup is due when the benchmark says so."""
 
     at_epoch_end = False

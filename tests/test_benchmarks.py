@@ -27,6 +27,13 @@ def test_a_table_is_measured_and_reported(tmp_path: Path, capsys: pytest.Capture
     assert "Frozen backbone" in capsys.readouterr().out
 
 
+@pytest.mark.chaos
+@pytest.mark.process
+@pytest.mark.parametrize("table", ["blocking", "all_in", "thread", "small", "restore", "dispatch", "write", "memory"])
+def test_each_table_is_measured(tmp_path: Path, table: str) -> None:
+    assert main(["--quick", "--only", table, "--sizes", "2", "--out", str(tmp_path), "--scratch", str(tmp_path)]) == 0
+
+
 def test_estimates() -> None:
     values = [1.0, 2.0, 3.0, 100.0]
     found = median(values)
