@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from keras_dist_callbacks._compat import model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks._compat.variables import SharedRead, hold_resource
 
@@ -202,6 +203,16 @@ def test_traces(model: Any) -> list[Any]:
     return _concrete(getattr(model, "test_function", None))
 
 
+def was_traced(function: Any) -> bool:
+    """Whether TensorFlow has traced a `tf.function`, or one of those that it is for instances of a class."""
+    return bool(_concrete(function))
+
+
+def has_other_traces(model: Any) -> bool:
+    """Whether `evaluate` or `predict` of a model was traced, which a restart traces later."""
+    return any(_concrete(getattr(model, name, None)) for name in ("test_function", "predict_function"))
+
+
 def trace_count(model: Any) -> int:
     """How often train and test steps were traced: cheap to ask, unlike the traces themselves."""
     functions = (getattr(model, name, None) for name in ("train_function", "test_function"))
@@ -260,7 +271,12 @@ def trace(fit: RunningFit) -> bool:
     function = _compiled(model.train_function)
     if function is None:
         return False
-    function.get_concrete_function(_stand_in(fit))
+    try:
+        function.get_concrete_function(_stand_in(fit))
+    except (TypeError, ValueError):
+        if function is model.train_function or not model_parts.makes_own_train_function(model):
+            raise
+        return False  # it is part of the user's own train function, and does not take the iterator
     return True
 
 
@@ -291,7 +307,9 @@ def _stand_in(fit: RunningFit) -> Any:
 
 def _concrete(function: Any) -> list[Any]:
     compiled = None if function is None else _compiled(function)
-    return [] if compiled is None else list(compiled._list_all_concrete_functions())
+    bound = getattr(compiled, "_descriptor_cache", None) or {}  # of a method: a function for each instance
+    traced = [f for f in (compiled, *bound.values()) if f is not None and f.experimental_get_tracing_count()]
+    return [concrete for f in traced for concrete in f._list_all_concrete_functions()]
 
 
 def _compiled(function: Callable[..., Any]) -> Any:

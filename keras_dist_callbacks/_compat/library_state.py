@@ -164,6 +164,13 @@ def is_layer(value: Any) -> bool:
     return isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer)
 
 
+def is_traced_class(cls: type) -> bool:
+    """Whether TensorFlow traces methods of a class: those of layers, models, losses and metrics."""
+    import keras
+
+    return issubclass(cls, keras.Layer | keras.Loss | keras.Metric)
+
+
 def are_slots(value: Any, owner: Any) -> bool:
     """Whether a list or dict consists of variables that an optimizer makes when it is built."""
     import keras

@@ -46,6 +46,13 @@ def all_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
 
 
+def makes_own_train_function(model: Any) -> bool:
+    """Whether the model's class overrides `make_train_function`."""
+    import keras
+
+    return type(model).make_train_function is not keras.Model.make_train_function
+
+
 def has_embeddings(model: Any) -> bool:
     """Whether a layer of the model looks up rows of a table."""
     import keras

@@ -48,6 +48,11 @@ def components(variable: Any) -> tuple[Any, ...]:
     return tuple(getattr(raw, "values", None) or (raw,))
 
 
+def attributes_of_the_user(variable: Any) -> list[tuple[str, Any]]:
+    """What user code has put on a variable, such as an average of it: names of Keras' and TensorFlow's are private."""
+    return [(name, item) for name, item in getattr(variable, "__dict__", {}).items() if not name.startswith("_")]
+
+
 def aggregation(variable: Any) -> str:
     """How the values that replicas have of their own become one.
 

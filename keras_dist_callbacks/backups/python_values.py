@@ -11,7 +11,7 @@ import datetime
 import enum
 import math
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -145,8 +145,38 @@ def _array(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
         survives = False
     if not survives:
         raise UnstorableError(f"{where}: an array of {array.dtype} cannot be stored")
-    kind = "$scalar" if isinstance(value, np.generic) else "$array"
-    return {kind: _put(np.array(array, order="C"), where, tensors)}
+    if isinstance(value, np.generic):
+        return {"$scalar": _put(np.array(array), where, tensors)}
+    return {"$array": with_layout(array, _put(np.array(array, order="C"), where, tensors))}
+
+
+def with_layout(array: np.ndarray[Any, Any], name: str) -> JSON:
+    """The name of an array's tensor, with its strides where the order in memory is another one: sums depend on it."""
+    is_usual = (
+        array.flags.c_contiguous or _span(array.shape, array.strides, array.itemsize)[1] > _LOOSEST * array.nbytes
+    )
+    return name if is_usual else [name, list(array.strides)]
+
+
+def laid_out(array: np.ndarray[Any, Any], strides: Sequence[int]) -> np.ndarray[Any, Any]:
+    """A copy of an array with these strides."""
+    offset, size = _span(array.shape, strides, array.itemsize)
+    if len(strides) != array.ndim or size > _LOOSEST * array.nbytes:
+        raise LookupError("an array's layout does not fit its content")
+    found = np.ndarray(array.shape, array.dtype, bytearray(size), offset, tuple(strides))
+    found[...] = array
+    return found
+
+
+def _span(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """Where in its memory the first item of an array is, and how many bytes that has."""
+    extents = [(length - 1) * stride for length, stride in zip(shape, strides, strict=False)]
+    offset = -sum(extent for extent in extents if extent < 0)
+    return offset, offset + sum(extent for extent in extents if extent > 0) + itemsize
+
+
+_LOOSEST = 4
+"""How many times the bytes of its content an array's memory may have for its layout to be kept."""
 
 
 def _put(array: np.ndarray[Any, Any], where: str, tensors: dict[str, SharedTensor]) -> str:
@@ -164,7 +194,7 @@ class Objects(Protocol):
         """The object that `{kind: value}` stands for; raises LookupError if it is not found."""
         ...
 
-    def array(self, name: str) -> np.ndarray[Any, Any]:
+    def array(self, name: str, strides: Sequence[int] | None = None) -> np.ndarray[Any, Any]:
         """The array of a tensor: the same one each time, because several places may hold it."""
         ...
 
@@ -193,7 +223,9 @@ def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Ob
     if kind in ("$dict", "$deque"):
         return _decode_container(kind, content, tensors, objects, present)
     if kind in _PLAIN:
-        return objects.array(content) if kind == "$array" else _decode_plain(kind, content, tensors)
+        if kind == "$array":
+            return objects.array(content) if isinstance(content, str) else objects.array(*content)
+        return _decode_plain(kind, content, tensors)
     return objects.resolve(kind, content, present)
 
 
@@ -276,13 +308,21 @@ def _is_pair_of_texts(content: Any, tensors: Collection[str]) -> bool:
     return isinstance(content, list) and len(content) == 2 and all(isinstance(text, str) for text in content)
 
 
+def _is_array(content: Any, tensors: Collection[str]) -> bool:
+    if isinstance(content, str):
+        return content in tensors
+    name, strides = content
+    return isinstance(name, str) and name in tensors and all(type(stride) is int for stride in strides)
+
+
 def _is_texts(content: Any, tensors: Collection[str]) -> bool:
     np.empty(len(content[1])).reshape(content[0])
     return all(isinstance(text, str) for text in content[1])
 
 
 _CHECKS: dict[str, Callable[[Any, Collection[str]], bool]] = {
-    **dict.fromkeys(("$array", "$scalar", "$numbers"), lambda c, tensors: isinstance(c, str) and c in tensors),
+    **dict.fromkeys(("$scalar", "$numbers"), lambda c, tensors: isinstance(c, str) and c in tensors),
+    "$array": _is_array,
     **dict.fromkeys(("$ref", "$made", "$named", "$keep"), lambda c, tensors: isinstance(c, str)),
     "$timedelta": lambda c, tensors: isinstance(datetime.timedelta(*c), datetime.timedelta),
     "$texts": _is_texts,

@@ -113,5 +113,5 @@ def is_stateless(source: Any) -> bool:
     """Whether `stateless_input` was called with it."""
     try:
         return source in shared(_Inputs).given
-    except TypeError:
+    except Exception:  # noqa: BLE001 - `__hash__` and `__eq__` of any object
         return False

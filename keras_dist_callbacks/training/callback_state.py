@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,9 +160,14 @@ def may_keep_state(callback: Any) -> bool:
     return not declared and not _is_ours(type(callback)) and type(callback).__module__.partition(".")[0] != "keras"
 
 
+def _has_own_state(value: Any) -> bool:
+    """Whether it has `get_state` and `set_state`; a `__getattr__` that answers to any name is not asked."""
+    return all(inspect.getattr_static(value, name, None) is not None for name in ("get_state", "set_state"))
+
+
 def _says_itself(value: Any) -> bool:
     registered = any(base in shared(Classes).registered for base in type(value).__mro__)
-    return registered or all(callable(getattr(value, name, None)) for name in ("get_state", "set_state"))
+    return registered or _has_own_state(value)
 
 
 def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any, bool]]) -> None:
@@ -286,7 +292,7 @@ def _entry(callback: Any) -> _Entry | None:
     known = keras_callbacks.known(callback)
     identity, finer = (known.identity, known.finer) if known else ((), ())
     identity = tuple(getattr(callback, "state_identity", identity))
-    if callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None)):
+    if _has_own_state(callback):
         prepare = known.prepare if known and _is_ours(type(callback)) else None
         return _Entry(lambda c: c.get_state(), lambda c, state: c.set_state(state), identity, finer, prepare)
     return _Entry(known.get, known.set, identity, finer, known.prepare) if known else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import enum
+import itertools
 import threading
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -309,7 +310,9 @@ class _Comparison:
     def _shared_array(self, value: Any, name: str) -> JSON:
         """An array that several places hold is stored once, so that it is one array again."""
         tensors = self._changes.tensors
-        return {"$array": name} if name in tensors else python_values.encode(value, name, tensors, _NO_REFERENCES)
+        if name in tensors:
+            return {"$array": python_values.with_layout(value, name)}
+        return python_values.encode(value, name, tensors, _NO_REFERENCES)
 
     def _named_tuple(self, value: Any, path: str) -> JSON:
         fields = zip(value._fields, value, strict=True)
@@ -437,10 +440,11 @@ class _Objects:
         self._made: dict[str, Any] = {}
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
 
-    def array(self, name: str) -> np.ndarray[Any, Any]:
+    def array(self, name: str, strides: Sequence[int] | None = None) -> np.ndarray[Any, Any]:
         """See `python_values.Objects`."""
         if name not in self._arrays:
-            self._arrays[name] = np.array(self._tensors[name])
+            found = np.array(self._tensors[name])
+            self._arrays[name] = found if strides is None else python_values.laid_out(found, strides)
         return self._arrays[name]
 
     def put(self, path: str) -> None:
@@ -466,7 +470,8 @@ class _Objects:
         if can_be_filled and (slot is None or not is_bound) and _fill(present, value):
             self._made[path] = present
             if isinstance(record, dict) and isinstance(present, np.ndarray):
-                self._arrays[record["$array"]] = present
+                name = record["$array"]
+                self._arrays[name if isinstance(name, str) else name[0]] = present
             return
         if slot is None:
             raise LookupError("nothing can be put there")
@@ -513,7 +518,7 @@ class _Objects:
     def _fill_special(self, record: dict[str, JSON], node: Node | None) -> bool:
         """Changes an object in place that has its own way to be put somewhere."""
         ((kind, content),) = record.items()
-        if node is None or kind not in _FILLERS or (kind == "$iterator" and isinstance(content, str)):
+        if node is None or kind not in _FILLERS:
             return False
         return _FILLERS[kind](node.value, python_values.decode(content, self._tensors, self))
 
@@ -528,7 +533,7 @@ class _Objects:
             return self._named(value)
         if kind == "$member":
             return self._member(value, present)
-        if kind == "$iterator" and isinstance(present, nodes.ITERATORS) and not isinstance(value, str):
+        if kind == "$iterator" and isinstance(present, nodes.ITERATORS):
             nodes.set_iterator_position(present, value)
             return present
         if kind in _MAKERS:
@@ -616,9 +621,8 @@ def _fill_variable(present: Any, arrays: Any) -> bool:
     return True
 
 
-def _fill_iterator(present: Any, position: int) -> bool:
-    nodes.set_iterator_position(present, position)
-    return True
+def _fill_iterator(present: Any, position: Any) -> bool:
+    return isinstance(present, nodes.ITERATORS) and nodes.set_iterator_position(present, position)
 
 
 _FILLERS: dict[str, Callable[[Any, Any], bool]] = {
@@ -638,12 +642,9 @@ def _tensor(array: Any) -> Any:
 
 
 def _counter(text: str | int) -> Any:
-    import itertools
-
     if isinstance(text, int):
         raise LookupError("an iterator that training has made cannot be made again")
-    numbers = text.removeprefix("count(").removesuffix(")").split(", ")
-    return itertools.count(*(float(x) if "." in x or "e" in x else int(x) for x in numbers))
+    return itertools.count(*nodes.numbers_of_counter(text))
 
 
 def _event(is_set: bool) -> threading.Event:
@@ -667,7 +668,8 @@ def _fill(present: Any, value: Any) -> bool:
     if not isinstance(value, kind):
         return False
     if isinstance(present, np.ndarray):
-        if present.shape != value.shape or present.dtype != value.dtype or not present.flags.writeable:
+        is_alike = present.shape == value.shape and present.dtype == value.dtype and present.strides == value.strides
+        if not is_alike or not present.flags.writeable:
             return False
         present[...] = value
     elif isinstance(present, list | bytearray):

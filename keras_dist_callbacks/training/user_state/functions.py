@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+from keras_dist_callbacks._compat import library_state
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
@@ -86,11 +88,22 @@ def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: 
     for name in sorted(reads.imports):
         if name in sys.modules:
             _push_used(walk, sys.modules[name], reads, is_traced)
+    if reads.names & {"handlers", "filters"}:
+        _push_of_loggers(walk, is_traced)
+
+
+def _push_of_loggers(walk: Walker, is_traced: bool) -> None:
+    """Handlers and filters of the user's, which a function reaches through any logger."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for logger in loggers:
+        for item in (*getattr(logger, "handlers", ()), *getattr(logger, "filters", ())):
+            if is_of_the_user(item):
+                walk.push(f"logger {getattr(logger, 'name', 'root')}/{type(item).__name__}", None, item, is_traced)
 
 
 def _why_unknown(reads: Reads, namespace: dict[str, Any], is_traced: bool) -> str | None:
     """What a function does that cannot be inspected."""
-    name = reads.dynamic
+    name = reads.dynamic or ("sys.modules" if "sys" in namespace and "modules" in reads.names else None)
     if name is not None and not (name in namespace and not is_library(_module_of(namespace[name]))):
         return f"it uses {name}"
     if is_traced:
@@ -190,6 +203,9 @@ def look_at_class(walk: Walker, path: str, slot: Slot | None, value: type, is_tr
         walk.add_named(path, slot, value, "asserted", is_traced)
         return
     walk.add_named(path, slot, value, "class", is_traced)
+    if library_state.is_traced_class(value):  # a call of another model is traced too
+        methods = [item for item in vars(value).values() if isinstance(item, types.FunctionType)]
+        walk.found.traced_names.update(*(reads_of(method.__code__).names for method in methods))
     for name, item in vars(value).items():
         if isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType) or _is_private(name, item):
             continue
@@ -267,6 +283,14 @@ def look_at_partial(walk: Walker, path: str, slot: Slot | None, value: Any, is_t
         walk.push(join(path, f"argument {index}"), None, item, is_traced)
     for name, item in value.keywords.items():
         walk.push(join(path, name), Slot("item", value.keywords, name), item, is_traced)
+
+
+def look_at_ufunc(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """One of numpy's, or one that `numpy.frompyfunc` has made of a function and does not show."""
+    if value.types == [f"{'O' * value.nin}->{'O' * value.nout}"]:
+        walk.add_unknown(path, slot, value, is_traced)
+    else:
+        look_at_constant(walk, path, slot, value, is_traced)
 
 
 def look_at_constant(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:

@@ -45,6 +45,7 @@ ITERATORS: tuple[type, ...] = (
     type(iter(())),
     type(iter(range(0))),
     type(reversed([])),
+    type(iter(np.zeros(1))),
     itertools.count,
 )
 _RANGE_ITERATOR = type(iter(range(0)))
@@ -197,7 +198,9 @@ def flat_token(value: Any) -> tuple[Any, ...]:
 def array_token(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """The token of a numeric array."""
     found = np.ascontiguousarray(array)
-    return ("array", array.dtype.str, array.shape, xxhash.xxh3_128_hexdigest(found.reshape(-1).view(np.uint8).data))
+    layout = () if array.flags.c_contiguous else (array.strides,)
+    digest = xxhash.xxh3_128_hexdigest(found.reshape(-1).view(np.uint8).data)
+    return ("array", array.dtype.str, array.shape, digest, *layout)
 
 
 def is_numeric(array: np.ndarray[Any, Any]) -> bool:
@@ -214,8 +217,10 @@ def random_state(generator: Any) -> Any:
     """The state of a random generator of Python or numpy, as plain values."""
     if isinstance(generator, random.Random):
         return generator.getstate()
-    found = generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state(False)
-    return _plain(found)
+    if not isinstance(generator, np.random.Generator):
+        return _plain(generator.get_state(False))
+    children = getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0)
+    return {**_plain(generator.bit_generator.state), **({_CHILDREN: children} if children else {})}
 
 
 def set_random_state(generator: Any, state: Any) -> None:
@@ -223,9 +228,18 @@ def set_random_state(generator: Any, state: Any) -> None:
     if isinstance(generator, random.Random):
         generator.setstate((state[0], tuple(state[1]), state[2]))
     elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
+        spawned = getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0)
+        missing = state.get(_CHILDREN, 0) - spawned
+        if missing < 0:
+            raise LookupError("it has spawned more generators than the interrupted run's")
+        if missing:
+            generator.spawn(missing)
+        generator.bit_generator.state = {name: value for name, value in state.items() if name != _CHILDREN}
     else:
         generator.set_state(state)
+
+
+_CHILDREN = "children"
 
 
 def new_random(kind: str, state: Any) -> Any:
@@ -234,7 +248,11 @@ def new_random(kind: str, state: Any) -> Any:
         made: Any = random.Random()  # noqa: S311 - it is the user's
     elif kind == "RandomState":
         made = np.random.RandomState()
-    elif kind == "Generator" and state["bit_generator"] in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"):
+    elif (
+        kind == "Generator"
+        and _CHILDREN not in state
+        and state["bit_generator"] in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+    ):
         made = np.random.Generator(getattr(np.random, state["bit_generator"])())
     else:
         raise LookupError(f"a {kind} cannot be made again")
@@ -263,8 +281,10 @@ def iterator_position(iterator: Any) -> Any:
     return reduced[2] if len(reduced) > 2 else -1
 
 
-def set_iterator_position(iterator: Any, position: int) -> None:
-    """Moves an iterator to what `iterator_position` returned."""
+def set_iterator_position(iterator: Any, position: Any) -> bool:
+    """Moves an iterator to what `iterator_position` returned; False if it is beyond."""
+    if isinstance(iterator, itertools.count):
+        return _advance_counter(iterator, position)
     if isinstance(iterator, _RANGE_ITERATOR):
         for _ in range(operator.length_hint(iterator) - position):
             next(iterator)
@@ -272,6 +292,25 @@ def set_iterator_position(iterator: Any, position: int) -> None:
         collections.deque(iterator, maxlen=0)
     else:
         iterator.__setstate__(position)
+    return True
+
+
+def _advance_counter(counter: Any, text: str) -> bool:
+    (now, *step), (then, *_) = numbers_of_counter(repr(counter)), numbers_of_counter(text)
+    missing = round((then - now) / (step[0] if step else 1))
+    if not 0 <= missing <= _MOST_COUNTED:
+        return False
+    collections.deque(itertools.islice(counter, missing), maxlen=0)
+    return repr(counter) == text
+
+
+_MOST_COUNTED = 10**7
+
+
+def numbers_of_counter(text: str) -> list[float]:
+    """Where an `itertools.count` is, and its step unless that is 1, from its text."""
+    numbers = text.removeprefix("count(").removesuffix(")").split(", ")
+    return [float(x) if "." in x or "e" in x else int(x) for x in numbers]
 
 
 def generator_token(generator: types.GeneratorType[Any, Any, Any]) -> tuple[Any, ...]:

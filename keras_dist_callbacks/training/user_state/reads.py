@@ -15,7 +15,7 @@ import xxhash
 _DYNAMIC = frozenset(
     [
         *("eval", "exec", "globals", "__import__", "_getframe", "currentframe", "import_module", "cache_clear"),
-        *("get_objects", "get_referrers"),
+        *("get_objects", "get_referrers", "set_step"),
     ]
 )
 _FILE_READS = frozenset(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import keras
 import numpy as np
 
 from keras_dist_callbacks._compat import graphs, input_inspection, library_state, model_config, pipeline, variables
@@ -91,6 +92,7 @@ class UserState:
             *(_finding("unknown", path, why, now) for path, why in now.unknown.items()),
             *(_finding("unknown", path, _TRACED, now) for path in self._unlike_in_traces(now)),
             *(_finding("unknown", path, _TRACED, now) for path in self._changed_in_remade(now)),
+            *(_finding("unknown", path, _TRACED_BEFORE, now) for path in _changed_since_traced(now, found)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
             *(_finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),
         ]
@@ -311,6 +313,9 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
             roots[name] = Root(value, is_traced)
     for name, callback in callbacks.items():
         roots[f"callback {name}"] = Root(callback)
+    for variable in model.variables:
+        if variables.attributes_of_the_user(variable):
+            roots[f"variable {variable.path.replace('/', '.')}"] = Root(variable)
     params = getattr(next(iter(callbacks.values()), None), "params", None)
     if params is not None:
         roots["fit/params"] = Root(params)
@@ -356,6 +361,29 @@ def _remember_trace(model: Any, found: Found) -> None:
 
 
 _TRACED = "TensorFlow traced the step more than once, with other values of it"
+
+
+_TRACED_BEFORE = "TensorFlow traced a function before training changed it"
+
+
+def _changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
+    """Values that functions other than the step may have read when they were traced: `predict`, or the user's own."""
+    models = {id(n.value): n.value for n in now.nodes.values() if isinstance(n.value, keras.Model)}
+    is_step_alone = not any(map(graphs.has_other_traces, models.values()))
+    unlike = []
+    for path in dict.fromkeys([*found.records, *found.lost]):
+        names = {segment.rpartition(" ")[2] for segment in path.split("/")[1:]}
+        node = now.node(path)
+        if (node is not None and node.kind not in _READ_BY_TRACES) or "_trainable" in names:
+            continue
+        is_read = bool(names & now.names_in_functions)
+        if not is_step_alone and not path.startswith("callback "):
+            is_read = is_read or (_may_be_traced(path, now) and bool(names & now.traced_names))
+        unlike += [path] if is_read else []
+    return unlike
+
+
+_READ_BY_TRACES = ("value", "container", "array", "texts", "tensor", "layer")
 
 
 def _may_be_traced(path: str, now: Found) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 import types
 from typing import Any
@@ -12,6 +13,7 @@ from keras_dist_callbacks._compat import graphs, library_state, variables
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
+from keras_dist_callbacks.training.user_state.reads import reads_of
 from keras_dist_callbacks.training.user_state.walker import Walker, name_of
 
 
@@ -31,6 +33,7 @@ def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is
     items = list(value)
     if n.is_flat(items):
         walk.add(path, slot, value, "container", is_traced, n.flat_token(value))
+        _note_order(walk, path, value)
     elif isinstance(value, set | frozenset):
         walk.add_unknown(path, slot, value, is_traced, "a set of objects")
     else:
@@ -41,8 +44,17 @@ def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is
             )
 
 
+def _note_order(walk: Walker, path: str, value: Any) -> None:
+    """A set that is made again from its items may have another order, and `pop` takes another one."""
+    token = n.flat_token(value)
+    if isinstance(value, set | frozenset) and len(value) > 1 and walk.token_at_start(path, token) != token:
+        walk.found.unknown[path] = "the order of a set that has changed is not saved"
+
+
 def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, Any], is_traced: bool) -> None:
     """Looks at dict."""
+    if isinstance(value, collections.defaultdict) and not isinstance(value.default_factory, type | None):
+        walk.push(join(path, "default_factory"), None, value.default_factory, is_traced)
     items = dict(value)
     by_id = any(isinstance(key, int) and key > _SMALLEST_ADDRESS for key in items)
     if by_id and not library_state.are_slots(items, None if slot is None else slot.owner):
@@ -61,8 +73,6 @@ def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, An
     walk.add(path, slot, value, "container", is_traced, (type(value).__name__, tuple(keys)))
     for text, (key, item) in zip(keys, items.items(), strict=True):
         walk.push(join(path, text), Slot("item", value, key), item, is_traced)
-    if isinstance(getattr(value, "default_factory", None), types.FunctionType):
-        walk.push(join(path, "default_factory"), None, value.default_factory, is_traced)  # type: ignore[attr-defined]
 
 
 _SMALLEST_ADDRESS = 2**32
@@ -111,6 +121,15 @@ def look_at_event(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
     walk.add(path, slot, value, "event", is_traced, ("event", value.is_set()))
 
 
+def look_at_lock(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at a lock."""
+    token = ("lock", value.locked())
+    if walk.token_at_start(path, token) in (token, None):
+        walk.add(path, slot, value, "constant", is_traced, token)
+    else:
+        walk.add_unknown(path, slot, value, is_traced, "a lock that training took or released")
+
+
 def look_at_iterator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at iterator."""
     walk.add(path, slot, value, "iterator", is_traced, n.iterator_token(value))
@@ -129,6 +148,8 @@ def look_at_weak_reference(walk: Walker, path: str, slot: Slot | None, value: An
 
 def look_at_variable(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at variable."""
+    for name, item in variables.attributes_of_the_user(value):
+        walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
     component = variables.components(value)[0]
     if walk.is_saved(value) or component.dtype.name in {"string", "resource", "variant"}:
         walk.add(path, slot, value, "owned", is_traced, ("owned",))
@@ -179,4 +200,7 @@ def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: A
     walk.add(path, slot, value, "constant", is_traced)
     if drawn := graphs.random_operations(value):
         walk.found.unknown[path] = f"it draws by TensorFlow's {drawn[0]}, whose state cannot be saved"
+    if graphs.was_traced(value):
+        walk.found.names_in_functions |= reads_of(value.python_function.__code__).names
+        walk.found.names_in_functions.update(value.python_function.__code__.co_freevars)
     walk.push(join(path, "python_function"), None, value.python_function, True)

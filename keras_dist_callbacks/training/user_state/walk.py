@@ -25,7 +25,7 @@ from keras_dist_callbacks.training.user_state.walker import Found, Limits, Looks
 
 _BUILTINS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _LIBRARY_CONSTANTS = (
-    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, np.ufunc, np.dtype),
+    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, np.dtype),
     *(types.GenericAlias, tf.DType, tf.TensorShape, tf.TypeSpec),
     *(operator.itemgetter, operator.attrgetter, operator.methodcaller, type(Slot.kind)),
 )
@@ -98,7 +98,7 @@ def look_at_attributes(walk: Walker, path: str, slot: Slot | None, value: Any, i
 def _is_open(cls: type) -> bool:
     """Whether all that instances hold is in their `__dict__` and slots: nothing that a class of C keeps for itself."""
     slots = [name for base in cls.__mro__ for name in _names(vars(base).get("__slots__", ()))]
-    pointers = len(slots) + 2  # with the instance's dict and weak references
+    pointers = len(slots) + bool(cls.__dictoffset__) + bool(cls.__weakrefoffset__)
     return cls.__itemsize__ == 0 and cls.__basicsize__ <= object.__basicsize__ + pointers * _POINTER
 
 
@@ -131,7 +131,9 @@ _LOOKS: Looks = (
     (n.ITERATORS, values.look_at_iterator),
     (types.GeneratorType, values.look_at_generator),
     (threading.Event, values.look_at_event),
+    (type(threading.Lock()), values.look_at_lock),
     (threading.local, Walker.add_unknown),
+    (np.ufunc, functions.look_at_ufunc),
     (weakref.ReferenceType, values.look_at_weak_reference),
     (_LIBRARY_CONSTANTS, functions.look_at_constant),
 )

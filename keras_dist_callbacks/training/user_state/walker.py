@@ -67,6 +67,7 @@ class Found:
         labels: Functions, classes and library objects by their full names.
         code: A hash of each function of the user's by `file: name`.
         traced_names: Names that functions which TensorFlow traces use.
+        names_in_functions: Names that functions of the user's use which TensorFlow has traced, other than steps.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Found:
     labels: dict[str, Any] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
     traced_names: set[str] = field(default_factory=set)
+    names_in_functions: set[str] = field(default_factory=set)
 
     def node(self, path: str) -> Node | None:
         """The node of a path, that of a setting of a layer included, which the layer's own token holds."""
