@@ -151,11 +151,20 @@ def _array(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
 
 
 def with_layout(array: np.ndarray[Any, Any], name: str) -> JSON:
-    """The name of an array's tensor, with its strides where the order in memory is another one: sums depend on it."""
+    """The name of an array's tensor, with its layout if that is not the usual one."""
+    found = layout(array)
+    return [name, list(found)] if found else name
+
+
+def layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """The strides of an array whose order in memory is another than usual, on which sums depend; else nothing.
+
+    Nothing too of a part of a much larger array, whose memory would have to be as large.
+    """
     is_usual = (
         array.flags.c_contiguous or _span(array.shape, array.strides, array.itemsize)[1] > _LOOSEST * array.nbytes
     )
-    return name if is_usual else [name, list(array.strides)]
+    return () if is_usual else array.strides
 
 
 def laid_out(array: np.ndarray[Any, Any], strides: Sequence[int]) -> np.ndarray[Any, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks._compat import library_state
-from keras_dist_callbacks.backups.python_values import segment
+from keras_dist_callbacks.backups.python_values import layout, segment
 from keras_dist_callbacks.training.user_state.libraries import is_library
 
 _SCALARS = frozenset(
@@ -198,9 +198,8 @@ def flat_token(value: Any) -> tuple[Any, ...]:
 def array_token(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """The token of a numeric array."""
     found = np.ascontiguousarray(array)
-    layout = () if array.flags.c_contiguous else (array.strides,)
     digest = xxhash.xxh3_128_hexdigest(found.reshape(-1).view(np.uint8).data)
-    return ("array", array.dtype.str, array.shape, digest, *layout)
+    return ("array", array.dtype.str, array.shape, digest, *layout(array))
 
 
 def is_numeric(array: np.ndarray[Any, Any]) -> bool:

@@ -1,0 +1,236 @@
+"""State that Python objects keep where attributes and items do not show it: it comes back, or is a condition."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import logging
+import operator
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_dist_callbacks as kdc
+from keras_dist_callbacks.training.callback_state import own_state
+from tests.support import tiny
+from tests.training.user_state.test_changes import Holder, carried_over, looked_at
+
+GRID = np.random.default_rng(1).normal(size=(5, 7, 3)).astype("float32")
+LAYOUTS: dict[str, Callable[[], Any]] = {
+    "Fortran order": lambda: np.asfortranarray(GRID[0]),
+    "transposed": lambda: GRID.transpose(2, 0, 1),
+    "reversed": lambda: GRID[::-1, :, ::-1],
+    "every second row": lambda: GRID[:, ::2],
+    "one value for all": lambda: np.broadcast_to(np.float32(0.1), (4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_an_array_comes_back_with_its_order_in_memory(name: str) -> None:
+    """Sums depend on it, in their last bits."""
+
+    def act(holder: Any) -> None:
+        holder.array = LAYOUTS[name]()
+
+    ours, theirs, lost = carried_over(lambda: Holder(array=np.zeros(3)), act)
+    assert not lost
+    assert theirs.array.strides == ours.array.strides
+    np.testing.assert_array_equal(theirs.array, ours.array)
+    assert theirs.array.sum().tobytes() == ours.array.sum().tobytes()
+
+
+def test_a_small_part_of_a_large_array_is_saved_without_the_rest() -> None:
+    def act(holder: Any) -> None:
+        holder.array = np.arange(1000.0)[::100]
+
+    ours, theirs, lost = carried_over(lambda: Holder(array=np.zeros(3)), act)
+    assert not lost
+    assert theirs.array.tolist() == ours.array.tolist()
+    assert theirs.array.flags.c_contiguous
+
+
+def test_an_array_in_two_places_is_one_array_in_the_same_order_again() -> None:
+    def act(holder: Any) -> None:
+        holder.first = holder.second = np.asfortranarray(GRID[0])
+
+    _, theirs, lost = carried_over(lambda: Holder(first=None, second=None), act)
+    assert not lost
+    assert theirs.first is theirs.second
+    assert theirs.first.flags.f_contiguous
+
+
+@pytest.mark.parametrize("make", [lambda: {1, 2, 3}, lambda: frozenset("abc")], ids=["set", "frozenset"])
+def test_the_order_of_a_set_is_a_condition_once_it_has_changed(make: Callable[[], Any]) -> None:
+    holder = Holder(todo=make())
+    start = looked_at(holder)
+    assert not looked_at(holder, start).unknown
+    holder.todo = holder.todo | {99}
+    assert looked_at(holder, start).unknown == {
+        "callback Holder()/todo": "the order of a set that has changed is not saved"
+    }
+
+
+def test_a_generator_spawns_the_children_that_it_would_have() -> None:
+    def act(holder: Any) -> None:
+        holder.rng.spawn(2)
+
+    ours, theirs, lost = carried_over(lambda: Holder(rng=np.random.default_rng(3)), act)
+    assert not lost
+    assert ours.rng.spawn(1)[0].random() == theirs.rng.spawn(1)[0].random()
+    assert ours.rng.random() == theirs.rng.random()
+
+
+def test_an_iterator_over_an_array_resumes_where_it_was() -> None:
+    make = functools.partial(np.linspace, 0, 1, 9)
+    ours, theirs, lost = carried_over(lambda: Holder(it=iter(make())), lambda holder: [next(holder.it) for _ in "abc"])
+    assert not lost
+    assert next(ours.it) == next(theirs.it)
+
+
+def test_a_counter_that_others_hold_is_moved_on() -> None:
+    ours, theirs, lost = carried_over(
+        lambda: Holder(draw=itertools.count(0.5, 0.1).__next__), lambda holder: [holder.draw() for _ in "abc"]
+    )
+    assert not lost
+    assert ours.draw() == theirs.draw()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iter([1].pop, None),
+        lambda: itertools.chain([1], [2]),
+        lambda: itertools.repeat(1, 5),
+        lambda: filter(None, [1, 2]),
+        lambda: itertools.starmap(operator.add, [(1, 2)]),
+        lambda: memoryview(b"abc"),
+        lambda: np.frompyfunc(lambda x: x, 1, 1),
+    ],
+    ids=["calls", "chain", "repeat", "filter", "starmap", "memoryview", "frompyfunc"],
+)
+def test_what_a_class_of_c_keeps_for_itself_is_unknown(make: Callable[[], Any]) -> None:
+    assert list(looked_at(Holder(it=make())).unknown) == ["callback Holder()/it"]
+
+
+def test_the_counter_of_a_defaultdict_is_found() -> None:
+    def act(holder: Any) -> None:
+        holder.ids["a"]
+
+    holder = Holder(ids=collections.defaultdict(itertools.count().__next__))
+    start = looked_at(holder)
+    act(holder)
+    now = looked_at(holder, start)
+    path = "callback Holder()/ids/default_factory/self"
+    assert start.nodes[path].token != now.nodes[path].token
+
+
+def test_a_lock_that_training_took_is_unknown() -> None:
+    holder = Holder(once=threading.Lock())
+    start = looked_at(holder)
+    assert not looked_at(holder, start).unknown
+    with holder.once:
+        assert list(looked_at(holder, start).unknown) == ["callback Holder()/once"]
+
+
+class Counting(logging.Handler):
+    """Counts what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Counts."""
+
+
+def test_handlers_of_the_users_are_unknown_where_code_reads_them() -> None:
+    logger, handler = logging.getLogger("test of handlers"), Counting()
+    logger.addHandler(handler)
+    try:
+        reading = looked_at(Holder(count=lambda: logging.getLogger("test of handlers").handlers))
+        assert list(reading.unknown) == ["logger test of handlers/Counting"]
+        assert not looked_at(Holder(log=lambda: logging.getLogger("test of handlers").warning("x"))).unknown
+    finally:
+        logger.removeHandler(handler)
+
+
+class Answering:
+    """A configuration that makes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.__dict__["made"] = {}
+
+    def __getattr__(self, name: str) -> Answering:
+        return self.made.setdefault(name, Answering())
+
+
+class AttributesOfItems(dict[str, int]):
+    """Items as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_objects_that_answer_to_any_name_are_not_asked() -> None:
+    holder = Holder(made=Answering(), items=AttributesOfItems(a=1))
+    assert not looked_at(holder).unknown
+    assert own_state(holder.made) is None
+    assert holder.made.made == {}
+
+
+class Traced(keras.callbacks.Callback):
+    """Averages by a function of TensorFlow's, with a Python number that changes."""
+
+    decay = 0.5
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes the average."""
+        self.average = tf.Variable(0.0)
+
+    @tf.function
+    def follow(self) -> None:
+        """Reads the number when it is traced."""
+        self.average.assign(self.decay * self.average + 1.0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Changes it behind the trace."""
+        self.follow()
+        self.decay *= 0.5
+
+
+class Predicting(keras.callbacks.Callback):
+    """Predicts by a layer of which it changes an attribute."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Changes it behind the trace."""
+        self.model.predict(tiny.data()[0][:2], verbose=0)
+        self.model.get_layer("scaled").factor *= 2
+
+
+class Scaled(keras.layers.Layer):
+    """Multiplies by a Python number."""
+
+    factor = 1.0
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Not in training."""
+        return x if training else x * self.factor
+
+
+def scaled() -> keras.Model:
+    model = keras.Sequential([keras.Input((6,)), Scaled(name="scaled"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("callback", [Traced, Predicting])
+def test_a_value_that_changed_behind_a_trace_is_a_condition(tmp_path: Path, callback: type) -> None:
+    keras.utils.set_random_seed(1)
+    tiny.interrupt(tmp_path, 2, 2, built=scaled(), callbacks=[callback()])
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=1)
+    tiny.fit(scaled(), None, [callback(), backup])
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact if"
+    assert "TensorFlow traced a function before training changed it" in backup.restored.conditions[0]
