@@ -203,4 +203,4 @@ def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: A
     if graphs.was_traced(value):
         walk.found.names_in_functions |= reads_of(value.python_function.__code__).names
         walk.found.names_in_functions.update(value.python_function.__code__.co_freevars)
-    walk.push(join(path, "python_function"), None, value.python_function, True)
+    walk.push(join(path, "python_function"), None, value.python_function, is_traced)

@@ -234,3 +234,46 @@ def test_a_value_that_changed_behind_a_trace_is_a_condition(tmp_path: Path, call
     assert backup.restored is not None
     assert backup.restored.verdict == "exact if"
     assert "TensorFlow traced a function before training changed it" in backup.restored.conditions[0]
+
+
+class Helper(keras.callbacks.Callback):
+    """Trains a model of its own by a function of TensorFlow's, and the rate follows its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        self.own_optimizer = keras.optimizers.Adam(0.05)
+        self.own_optimizer.build(self.net.trainable_variables)
+        net, optimizer = self.net, self.own_optimizer
+
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((net(x) - y) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, net.variables), net.variables, strict=True))
+            return loss
+
+        self.step = step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One step of its own."""
+        x, y = tiny.data()
+        self.model.optimizer.learning_rate = 0.05 * float(self.step(x[:8], y[:8]))
+
+
+def test_a_model_that_only_a_function_of_tensorflows_reaches_is_restored(tmp_path: Path) -> None:
+    def helped() -> tuple[keras.Model, Helper]:
+        keras.utils.set_random_seed(1)
+        helper = Helper()
+        del helper.net, helper.own_optimizer
+        return tiny.model(), helper
+
+    reference, helper = helped()
+    tiny.fit(reference, None, [helper])
+    interrupted, helper = helped()
+    tiny.interrupt(tmp_path, 1, 2, built=interrupted, callbacks=[helper])
+    (resumed, helper), backup = helped(), kdc.BackupAndRestore(tmp_path, save_freq=1)
+    tiny.fit(resumed, None, [helper, backup])
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact"
+    tiny.assert_same(resumed, reference)
