@@ -93,7 +93,7 @@ def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: R
             [encode(item, f"{where}/{segment(k)}", tensors, find, depth) for item in (k, v)] for k, v in value.items()
         ]
         return {"$dict": pairs}
-    items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+    items = list(value)
     numbers = _as_array(items)
     if numbers is not None and isinstance(value, list):
         return {"$numbers": _put(numbers, where, tensors)}

@@ -676,7 +676,7 @@ def _fill(present: Any, value: Any) -> bool:
         present[:] = value
     elif isinstance(present, dict | set):
         present.clear()
-        present.update(value)
+        present.update(value if isinstance(value, dict) else list(value))  # one by one: with the same order and size
     elif isinstance(present, collections.deque) and present.maxlen == value.maxlen:
         present.clear()
         present.extend(value)

@@ -29,6 +29,7 @@ def look_at_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_
         return
     walk.add_named(path, slot, value, "function", is_traced)
     reads = reads_of(value.__code__)
+    walk.found.names |= reads.names
     file = Path(value.__code__.co_filename).name
     walk.found.code[f"{file}: {value.__qualname__}"] = code_digest(value.__code__)
     if is_traced:

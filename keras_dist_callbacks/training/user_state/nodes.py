@@ -13,6 +13,7 @@ import operator
 import pathlib
 import random
 import re
+import sys
 import types
 import uuid
 from collections.abc import Iterable
@@ -193,6 +194,18 @@ def flat_token(value: Any) -> tuple[Any, ...]:
     if len(kinds) > 8:
         kinds = ",".join(sorted(kinds.split(",")))
     return (type(value).__name__, len(value), kinds, xxhash.xxh3_128_hexdigest(marshal.dumps(content, 2)))
+
+
+def keeps_order(value: set[Any] | frozenset[Any]) -> bool:
+    """Whether a set that is made again from its items, in their order, has the same order and size in memory.
+
+    Which item `pop` takes depends on those that it took before, too.
+    """
+    items = list(value)
+    made = set(items)
+    return list(made) == items and sys.getsizeof(made) == sys.getsizeof(
+        set(value) if isinstance(value, frozenset) else value
+    )
 
 
 def array_token(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:

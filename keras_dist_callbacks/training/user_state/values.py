@@ -32,8 +32,7 @@ def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is
         return
     items = list(value)
     if n.is_flat(items):
-        walk.add(path, slot, value, "container", is_traced, n.flat_token(value))
-        _note_order(walk, path, value)
+        _look_at_flat(walk, path, slot, value, is_traced)
     elif isinstance(value, set | frozenset):
         walk.add_unknown(path, slot, value, is_traced, "a set of objects")
     else:
@@ -44,11 +43,11 @@ def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is
             )
 
 
-def _note_order(walk: Walker, path: str, value: Any) -> None:
-    """A set that is made again from its items may have another order, and `pop` takes another one."""
+def _look_at_flat(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     token = n.flat_token(value)
-    if isinstance(value, set | frozenset) and len(value) > 1 and walk.token_at_start(path, token) != token:
-        walk.found.unknown[path] = "the order of a set that has changed is not saved"
+    walk.add(path, slot, value, "container", is_traced, token)
+    if isinstance(value, set | frozenset) and walk.token_at_start(path, token) != token:
+        walk.found.changed_sets[path] = value
 
 
 def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, Any], is_traced: bool) -> None:

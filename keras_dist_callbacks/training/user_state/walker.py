@@ -67,6 +67,8 @@ class Found:
         labels: Functions, classes and library objects by their full names.
         code: A hash of each function of the user's by `file: name`.
         traced_names: Names that functions which TensorFlow traces use.
+        names: Names that any function of the user's uses.
+        changed_sets: By path, the sets of plain values that are others than at the start.
         names_in_functions: Names that functions of the user's use which TensorFlow has traced, other than steps.
     """
 
@@ -75,6 +77,8 @@ class Found:
     labels: dict[str, Any] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
     traced_names: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    changed_sets: dict[str, Any] = field(default_factory=dict)
     names_in_functions: set[str] = field(default_factory=set)
 
     def node(self, path: str) -> Node | None:
@@ -138,6 +142,9 @@ class Walker:
         places = {path for path, *_ in self._queue} | self.found.nodes.keys()
         self._earlier = {key: path for key, path in self._earlier.items() if path not in places}
         self._drain()
+        for path, value in self.found.changed_sets.items():
+            if len(value) > 1 and ("pop" in self.found.names or not n.keeps_order(value)):
+                self.found.unknown[path] = "the order of a set that has changed is not saved"
         return self.found
 
     def _drain(self) -> None:
