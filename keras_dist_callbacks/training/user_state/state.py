@@ -25,7 +25,7 @@ from keras_dist_callbacks.training.callback_state import is_asserted, listed_cal
 from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
-from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents, words
+from keras_dist_callbacks.training.user_state.nodes import Node, parent_of, with_parents, words
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
@@ -377,10 +377,19 @@ def _changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
         if (node is not None and node.kind not in _READ_BY_TRACES) or "_trainable" in names:
             continue
         is_read = bool(names & now.names_in_functions)
-        if not is_step_alone and not path.startswith("callback "):
-            is_read = is_read or (_may_be_traced(path, now) and bool(names & now.traced_names))
+        if not is_step_alone and not path.startswith(("callback ", "optimizer")):
+            is_read = is_read or bool(names & now.traced_names) or _is_setting_of_users_layer(node)
         unlike += [path] if is_read else []
     return unlike
+
+
+def _is_setting_of_users_layer(node: Node | None) -> bool:
+    """A number that a layer of the user's has from a layer of Keras', whose methods read it."""
+    slot = None if node is None else node.slot
+    if node is None or slot is None or isinstance(node.value, bool) or not isinstance(node.value, int | float):
+        return False
+    is_of_keras = library_state.is_library_layer(slot.owner) or not library_state.is_layer(slot.owner)
+    return not is_of_keras and library_state.is_set_by_library(slot.owner, slot.key)
 
 
 _READ_BY_TRACES = ("value", "container", "array", "texts", "tensor", "layer")
