@@ -136,7 +136,8 @@ def operations_of_dataset(variant: Any) -> Operations:
 
 
 def _operations(definition: Any) -> Operations:
-    nodes = [(node.op, node.name) for node in _nodes(definition)]
+    found = list(_nodes(definition))
+    nodes = [(node.op, node.name) for node in found]
     return Operations(
         tuple(_label(op, name) for op, name in nodes if is_random(op)),
         tuple(_label(op, name) for op, name in nodes if op in _PYTHON),
@@ -144,7 +145,7 @@ def _operations(definition: Any) -> Operations:
         any(op.startswith(_TABLE_WRITES) for op, _ in nodes),
         sum(op.startswith("Shuffle") for op, _ in nodes),
         tuple(_label(op, name) for op, name in nodes if op.startswith(_QUEUES)),
-        tuple(label for node in _nodes(definition) if (label := _unordered_sum(node))),
+        tuple(label for node in found if (label := _unordered_sum(node))),
     )
 
 

@@ -101,7 +101,7 @@ def stateless_input(source: _T) -> _T:
     """
     try:
         shared(_Inputs).given[source] = True
-    except TypeError:
+    except (TypeError, ValueError):
         raise ConfigError(
             "source: stateless_input takes the input itself or the function of EpochDataset, got a "
             f"{type(source).__name__}"

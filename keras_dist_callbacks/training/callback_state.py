@@ -162,7 +162,9 @@ def may_keep_state(callback: Any) -> bool:
 
 def _has_own_state(value: Any) -> bool:
     """Whether it has `get_state` and `set_state`; a `__getattr__` that answers to any name is not asked."""
-    return all(inspect.getattr_static(value, name, None) is not None for name in ("get_state", "set_state"))
+    names = ("get_state", "set_state")
+    is_there = all(inspect.getattr_static(value, name, None) is not None for name in names)
+    return is_there and all(callable(getattr(value, name)) for name in names)
 
 
 def _says_itself(value: Any) -> bool:

@@ -95,11 +95,12 @@ def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: 
 
 def _push_of_loggers(walk: Walker, is_traced: bool) -> None:
     """Handlers and filters of the user's, which a function reaches through any logger."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    for logger in loggers:
-        for item in (*getattr(logger, "handlers", ()), *getattr(logger, "filters", ())):
-            if is_of_the_user(item):
-                walk.push(f"logger {getattr(logger, 'name', 'root')}/{type(item).__name__}", None, item, is_traced)
+    named = [found for found in logging.root.manager.loggerDict.values() if isinstance(found, logging.Logger)]
+    for logger in (logging.root, *named):
+        for kind in ("handlers", "filters"):
+            for index, item in enumerate(getattr(logger, kind)):
+                if is_of_the_user(item):
+                    walk.push(f"logger {logger.name}/{kind}/{index}", None, item, is_traced)
 
 
 def _why_unknown(reads: Reads, namespace: dict[str, Any], is_traced: bool) -> str | None:

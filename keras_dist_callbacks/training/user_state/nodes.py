@@ -215,6 +215,11 @@ def array_token(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return ("array", array.dtype.str, array.shape, digest, *layout(array))
 
 
+def keeps_layout(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array that is made again has the same order in memory."""
+    return bool(array.flags.c_contiguous or layout(array))
+
+
 def is_numeric(array: np.ndarray[Any, Any]) -> bool:
     """Whether an array holds numbers, and nothing that only an interpreter knows."""
     return array.dtype.kind in "biufcV" and not array.dtype.hasobject and array.dtype.names is None

@@ -26,6 +26,7 @@ from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Node, parent_of, with_parents, words
+from keras_dist_callbacks.training.user_state.reads import reads_of
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
@@ -369,18 +370,29 @@ _TRACED_BEFORE = "TensorFlow traced a function before training changed it"
 def _changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
     """Values that functions other than the step may have read when they were traced: `predict`, or the user's own."""
     models = {id(n.value): n.value for n in now.nodes.values() if isinstance(n.value, keras.Model)}
-    is_step_alone = not any(map(graphs.has_other_traces, models.values()))
+    in_functions = _names_with_callees(now)
+    is_step_alone = not in_functions and not any(map(graphs.has_other_traces, models.values()))
     unlike = []
     for path in dict.fromkeys([*found.records, *found.lost]):
         names = {segment.rpartition(" ")[2] for segment in path.split("/")[1:]}
         node = now.node(path)
         if (node is not None and node.kind not in _READ_BY_TRACES) or "_trainable" in names:
             continue
-        is_read = bool(names & now.names_in_functions)
+        is_read = bool(names & in_functions)
         if not is_step_alone and not path.startswith(("callback ", "optimizer")):
             is_read = is_read or bool(names & now.traced_names) or _is_setting_of_users_layer(node)
         unlike += [path] if is_read else []
     return unlike
+
+
+def _names_with_callees(now: Found) -> set[str]:
+    """Names in functions that were traced, and in whatever has the name of what these call."""
+    functions = [f for f in now.labels.values() if isinstance(f, types.FunctionType) and not is_library(f.__module__)]
+    found, size = set(now.names_in_functions), -1
+    while size != len(found):
+        size = len(found)
+        found.update(*(reads_of(f.__code__).names for f in functions if f.__name__ in found))
+    return found
 
 
 def _is_setting_of_users_layer(node: Node | None) -> bool:

@@ -102,7 +102,10 @@ def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
         else:
             walk.add_unknown(path, slot, value, is_traced, "an array of objects")
     elif walk.allows(value.nbytes):
-        walk.add(path, slot, value, "array", is_traced, n.array_token(value))
+        token = n.array_token(value)
+        walk.add(path, slot, value, "array", is_traced, token)
+        if not n.keeps_layout(value) and walk.token_at_start(path, token) != token:
+            walk.found.unknown[path] = "a small part of a large array: its order in memory is not saved"
     else:
         walk.add_unknown(path, slot, value, is_traced, "an array too large to compare")
 
