@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow  # whole fits
     ("epoch", "batch", "save_freq"),
     [(1, 3, 1), (1, 3, 2), (2, 0, "epoch"), (2, 3, "epoch"), (1, 0, tiny.STEPS), (0, 2, 1)],
 )
+@pytest.mark.in_gate(2)
 def test_a_resumed_run_ends_bit_identical(
     tmp_path: Path, uninterrupted_rich: Any, epoch: int, batch: int, save_freq: str | int
 ) -> None:

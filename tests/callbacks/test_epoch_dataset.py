@@ -27,6 +27,7 @@ def by_epoch(epoch: int) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("where", [(1, 2), (3, 0)], ids=str)
 @pytest.mark.parametrize("arguments", [{}, {"class_weight": {0: 1.0, 1: 3.0}}, {"steps_per_epoch": 3}], ids=str)
+@pytest.mark.in_gate(3)
 def test_data_addressed_by_epoch_resume_exactly(tmp_path: Path, where: Any, arguments: dict[str, Any]) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None, [kdc.EpochDataset(by_epoch)], epochs=4, x=by_epoch(0), **arguments)

@@ -106,6 +106,7 @@ def test_the_table_has_every_public_callback() -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
+@pytest.mark.in_gate(3)
 def test_a_copy_is_new_and_has_the_arguments_of_the_original(tmp_path: Path, name: str) -> None:
     original = TABLE[name](tmp_path)
     expected = looks(TABLE[name](tmp_path))

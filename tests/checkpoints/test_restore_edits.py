@@ -229,6 +229,7 @@ def edited(edit: Edit, directory: Path, *, backup: bool, checkpoint: bool) -> tu
 
 
 @edits
+@pytest.mark.in_gate(3)
 def test_with_a_checkpoint_the_edit_is_named(tmp_path: Path, edit: Edit, capsys: pytest.CaptureFixture[str]) -> None:
     text, verdict = edited(edit, tmp_path, backup=False, checkpoint=True)
     assert edit.checkpoint in text + capsys.readouterr().out
@@ -237,6 +238,7 @@ def test_with_a_checkpoint_the_edit_is_named(tmp_path: Path, edit: Edit, capsys:
 
 
 @edits
+@pytest.mark.in_gate(3)
 def test_with_a_backup_the_edit_is_named_and_not_exact(tmp_path: Path, edit: Edit) -> None:
     text, verdict = edited(edit, tmp_path, backup=True, checkpoint=False)
     assert edit.backup in text
@@ -244,6 +246,7 @@ def test_with_a_backup_the_edit_is_named_and_not_exact(tmp_path: Path, edit: Edi
 
 
 @edits
+@pytest.mark.in_gate(2)
 def test_with_both_the_edit_is_named_and_not_exact(
     tmp_path: Path, edit: Edit, capsys: pytest.CaptureFixture[str]
 ) -> None:

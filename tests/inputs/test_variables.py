@@ -99,6 +99,7 @@ def cached_with_a_rest(*, tunes: bool) -> tf.data.Dataset:
 @pytest.mark.parametrize("tunes", [False, True])
 @pytest.mark.parametrize(("epoch", "batch"), [(1, 2), (2, 0), (2, 2)])
 @pytest.mark.parametrize("replay", ["create", "read"])
+@pytest.mark.in_gate(4)
 def test_a_cached_order_is_the_same_whether_or_not_the_cache_came_to_be_whole(
     tmp_path: Path, tunes: bool, epoch: int, batch: int, replay: str
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_cached_order_is_the_same_whether_or_not_the_cache_came_to_be_whole(
 
 @pytest.mark.parametrize("make", [with_generator, with_layer])
 @pytest.mark.parametrize(("epoch", "batch"), [(1, 2), (2, 0)])
+@pytest.mark.in_gate(2)
 def test_random_states_of_a_map_are_put_back(tmp_path: Path, make: Callable[[], Any], epoch: int, batch: int) -> None:
     interrupted(tmp_path, make, epoch, batch)
     resumed = tiny.model()
@@ -139,6 +141,7 @@ def rerandomized() -> tf.data.Dataset:
 
 @pytest.mark.parametrize("make", [twice_shuffled, shuffled_behind, captured, rerandomized])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+@pytest.mark.in_gate(2)
 def test_orders_that_are_drawn_in_the_course_of_a_pass_are_drawn_again(tmp_path: Path, make: Callable[[], Any]) -> None:
     interrupted(tmp_path, make, 2, 1)
     resumed = tiny.model()

@@ -66,6 +66,7 @@ def test_what_only_looks_like_credentials_is_a_place(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TAKEN))
+@pytest.mark.in_gate(6)
 def test_no_error_warning_or_repr_shows_a_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # gcsfs asks Google what a token is worth
     with quoting(*said_about(name)) as port, warnings.catch_warnings(record=True) as caught:

@@ -165,6 +165,7 @@ PASSING = ["EIO", "EAGAIN", "EINTR", "ETIMEDOUT", "ECONNREFUSED", "ECONNRESET", 
 
 
 @pytest.mark.parametrize("name", LASTING + PASSING)
+@pytest.mark.in_gate(12)
 def test_errors_of_the_system_pass_or_last(name: str) -> None:
     code = getattr(errno, name)
     assert is_retryable(OSError(code, os.strerror(code))) is (name in PASSING)

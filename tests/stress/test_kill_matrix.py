@@ -132,6 +132,7 @@ def check_cell(
         ("multi-worker-3", "dataset", LR, (MID_EPOCH, IN_VALIDATION)),
     ],
 )
+@pytest.mark.in_gate(2)
 def test_a_killed_job_ends_as_if_never_interrupted(
     tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...], kills: Sequence[str]
 ) -> None:  # type: ignore[no-untyped-def]
@@ -148,6 +149,7 @@ def test_a_killed_job_ends_as_if_never_interrupted(
         ("multi-worker-2", "shuffled", EARLY, IN_VALIDATION),
     ],
 )
+@pytest.mark.in_gate(1)
 def test_a_job_of_fresh_processes_ends_as_if_never_interrupted(
     tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...], kill: str
 ) -> None:  # type: ignore[no-untyped-def]

@@ -114,6 +114,7 @@ def away(stores: Stores, tmp_path: Any, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize(("away", "fault"), CELLS, indirect=["away"])
+@pytest.mark.in_gate(4)
 def test_a_fault_that_passes_costs_nothing_but_time(
     away: tuple[Place, FaultProxy], fault: str, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
-"""Which tests of a campaign a run takes: a seeded share of each, or all, resumed where an earlier run stopped.
+"""Which cases of a test the gate runs, and which of the campaigns: a seeded share, or all that have not passed yet.
 
+@pytest.mark.in_gate(6)            the gate runs six cases of this test, evenly spread; the others are a campaign
 --chaos-share 0.2 --chaos-seed 7   of each campaign function a fifth of its cases, at least one
---chaos-log FILE                   cases that passed on this commit are left out, and new ones are noted
+--chaos-log FILE                   cases that passed on this commit are skipped, and new ones are noted
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import collections
 import math
 import random
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("campaigns")
     group.addoption("--chaos-share", type=float, default=1.0, help="share of the cases of each campaign function")
     group.addoption("--chaos-seed", type=int, default=0, help="which of them")
-    group.addoption("--chaos-log", type=Path, help="file with what passed on this commit; that is left out")
+    group.addoption("--chaos-log", type=Path, help="file with what passed on this commit; that is skipped")
 
 
-@pytest.hookimpl(trylast=True)  # what `-m` deselects is gone then
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    mark_campaigns(items)
+    yield  # `-m` deselects
     chosen = sample(items, config.getoption("--chaos-share"), config.getoption("--chaos-seed"))
     log = config.getoption("--chaos-log")
     if log is not None:
@@ -38,6 +42,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
+
+
+def mark_campaigns(items: list[pytest.Item]) -> None:
+    """Marks as `chaos` what a test with `in_gate` has beyond that number of cases."""
+    cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("in_gate") is not None and item.get_closest_marker("chaos") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        kept = int(found[0].get_closest_marker("in_gate").args[0])  # type: ignore[union-attr]
+        in_gate = {index * len(found) // kept for index in range(kept)}
+        for index, item in enumerate(found):
+            if kept < len(found) and index not in in_gate:
+                item.add_marker(pytest.mark.chaos)
 
 
 def sample(items: list[pytest.Item], share: float, seed: int) -> list[pytest.Item]:

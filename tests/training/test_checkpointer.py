@@ -55,6 +55,7 @@ def loop(
 @pytest.mark.slow
 @pytest.mark.parametrize("save_freq", [1, 2, "epoch"])
 @pytest.mark.parametrize("stop", [(0, 3), (1, 2), (2, 0)], ids=str)
+@pytest.mark.in_gate(4)
 def test_a_custom_loop_ends_as_if_never_interrupted(tmp_path: Path, stop: tuple[int, int], save_freq: Any) -> None:
     reference, expected, _ = loop(tmp_path / "reference")
     with pytest.raises(tiny.Stop):

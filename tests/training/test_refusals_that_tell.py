@@ -17,6 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(("before", "now", "what"), CHANGES)
+@pytest.mark.in_gate(2)
 def test_what_made_it_another_model_is_named_with_both_cures(
     tmp_path: Path, before: dict[str, bool], now: dict[str, bool], what: str
 ) -> None:
@@ -39,6 +40,7 @@ def test_an_input_that_ends_early_with_another_batch_size_names_it(tmp_path: Pat
 
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
 @pytest.mark.parametrize("stop", [(0, 3), (1, 2), (2, 0), (2, 2)])
+@pytest.mark.in_gate(3)
 def test_a_callback_that_unfreezes_and_compiles_anew_is_resumed_exactly(
     tmp_path: Path, stop: tuple[int, int], save_freq: str | int
 ) -> None:

@@ -76,6 +76,7 @@ ACTS: dict[str, Act] = {
 
 @pytest.mark.parametrize("stop", [pytest.param((1, 0), marks=pytest.mark.chaos), (1, 3), (2, 2)])
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+@pytest.mark.in_gate(5)
 def test_a_replaced_optimizer_is_restored(tmp_path: Path, act: Act, stop: tuple[int, int]) -> None:
     tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[AtEpoch(1, act)])
     resumed, expected = tiny.model(), tiny.model()
@@ -110,6 +111,7 @@ def unfreezes(model: Any) -> None:
 
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
 @pytest.mark.parametrize("stop", [(1, 3), (2, 2)])
+@pytest.mark.in_gate(2)
 def test_an_optimizer_for_unfrozen_layers_is_restored(
     tmp_path: Path, stop: tuple[int, int], save_freq: str | int
 ) -> None:
@@ -201,6 +203,7 @@ WITHIN_AND_LATER = [("a loss of Keras'", (1, 3), 1), ("other metrics", (1, 3), 1
 
 
 @pytest.mark.parametrize(("name", "stop", "save_freq"), [*((name, (2, 2), 1) for name in LOSSES), *WITHIN_AND_LATER])
+@pytest.mark.in_gate(4)
 def test_other_losses_and_metrics_are_restored(
     tmp_path: Path, name: str, stop: tuple[int, int], save_freq: str | int
 ) -> None:

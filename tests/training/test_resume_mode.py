@@ -52,6 +52,7 @@ def loop(directory: Path | None, *, anew: bool, stop: tuple[int, int] | None = N
 
 @pytest.mark.parametrize("options", [{}, KEEP], ids=["deleted", "kept"])
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
+@pytest.mark.in_gate(2)
 def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, options: dict[str, Any]) -> None:
     model, trained = loop(tmp_path / "backup", anew=anew, **options)
     reference, expected = loop(None, anew=anew)
@@ -61,6 +62,7 @@ def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, opt
 
 @pytest.mark.parametrize("stop", [(1, 2), (2, 1)])
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
+@pytest.mark.in_gate(2)
 def test_a_loop_of_fits_that_was_killed_goes_on_where_it_was(
     tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str], anew: bool, stop: tuple[int, int]
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_loop_of_fits_that_was_killed_goes_on_where_it_was(
 @pytest.mark.parametrize("stop", [(1, 0), (2, 1), (3, 0), None])
 @pytest.mark.parametrize("options", [{}, KEEP], ids=["deleted", "kept"])
 @pytest.mark.parametrize("span", [1, 2])
+@pytest.mark.in_gate(4)
 def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
     tmp_path: Path, restart: Callable[[], None], span: int, options: dict[str, Any], stop: tuple[int, int] | None
 ) -> None:
@@ -104,6 +107,7 @@ def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
 
 @pytest.mark.parametrize("trained", [1, 2])
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
+@pytest.mark.in_gate(2)
 def test_a_loop_that_was_killed_between_two_fits_is_exact_where_its_dataset_is_known(
     tmp_path: Path, restart: Callable[[], None], anew: bool, trained: int
 ) -> None:

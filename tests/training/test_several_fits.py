@@ -78,6 +78,7 @@ def folds(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
     ("phases", "stop"),
     [(compiled_again, (0, 3)), (compiled_again, (1, 2)), (fine_tuned, (2, 1)), (fine_tuned, (3, 3)), (folds, (1, 1))],
 )
+@pytest.mark.in_gate(2)
 def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
     tmp_path: Path,
     restart: Callable[[], None],

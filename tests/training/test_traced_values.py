@@ -84,6 +84,7 @@ CASES = {
 
 @pytest.mark.parametrize("where", [(1, 2), (2, 3)], ids=["second epoch", "third epoch"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.in_gate(5)
 def test_values_of_the_trace_and_later_ones_are_restored(name: str, where: tuple[int, int], tmp_path: Path) -> None:
     reference = scaled()
     tiny.fit(reference, None, [AtEpoch(CASES[name])])
