@@ -1,9 +1,9 @@
 """What a forked worker does to run its program as a fresh process would.
 
-The exceptions: workers of one server share Python's hash seed and their address layout; what imports print in the
-server is not shown; limits, niceness and umask are those which the owner had when the server started; objects
-that live when the program ends are not deleted. It ends by `os._exit`: after a fork, native destructors would wait for
-threads that only the server has.
+The exceptions: workers of one server share Python's hash seed and their address layout; a module next to the program
+that has the name of a preloaded one is not seen; what imports print in the server is not shown; limits, niceness and
+umask are those which the owner had when the server started; objects that live when the program ends are not deleted.
+It ends by `os._exit`: after a fork, native destructors would wait for threads that only the server has.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ import sys
 import threading
 import warnings
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
@@ -28,13 +27,10 @@ from keras_dist_callbacks._compat.hard_exit import tensorflow_has_context
 from keras_dist_callbacks.launch import fork_child
 
 
-def main(at_start: frozenset[str]) -> None:
+def main() -> None:
     """Runs a fork server: `sys.argv` is the pipe's descriptor and the names of the modules to import.
 
     Modules of packages that are not installed are skipped. If an import fails, the owner sees that the pipe is closed.
-
-    Args:
-        at_start: The modules that every Python process has before its program begins.
     """
     owner = Connection(int(sys.argv[1]))
     before = dict(os.environ)
@@ -45,7 +41,7 @@ def main(at_start: frozenset[str]) -> None:
     gc.collect()
     gc.freeze()  # the collector would touch pages that are shared with the workers, and so copy them
     send(owner, ready=True)
-    job = _Server(owner, at_start, changed).serve()
+    job = _Server(owner, changed).serve()
     if job is None:
         os._exit(0)
     fork_child.run(job)
@@ -65,9 +61,8 @@ class _Worker:
 
 
 class _Server:
-    def __init__(self, owner: Connection, at_start: frozenset[str], changed: dict[str, str]) -> None:
+    def __init__(self, owner: Connection, changed: dict[str, str]) -> None:
         self._owner = owner
-        self._at_start = at_start
         self._changed = changed  # what the imports have put into the environment
         self._workers: list[_Worker] = []
 
@@ -88,8 +83,8 @@ class _Server:
     def _start(self, order: dict[str, Any]) -> fork_child.Job | None:
         """Forks: the job in the worker, None in the server."""
         pipe = Connection(recv_handle(self._owner))
-        reason, module = _unfit(), self._hidden_module(order)
-        if reason is not None or module is not None:
+        reason = _unfit()
+        if reason is not None:
             send(pipe, refused=reason)
             pipe.close()
             return None
@@ -113,24 +108,6 @@ class _Server:
         worker.pipe.close()
         os.close(worker.pidfd)
         self._workers.remove(worker)
-
-    def _hidden_module(self, order: dict[str, Any]) -> str | None:
-        """A module next to the program that a fresh process would import instead of one that is preloaded."""
-        if sys.flags.safe_path:
-            return None
-        directory = fork_child.first_directory(order["command"], order["cwd"])
-        with contextlib.suppress(OSError):
-            found = {name.partition(".")[0] for name in os.listdir(directory)}  # noqa: PTH208 - names are enough
-            for name in (found & sys.modules.keys()) - self._at_start:
-                spec = PathFinder.find_spec(name, [directory])
-                if spec is not None and spec.origin is not None and not _is_file_of(name, spec.origin):
-                    return name
-        return None
-
-
-def _is_file_of(name: str, origin: str) -> bool:
-    loaded = getattr(sys.modules[name], "__file__", None)
-    return loaded is not None and os.path.realpath(loaded) == os.path.realpath(origin)
 
 
 def _unfit() -> str | None:

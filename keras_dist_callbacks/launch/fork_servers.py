@@ -47,8 +47,8 @@ _END_SECONDS = 10.0
 _MOST_IDLE = 3
 # The directory of neither this file nor the owner may be where modules are found: a worker has its own.
 _ENTRY = (
-    "import sys; at_start = frozenset(sys.modules); sys.flags.safe_path or sys.path.pop(0); "
-    "from keras_dist_callbacks.launch.fork_server import main; main(at_start)"
+    "import sys; sys.flags.safe_path or sys.path.pop(0); "
+    "from keras_dist_callbacks.launch.fork_server import main; main()"
 )
 
 
@@ -106,7 +106,7 @@ class ForkServer:
         return all(worker.poll() is not None for worker in list(self._workers))
 
     def start(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> PreloadedProcess | None:
-        """Forks a worker; None if the server cannot do this one.
+        """Forks a worker; None if the server has ended.
 
         Raises:
             ClusterError: What was preloaded makes forking unsafe.

@@ -56,11 +56,11 @@ class LocalCluster:
         preload: Whether workers are forked from a fork server that has imported TensorFlow, Keras and this package
             once, which saves each of them the seconds of these imports. They find and train what fresh ones do, and
             end with the same codes and output. Linux and CPU only, and only commands
-            `[sys.executable, "script.py", ...]` and `[sys.executable, "-m", "module", ...]`; all others, and
-            programs next to which is a module with the name of a preloaded one, start fresh. There is one fork
-            server for each environment that is read at import, and `start` waits for a new one. What differs from a
-            fresh worker: environment variables that the program itself sets before it imports TensorFlow come too
-            late to be read by the import, workers share Python's hash seed, what imports print is in no log, and
+            `[sys.executable, "script.py", ...]` and `[sys.executable, "-m", "module", ...]`; all others start fresh.
+            There is one fork server for each environment that is read at import, and `start` waits for a new one.
+            What differs from a fresh worker: environment variables that the program itself sets before it imports
+            TensorFlow come too late to be read by the import, a module next to the program that has the name of a
+            preloaded one is not seen, workers share Python's hash seed, what imports print is in no log, and
             `__del__` of objects that live at the end is not called.
 
     Raises:

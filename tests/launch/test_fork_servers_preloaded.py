@@ -167,15 +167,6 @@ def test_what_a_fork_server_cannot_do_starts_fresh(run: Run, command: list[str],
     assert (code, log) == (0, "5\n") or command[0] == "-I"
 
 
-def test_a_module_beside_the_program_that_hides_a_preloaded_one_starts_fresh(run: Run) -> None:
-    Path("program.py").write_text("import json; print(json.__file__)")
-    Path("json.py").write_text("")
-    assert run(["program.py"], QUICK, WorkerProcess) == (0, f"{Path.cwd()}/json.py\n")
-    Path("json.py").unlink()
-    Path("json").mkdir()  # no package: Python does not take it either
-    assert run(["program.py"], QUICK)[0] == 0
-
-
 def test_an_import_that_fails_is_shown_by_a_fresh_process(run: Run, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "broken.py").write_text("raise RuntimeError('cannot be imported')")

@@ -6,6 +6,7 @@ from tests.support.exactness_averaged import AVERAGED_CASES
 from tests.support.exactness_callbacks import CALLBACK_CASES
 from tests.support.exactness_case import Case
 from tests.support.exactness_changes import CHANGE_CASES
+from tests.support.exactness_hidden import HIDDEN_CASES
 from tests.support.exactness_inputs import INPUT_CASES
 from tests.support.exactness_models import MODEL_CASES
 from tests.support.exactness_pairs import PAIR_CASES
@@ -26,6 +27,7 @@ CASES: dict[str, Case] = {
     **AVERAGED_CASES,
     **PART_CASES,
     **UNBUILT_CASES,
+    **HIDDEN_CASES,
 }
 CELLS = [(name, strategy) for name, case in CASES.items() for strategy in case.strategies]
 ALL_CASES = {**CASES, **STATE_CASES}
