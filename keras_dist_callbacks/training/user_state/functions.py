@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat import library_state
 from keras_dist_callbacks.training.user_state import nodes as n
-from keras_dist_callbacks.training.user_state.libraries import is_library
+from keras_dist_callbacks.training.user_state.libraries import is_compiled_function, is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
 from keras_dist_callbacks.training.user_state.reads import Reads, code_digest, reads_of
 from keras_dist_callbacks.training.user_state.walker import Walker, name_of
@@ -70,8 +70,9 @@ def _push_wrapped(walk: Walker, path: str, function: Any, is_traced: bool) -> No
 
 
 def is_of_the_user(value: Any) -> bool:
-    """Whether an object is of a class of the user's."""
-    return not isinstance(value, type) and not is_library(type(value).__module__)
+    """Whether an object is of a class of the user's, or compiled from the user's code."""
+    module = value.__module__ if is_compiled_function(value) else type(value).__module__
+    return not isinstance(value, type) and not is_library(module)
 
 
 def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: Reads, is_traced: bool) -> None:

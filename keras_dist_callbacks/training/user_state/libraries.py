@@ -48,6 +48,11 @@ def is_library(module: str | None) -> bool:
     return (root in LIBRARIES or root in sys.stdlib_module_names) and not _is_shadowed(root)
 
 
+def is_compiled_function(value: Any) -> bool:
+    """Whether it is a function that Cython has compiled, as `numpy.random.default_rng` is; each version has a type."""
+    return type(value).__module__.startswith("_cython_")
+
+
 _NEVER_SHADOWED = frozenset(["keras", "tensorflow", "keras_dist_callbacks", "numpy", "builtins"])
 """Also in a checkout of their sources."""
 _INSTALLED = ("site-packages", "dist-packages")

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_dist_callbacks._compat import library_state
 from keras_dist_callbacks.training.user_state import functions, values
 from keras_dist_callbacks.training.user_state import nodes as n
-from keras_dist_callbacks.training.user_state.libraries import is_library, is_output
+from keras_dist_callbacks.training.user_state.libraries import is_compiled_function, is_library, is_output
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
 from keras_dist_callbacks.training.user_state.walker import Found, Limits, Looks, Policy, Root, Walker, name_of
 
@@ -79,6 +79,8 @@ def _only_writes(value: Any) -> bool:
 def _fixed_kind(walk: Walker, value: Any) -> str | None:
     """The kind of an instance that is not looked into; None of any other."""
     if _only_writes(value) and is_library(type(value).__module__):  # the user's own may keep more
+        return "constant"
+    if is_compiled_function(value) and is_library(value.__module__):
         return "constant"
     if walk.is_asserted(value):
         return "asserted"

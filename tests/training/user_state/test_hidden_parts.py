@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.random import default_rng
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.training.callback_state import own_state
@@ -145,6 +146,12 @@ def test_a_counter_that_others_hold_is_moved_on() -> None:
 )
 def test_what_a_class_of_c_keeps_for_itself_is_unknown(make: Callable[[], Any]) -> None:
     assert list(looked_at(Holder(it=make())).unknown) == ["callback Holder()/it"]
+
+
+def test_a_compiled_function_of_a_library_keeps_nothing() -> None:
+    """`random` is also the name of a method of the class."""
+    found = looked_at(Holder(make=default_rng, draw=lambda: np.random.RandomState(1).normal()))
+    assert not found.unknown
 
 
 def test_the_counter_of_a_defaultdict_is_found() -> None:
