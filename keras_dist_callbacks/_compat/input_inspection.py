@@ -26,12 +26,14 @@ class InputInspection:
     Attributes:
         variables: Those that functions of the pipeline capture and change, such as the state of a Keras random layer.
         reads: Those that they only read.
+        cached: Those whose values a cache has taken over in its first pass.
         python: Python code in it, by what users call it.
         unordered: Why two uninterrupted runs differ, one sentence each.
     """
 
     variables: tuple[graphs.Resource, ...] = ()
     reads: tuple[graphs.Resource, ...] = ()
+    cached: tuple[graphs.Resource, ...] = ()
     python: tuple[str, ...] = ()
     unordered: tuple[str, ...] = ()
 
@@ -59,7 +61,10 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
     reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
     unordered = [*_loose_orders(dataset, stages), *_races(dataset, stages, variables)]
     unordered += [*_early_ends(dataset), *_tables(stages)]
-    return InputInspection(tuple(variables), tuple(reads), tuple(_python(stages)), tuple(dict.fromkeys(unordered)))
+    cached = [r for r in pipeline.cached_reads(dataset) if r.key not in changed]
+    return InputInspection(
+        tuple(variables), tuple(reads), tuple(cached), tuple(_python(stages)), tuple(dict.fromkeys(unordered))
+    )
 
 
 def passes_differ(dataset: Any) -> bool:

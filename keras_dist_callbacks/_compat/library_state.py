@@ -223,6 +223,24 @@ def _names_of_layers(cls: Any) -> tuple[tuple[str, ...], frozenset[str]]:
     return (*sorted(settings), "_trainable"), known | _OF_A_LAYER
 
 
+_ADAPTED = ("lookup_table", "mean", "variance", "bin_boundaries")
+
+
+def adapted(layer: Any) -> dict[str, Any]:
+    """What `adapt` of a preprocessing layer makes beside variables, as far as it was made."""
+    return {name: vars(layer)[name] for name in _ADAPTED if vars(layer).get(name) is not None}
+
+
+def is_adapted_otherwise(layer: Any, before: dict[str, Any]) -> bool:
+    """Whether a layer has another table or other numbers than before; `load_weights` makes equal numbers again."""
+    now = adapted(layer)
+    for name, then in before.items():
+        is_same = now.get(name) is then
+        if not is_same and (name == "lookup_table" or not np.array_equal(np.asarray(then), np.asarray(now.get(name)))):
+            return True
+    return False
+
+
 def layer_parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any]]:
     """The variables of a layer that is not part of the model in training, and the layers within it."""
     return ((name, item) for name, item, _ in _parts(value, of_training=of_training))
@@ -254,7 +272,11 @@ def renumber_tasks(progress: Any, saved: list[int]) -> None:
 def _variables(value: Any) -> list[Any]:
     import keras
 
-    return [value.state] if isinstance(value, keras.random.SeedGenerator) else list(value.variables)
+    if isinstance(value, keras.random.SeedGenerator):
+        return [value.state]
+    # Keras does not list the states of a stateful recurrent layer.
+    states = keras.tree.flatten(getattr(value, "states", None)) if isinstance(value, keras.layers.RNN) else []
+    return [*value.variables, *(state for state in states if isinstance(state, keras.Variable))]
 
 
 def _instance_dict(value: Any) -> list[tuple[str, Any]]:

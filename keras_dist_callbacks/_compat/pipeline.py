@@ -40,12 +40,17 @@ def shuffles(dataset: Any) -> int:
 
 def caches_randomness(dataset: Any) -> bool:
     """Whether a shuffled order, or what a hidden random state made, is cached: its first pass decides all others."""
-    return any(
-        "Cache" in type(stage).__name__
-        and any(shuffles(source) or any(map(writes, stages(source))) for source in stage._inputs())
-        for stage in stages(original(dataset))
-        if hasattr(stage, "_inputs")
-    )
+    return any(shuffles(source) or any(map(writes, stages(source))) for source in _cached(dataset))
+
+
+def cached_reads(dataset: Any) -> list[graphs.Resource]:
+    """The variables that are used for what is cached: their values in the first pass decide all others."""
+    return graphs.distinct(r for source in _cached(dataset) for stage in stages(source) for r in captured(stage))
+
+
+def _cached(dataset: Any) -> list[Any]:
+    caches = [stage for stage in stages(original(dataset)) if "Cache" in type(stage).__name__]
+    return [source for stage in caches for source in getattr(stage, "_inputs", list)()]
 
 
 def draws_during_pass(dataset: Any) -> bool:

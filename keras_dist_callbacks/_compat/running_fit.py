@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import keras
+import numpy as np
+
 from keras_dist_callbacks.errors import CompatError
 
 
@@ -127,6 +130,14 @@ class RunningFit:
     def validation_source(self) -> Any:
         """What validation reads, as the user passed it; None if there is none."""
         return self.argument("val_x")
+
+    @property
+    def copied_by_validation(self) -> list[np.ndarray[Any, Any]]:
+        """The arrays of `validation_data` that fit has copied; none before its first validation."""
+        if getattr(self.model, "_eval_epoch_iterator", None) is None:
+            return []
+        given = [self.argument(name) for name in ("val_x", "val_y", "val_sample_weight")]
+        return [array for array in keras.tree.flatten(given) if isinstance(array, np.ndarray)]
 
     def argument(self, name: str) -> Any:
         """An argument or variable of the running fit(); None if it has none of that name."""

@@ -310,7 +310,7 @@ def _check_tagged(kind: str, content: Any, tensors: Collection[str], where: str,
 
 _LONGEST_TEXT = 2**20
 _NESTED = frozenset(["$random", "$iterator", "$new", "$variable", "$tensor", "$bound", "$own", "$event", "$table"])
-_NESTED |= {"$dict", "$deque", "$bind"}
+_NESTED |= {"$dict", "$deque", "$bind", "$view"}
 
 
 def _is_pair_of_texts(content: Any, tensors: Collection[str]) -> bool:

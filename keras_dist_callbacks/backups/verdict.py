@@ -37,7 +37,8 @@ class Finding:
     """One object of the user's code that is neither saved, constant, asserted to be stateless nor output-only.
 
     Attributes:
-        kind: `"unknown"`: it cannot be inspected, so it may hold state. `"lost"`: it has changed and is not saved.
+        kind: `"unknown"`: it cannot be inspected, so it may hold state. `"traced"`: it has changed since TensorFlow
+            traced a function that may have read it. `"lost"`: it has changed and is not saved.
         owner: The callback, function, class or module that it belongs to.
         place: Where in it; empty for the owner's own code.
         why: What it is.
@@ -138,6 +139,7 @@ def group(findings: Iterable[Finding]) -> tuple[list[str], list[str]]:
     for finding in findings:
         owners.setdefault((finding.kind, finding.owner), []).append(finding)
     conditions = [_condition(owner, found) for (kind, owner), found in owners.items() if kind == "unknown"]
+    conditions += [_unused_by_traces(owner, found) for (kind, owner), found in owners.items() if kind == "traced"]
     return conditions, [_lost(owner, found) for (kind, owner), found in owners.items() if kind == "lost"]
 
 
@@ -145,6 +147,15 @@ def _condition(owner: str, found: list[Finding]) -> str:
     assertion = next((finding.assertion for finding in found if finding.assertion), None)
     advice = f"; {assertion} asserts that" if assertion else ""
     return f"{owner} keeps no state in {_places(found)}{advice}"
+
+
+def _unused_by_traces(owner: str, found: list[Finding]) -> str:
+    places = list(dict.fromkeys(finding.place or "the code" for finding in found))
+    more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    return (
+        f"no function that TensorFlow traced before the change uses {', '.join(places[:_SHOWN])}{more} of {owner}; "
+        "keep a number that changes in a keras.Variable"
+    )
 
 
 def _lost(owner: str, found: list[Finding]) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_dist_callbacks._compat import graphs, pipeline, rng
 from keras_dist_callbacks._compat.input_inspection import InputInspection
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState, strip_counters
@@ -17,6 +19,7 @@ TOPIC = "input_variables"
 _NOTHING = InputInspection()
 _RNG = "rng_at_input"
 _FIRST, _START, _NOW = "first", "start", "now"
+_CACHED, _SINCE = "cached", "since"
 
 
 class InputVariables:
@@ -45,6 +48,7 @@ class InputVariables:
         self._iterator_persists = iterator_persists
         self._dataset: Any = None
         self._held: dict[str, list[SharedTensor]] = {}
+        self._when_cached: list[SharedTensor] = []
         self._rng: JSON = None
         self._saved: WorkerState | None = None
         self.validation = validation
@@ -55,6 +59,7 @@ class InputVariables:
         self._refresh()
         self._held[_START] = [r.hold() for r in self._all]
         self._held.setdefault(_FIRST, self._held[_START])
+        self._when_cached = self._when_cached or [r.hold() for r in self._cached]
         self._rng = rng.capture() if self.hidden.python else None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
@@ -65,6 +70,7 @@ class InputVariables:
         held: dict[str, list[SharedTensor]] = {**self._held, _NOW: [r.hold() for r in self._all]}
         if not pipeline.caches_randomness(self._dataset):
             held.pop(_FIRST, None)
+        held |= {_CACHED: self._when_cached, _SINCE: [r.hold() for r in self._cached]}
         return topics, {_name(when, i): value for when, values in held.items() for i, value in enumerate(values)}
 
     def match_backup(self, saved: WorkerState) -> list[str]:
@@ -79,12 +85,29 @@ class InputVariables:
             self._saved = saved
             self._assign(_FIRST)
             self.continue_from(saved)
-        return [] if note is None else [note]
+        return [*([] if note is None else [note]), *self._changed_since_cached(saved)]
+
+    def _changed_since_cached(self, saved: WorkerState) -> list[str]:
+        """What a cache holds of the first pass cannot be made again from variables that have changed since."""
+        changed = []
+        for number, resource in enumerate(self._cached):
+            then, since = (_found(saved.tensors, when, number) for when in (_CACHED, _SINCE))
+            if then is not None and since is not None and not np.array_equal(then, since):
+                changed.append(strip_counters(resource.name))
+        if not changed:
+            return []
+        return [
+            f"the cache() of a dataset has kept what the first pass made of {', '.join(changed)}, which has changed "
+            "since, and a resumed run fills the cache again; use the variable after the cache()"
+        ]
 
     def continue_from(self, saved: WorkerState) -> None:
         """The next backups tell of the same first pass as this one, wherever it was taken."""
         if _name(_FIRST, 0) in saved.tensors:
             self._held[_FIRST] = [SharedArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
+        cached = [_found(saved.tensors, _CACHED, i) for i in range(len(self._cached))]
+        if all(value is not None for value in cached):
+            self._when_cached = list(map(SharedArray, cached))
 
     def restore_epoch_start(self) -> None:
         """Before the first batch of the iterator that the interrupted run was reading from."""
@@ -134,6 +157,10 @@ class InputVariables:
     @property
     def _all(self) -> list[graphs.Resource]:
         return graphs.distinct((*self.hidden.variables, *self.hidden.reads, *self.validation.variables))
+
+    @property
+    def _cached(self) -> list[graphs.Resource]:
+        return [*self.hidden.cached, *self.validation.cached]
 
     def _difference(self, wanted: Sequence[Sequence[str]] | None) -> str | None:
         if wanted is None:

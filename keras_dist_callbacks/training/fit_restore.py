@@ -203,7 +203,7 @@ class FitRestore:
     def _apply_finished(self) -> list[str]:
         """Restores what the finished fit has left to what the script does next."""
         saved, data = self._resume.saved, self._state.data
-        resume_mode.note_finished(saved)
+        self._conditions += resume_mode.note_finished(saved, has_ended=self._resume.has_ended)
         data.note_finished(saved, int(self._state.description["initial_epoch"]))
         notes = self._state.untracked.restore_input(saved)
         self._state.untracked.build(saved)

@@ -102,7 +102,7 @@ class Recompiled:
         return [name for name in now if now[name] != self._arguments.get(name)]
 
     def put_back(self, saved: WorkerState, user: UserState) -> None:
-        """Gives the model what the interrupted run had given it, unless a callback has done so in this epoch.
+        """Gives the model what the interrupted run had given it, unless a callback has done the same in this epoch.
 
         Args:
             saved: The backup.
@@ -117,7 +117,7 @@ class Recompiled:
         if modes and modes != _modes(model):
             model.run_eagerly, model.jit_compile = modes[_RUN_EAGERLY], modes[_JIT_COMPILE]
             model.make_train_function(force=True)
-        if model.optimizer is self._optimizer and found.keys() & {_HELD, _OPTIMIZER}:
+        if found.keys() & {_HELD, _OPTIMIZER} and self._has_another_optimizer(config):
             user.restore_trainable(saved.state.get(PYTHON) or {}, saved.tensors)
             if _HELD in found:
                 model_parts.replace_optimizer(self._fit, user.object_at(found[_HELD]))
@@ -128,6 +128,11 @@ class Recompiled:
         if _WEIGHTS in found:
             building.build_optimizer_for(model, found[_WEIGHTS])
         self.note_function()
+
+    def _has_another_optimizer(self, config: Any) -> bool:
+        """Whether the optimizer is that of the script, or one that a callback has made with other arguments."""
+        now = self._fit.model.optimizer
+        return now is self._optimizer or (config is not None and model_parts.optimizer_config(now) != config)
 
 
 def _arguments(model: Any) -> dict[str, str]:

@@ -23,6 +23,7 @@ FIT = "fit"
 _ADVICE = "give each run a directory of its own, or delete the directory"
 _RESULTS_NOT_USED = "nothing depends on the results of the earlier fit(), which was skipped"
 _NOT_SAVED_BY_FINISHED = "nothing depends on what the earlier fit(), which is finished, could not save ({})"
+_LATER = "no code after a fit() that ran no step depends on the model, which is at {} already"
 _MORE = ", or ask for more epochs"
 
 
@@ -105,11 +106,23 @@ def note_skipped() -> None:
     _add_condition(_RESULTS_NOT_USED)
 
 
-def note_finished(saved: WorkerState) -> None:
-    """A fit of this process was finished before: what its backup could not save is not as it was after it."""
+def note_finished(saved: WorkerState, *, has_ended: bool) -> list[str]:
+    """A fit of this process was finished before: what its backup could not save is not as it was after it.
+
+    Args:
+        saved: The backup.
+        has_ended: Whether it is the end of this fit, and not a later step.
+
+    Returns:
+        On what this fit itself depends.
+    """
+    later = [] if has_ended else [_LATER.format(saved.position)]
+    for condition in later:
+        _add_condition(condition)
     lost = [*(saved.state.get(verdict.LOST) or ()), *(saved.state.get(verdict.NOT_SAVED) or ())]
     for what in [*lost, *(saved.state.get(verdict.CONDITIONS) or ())]:
         _add_condition(_NOT_SAVED_BY_FINISHED.format(what))
+    return later
 
 
 def _add_condition(condition: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 from collections.abc import Callable
@@ -261,3 +262,35 @@ def test_validation_data_go_on_beside_training_data_that_never_end(tmp_path: Pat
     with pytest.raises(tiny.Stop):
         run(tmp_path, tiny.StopAt(2, 1))
     tiny.assert_same(run(tmp_path), expected)
+
+
+class Lowers(keras.callbacks.Callback):
+    def __init__(self, strength: tf.Variable) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.strength.assign(0.5 * self.strength)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+@pytest.mark.parametrize("of", ["training", "validation"])
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_cache_of_what_a_variable_was_cannot_be_filled_again(tmp_path: Path, of: str, is_cached: bool) -> None:
+    def run(epoch: int | None) -> kdc.BackupAndRestore:
+        model, strength = tiny.model(), tf.Variable(1.0)
+        scaled = tiny.shuffled().map(lambda x, y: (x * strength, y))
+        scaled = scaled.cache() if is_cached else scaled
+        data = {"x": scaled} if of == "training" else {"validation_data": scaled}
+        backup = kdc.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
+        stops = [] if epoch is None else [tiny.StopAt(epoch, 2)]
+        with contextlib.suppress(tiny.Stop):
+            tiny.fit(model, None, [Lowers(strength), *stops, backup], epochs=4, **data)
+        return backup
+
+    run(1)
+    for epoch in (2, None):
+        restored = run(epoch).restored
+        assert restored is not None
+        assert (restored.verdict == "not exact") == is_cached, restored
+        assert any("use the variable after the cache()" in note for note in restored.notes) == is_cached

@@ -230,10 +230,7 @@ class _Comparison:
         if kind == "iterator":
             return {"$iterator": nodes.iterator_position(value)}
         if kind == "method":
-            owner = self._part(value.__self__, join(path, "self"), path)
-            function = getattr(value, "__func__", None)
-            known = isinstance(function, types.FunctionType) and value != getattr(value.__self__, value.__name__, None)
-            return {"$bound": [owner, str(value.__name__), *([name_of(function)] if known else [])]}
+            return self._method(path, value)
         if kind == "object":
             return self._new_object(path, value)
         if kind in _NOT_STORED:
@@ -241,10 +238,38 @@ class _Comparison:
         if kind in _PARTS:
             tag, parts = _PARTS[kind]
             return {tag: self._value(parts(value), path)}
-        if kind == "container":
-            self._require_type(value, before)
+        is_new_array = kind == "array" and (before is None or before.value is not value)
+        if is_new_array and (view := self._view(value, path)) is not None:
+            return view
+        return self._container_or_value(path, before, node)
+
+    def _method(self, path: str, value: Any) -> JSON:
+        owner = self._part(value.__self__, join(path, "self"), path)
+        function = getattr(value, "__func__", None)
+        known = isinstance(function, types.FunctionType) and value != getattr(value.__self__, value.__name__, None)
+        return {"$bound": [owner, str(value.__name__), *([name_of(function)] if known else [])]}
+
+    def _container_or_value(self, path: str, before: Node | None, node: Node) -> JSON:
+        if node.kind == "container":
+            self._require_type(node.value, before)
             self._inline.add(path)
-        return self._value(value, path)
+        return self._value(node.value, path)
+
+    def _view(self, value: np.ndarray[Any, Any], path: str) -> JSON | None:
+        """What stands for a new array that is part of another one, so that both change together again."""
+        base = nodes.base_of(value)
+        if base is None:
+            return None
+        known = self._paths.get(id(base))
+        is_plain = type(base) is np.ndarray and base.flags.c_contiguous and base.dtype == value.dtype
+        if known is not None and is_plain and not self._is_inline(known):
+            offset = value.ctypes.data - base.ctypes.data
+            return {"$view": [self._pointer("ref", known), offset, list(value.shape), list(value.strides)]}
+        arrays = {other: node.value for other, node in self._now.nodes.items() if node.kind == "array"}
+        parts = [a for other, a in arrays.items() if other != path and (a is base or nodes.base_of(a) is base)]
+        if any(np.may_share_memory(part, value) for part in parts):
+            raise UnstorableError("it shares memory with another array")
+        return None
 
     def _require_type(self, value: Any, before: Node | None) -> None:
         """A container of another type than Python's own is filled in place, but cannot be made again."""
@@ -465,7 +490,7 @@ class _Objects:
         if isinstance(record, dict) and self._fill_special(record, node):
             return
         value = python_values.decode(record, self._tensors, self, present)
-        is_reference = isinstance(record, dict) and record.keys() <= {"$ref", "$made"}
+        is_reference = isinstance(record, dict) and record.keys() <= {"$ref", "$made", "$view"}
         can_be_filled = node is not None and node.kind in ("container", "array") and not is_reference
         if can_be_filled and (slot is None or not is_bound) and _fill(present, value):
             self._made[path] = present
@@ -524,13 +549,12 @@ class _Objects:
 
     def resolve(self, kind: str, value: JSON, present: Any) -> Any:
         """See `python_values.Objects`."""
-        if kind == "$made":
-            return self._referred(value)
+        by_path = {"$made": self._referred, "$named": self._named}
+        if kind in by_path:
+            return by_path[kind](value)
         if kind in ("$ref", "$keep"):
             self.put(value)
             return self._made[value] if value in self._made else self._holder(value)
-        if kind == "$named":
-            return self._named(value)
         if kind == "$member":
             return self._member(value, present)
         if kind == "$iterator" and isinstance(present, nodes.ITERATORS):
@@ -541,9 +565,13 @@ class _Objects:
         if kind == "$bound":
             owner = python_values.decode(value[0], self._tensors, self)
             return types.MethodType(self._named(value[2]), owner) if len(value) > 2 else getattr(owner, value[1])
-        if kind == "$new":
-            return self._new(*value)
+        if kind in ("$new", "$view"):
+            return (self._new if kind == "$new" else self._view)(*value)
         raise LookupError(f"{kind} stands for nothing here")
+
+    def _view(self, base: JSON, offset: int, shape: list[int], strides: list[int]) -> np.ndarray[Any, Any]:
+        whole = python_values.decode(base, self._tensors, self)
+        return np.ndarray(shape, whole.dtype, whole.data, offset, strides)
 
     def _new(self, label: str, fields: JSON, path: str = "") -> Any:
         """Makes an object; what it holds may refer to it by its path."""

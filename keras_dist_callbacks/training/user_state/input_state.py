@@ -57,6 +57,10 @@ class InputState:
         roots = _roots_of(fit)
         self.start = walk(roots, policy)
         self._roots = {path: root for path, root in roots.items() if isinstance(root.value, keras.utils.PyDataset)}
+        self._held = [root.value for root in self._roots.values()]
+        weights = fit.argument("class_weight")
+        if "input" in self._roots and weights is not None:  # Keras looks them up for each batch
+            self._roots["class_weight"] = Root(weights)
         self._begun = self._first = self._look(self._roots)
         self._writers = _run_in_an_epoch(fit, callbacks)
         self._changes = changes.Changes()
@@ -65,7 +69,7 @@ class InputState:
 
     def holds(self, value: Any) -> bool:
         """Whether an object is saved here, and so is not part of the state of a callback that refers to it."""
-        return not self._fit.steps_per_epoch and any(value is root.value for root in self._roots.values())
+        return not self._fit.steps_per_epoch and any(value is held for held in self._held)
 
     def note_epoch(self, *, is_read: bool) -> None:
         """An epoch begins or has ended, and no batch is being read.

@@ -337,3 +337,11 @@ def generator_token(generator: types.GeneratorType[Any, Any, Any]) -> tuple[Any,
         return ("generator", "finished")
     plain = {name: value for name, value in frame.f_locals.items() if isinstance(value, bool | int | float | str)}
     return ("generator", frame.f_lasti, repr(plain))
+
+
+def base_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """The array whose memory another one is a part of; None if that is its own."""
+    base = array.base
+    while isinstance(base, np.ndarray) and isinstance(base.base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, np.ndarray) else None

@@ -69,6 +69,10 @@ class UserState:
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
         self._start = self._walk()
+        layers = {path: node.value for path, node in self._start.nodes.items() if node.kind == "layer"}
+        self._adapted = {
+            path: library_state.adapted(layer) for path, layer in layers.items() if hasattr(layer, "adapt")
+        }
         described = edits.describe(self._start, self.input.start, self._names_of_the_user(), is_loaded=_is_loaded(fit))
         first = shared(_Descriptions).of_models.setdefault(fit.model, {}).setdefault(directory, described)
         self._description = edits.with_first(described, first)
@@ -91,14 +95,13 @@ class UserState:
         found = changes.changes_between(self._start, now, remade=self._remade(now))
         findings = [
             *(_finding("unknown", path, why, now) for path, why in now.unknown.items()),
-            *(_finding("unknown", path, _TRACED, now) for path in self._unlike_in_traces(now)),
-            *(_finding("unknown", path, _TRACED, now) for path in self._changed_in_remade(now)),
-            *(_finding("unknown", path, _TRACED_BEFORE, now) for path in _changed_since_traced(now, found)),
+            *(_finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
             *(_finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),
+            *(_finding("lost", path, _ADAPTED, now) for path in self._adapted_again(now)),
         ]
         self.conditions, self.lost = group(findings)
-        self.conditions += self._readers_of_the_input(now)
+        self.conditions += self._readers_of_the_input(now) + self._changed_after_a_copy(now, found)
         held = now.nodes.get("optimizer")
         self.place_of_optimizer = str(held.token[1]) if held is not None and held.kind == "ref" else None
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}
@@ -164,7 +167,7 @@ class UserState:
             self._note_trace()
         now = self._traced[-1].digests
         differing = [path for path in dict.fromkeys([*wanted, *now]) if wanted.get(path) != now.get(path)]
-        return group(_finding("unknown", path, _TRACED, Found()) for path in differing)[0]
+        return group(_finding("traced", path, "", Found()) for path in differing)[0]
 
     def _trace(self) -> bool:
         self._fit.model.make_train_function(force=True)
@@ -255,10 +258,27 @@ class UserState:
                 conditions.append(f"{owner} does not read `{place}`, of which each pass may differ")
         return conditions
 
+    def _changed_after_a_copy(self, now: Found, found: changes.Changes) -> list[str]:
+        """Arrays that training has changed, of which a resumed fit would copy other values for its validation."""
+        copied = self._fit.copied_by_validation
+        conditions = []
+        for path in found.records if copied else ():
+            node = now.node(path)
+            array = None if node is None else node.value
+            if isinstance(array, np.ndarray) and any(np.may_share_memory(array, other) for other in copied):
+                owner, place = words(path)
+                conditions.append(f"{place} of {owner} is as it was when the first validation of this fit() copied it")
+        return conditions
+
     def _passes_differ(self, dataset: Any) -> bool:
         if dataset not in self._differing:
             self._differing[dataset] = input_inspection.passes_differ(dataset)
         return self._differing[dataset]
+
+    def _changed_after_a_trace(self, now: Found, found: changes.Changes) -> list[str]:
+        """Values that a function of TensorFlow's may have read before they changed."""
+        paths = [*self._unlike_in_traces(now), *self._changed_in_remade(now), *_changed_since_traced(now, found)]
+        return list(dict.fromkeys(paths))
 
     def _unlike_in_traces(self, now: Found) -> list[str]:
         """Values that several traces of the step may have read, each another one."""
@@ -284,6 +304,15 @@ class UserState:
         then = self._last_trace.nodes
         found = [path for path in now.nodes if path.partition("/")[0] in remade and path in then]
         return [path for path in found if "/" in path and then[path].token != now.nodes[path].token]
+
+    def _adapted_again(self, now: Found) -> list[str]:
+        """The preprocessing layers of which training has called `adapt`: what they derive is not in their variables."""
+        found = []
+        for path, before in self._adapted.items():
+            node = now.nodes.get(path)
+            if node is not None and library_state.is_adapted_otherwise(node.value, before):
+                found.append(path)
+        return found
 
     def _newly_compiled(self, now: Found) -> list[str]:
         """Where else the losses and metrics are that training has compiled; a restart has others."""
@@ -324,6 +353,7 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
 
 
 _LOSSES = ("loss", "metrics", "weighted metrics")
+_ADAPTED = "training has called adapt() of this layer; call it before fit()"
 _SHARED = "training compiled it; compile it before fit()"
 
 
@@ -359,12 +389,6 @@ def _remember_trace(model: Any, found: Found) -> None:
     tokens = tokens if function is model.train_function else []
     tokens.append({path: node.token for path, node in found.nodes.items()})
     vars(model)[_TOKENS] = (model.train_function, tokens)  # not as an attribute, which Keras would track
-
-
-_TRACED = "TensorFlow traced the step more than once, with other values of it"
-
-
-_TRACED_BEFORE = "TensorFlow traced a function before training changed it"
 
 
 def _changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
