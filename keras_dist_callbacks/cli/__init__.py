@@ -1,9 +1,10 @@
 """`kdc`: inspects backups and checkpoints, and checks stores, from the shell.
 
+    formatting  how sizes, ages and tables look
     inventory   what a directory holds, read once, and whether a run seems to be writing
-    listing, details, verifying, pruning, doctor             what each command finds, as plain dataclasses
-    render, formatting, output                               how that looks
-    app                                                      the commands and their options
+    output      opens a directory, and prints results without credentials, for people or as JSON
+    listing, details, verifying, pruning, doctor, exporting  what each command finds, and how it is shown
+    app         the commands and their options
 
 Nothing here imports TensorFlow or Keras, and nothing claims a directory, so it can be used next to a run.
 """

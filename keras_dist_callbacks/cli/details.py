@@ -1,10 +1,11 @@
-"""`kdc show`: everything that one commit's manifest or one checkpoint tells, as plain values."""
+"""`kdc show`: everything that one commit's manifest or one checkpoint tells."""
 
 from __future__ import annotations
 
 import math
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,23 @@ from typing import Any
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.manifest import CALLBACK
-from keras_dist_callbacks.backups.snapshot import JSON, BlobInfo, Manifest, TensorInfo
+from keras_dist_callbacks.backups.snapshot import JSON, VARIABLE, Manifest, WorkerRecord
 from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint
-from keras_dist_callbacks.cli.inventory import Entry
-from keras_dist_callbacks.cli.listing import CheckpointRow, CommitRow, checkpoint_row, commit_row
+from keras_dist_callbacks.cli import formatting, listing
+from keras_dist_callbacks.cli.formatting import Cell, Page
+from keras_dist_callbacks.cli.inventory import Entry, blob_sizes
+from keras_dist_callbacks.cli.listing import CheckpointRow, CommitRow
+from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 
-_VARIABLE = "variable/"
 _RANDOM = ("rng", "rng_before_epoch", "rng_at_epoch", "rng_at_input")
 _VERSIONS = ("python", "keras", "tensorflow")
 _METADATA, _WEIGHTS = "metadata.json", "model.weights.h5"
 _MOST_TENSORS = 2**17
+_SHOWN_TENSORS = 40
 _OPTIMIZER = "optimizer/"
 
 
@@ -92,29 +95,30 @@ class CommitDetails:
     blobs: tuple[BlobRow, ...]
 
 
-def describe_commit(
-    url: str, entry: Entry, manifest: Manifest, before: Manifest | None, stored: Mapping[str, int], now: float
-) -> CommitDetails:
+def describe_commit(target: Target, entries: Sequence[Entry], entry: Entry) -> CommitDetails:
     """Everything about one commit.
 
     Args:
-        url: The directory, without credentials.
-        entry: The commit.
-        manifest: Its manifest.
-        before: The manifest of the commit before it.
-        stored: Sizes of the stored blobs.
-        now: The time.
+        target: The directory.
+        entries: All commits in it, the newest last.
+        entry: One of them.
+
+    Raises:
+        DamagedBackupError: It cannot be read.
     """
-    earlier = frozenset(before.blobs) if before else frozenset[BlobInfo]()
+    manifest = entry.readable()
+    before = [e.manifest.blobs for e in entries if e.id < entry.id and e.manifest is not None]
+    earlier = frozenset(before[-1] if before else ())
+    stored = blob_sizes(target.storage, [entry])
     topics = list(dict.fromkeys(topic for record in manifest.workers for topic in record.state))
-    tensors = tensor_rows(manifest)
+    tensors = _tensor_rows(manifest)
     return CommitDetails(
-        url=url,
-        commit=commit_row(entry, earlier, stored, now),
+        url=target.url,
+        commit=listing.commit_row(entry, earlier, stored),
         versions={key: manifest.info[key] for key in _VERSIONS if key in manifest.info},
         run={key: value for key, value in manifest.info.items() if key not in (*_VERSIONS, "created")},
         callbacks=tuple(topic.removeprefix(CALLBACK) for topic in topics if topic.startswith(CALLBACK)),
-        random_states=_random_states(manifest),
+        random_states=_random_states(manifest.workers[0]),
         topics=tuple(topic for topic in topics if not topic.startswith(CALLBACK) and topic not in _RANDOM),
         tensors=tensors,
         tensor_bytes=sum(row.bytes * len(row.workers) for row in tensors),
@@ -122,41 +126,88 @@ def describe_commit(
     )
 
 
-def tensor_rows(manifest: Manifest) -> tuple[TensorRow, ...]:
+def _tensor_rows(manifest: Manifest) -> tuple[TensorRow, ...]:
     """One row for each tensor; workers that have values of their own of the same type and shape share it."""
     found: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
     for worker, record in enumerate(manifest.workers):
         for name, info in record.tensors.items():
             found.setdefault((name, info.dtype, info.shape), []).append(worker)
-    return tuple(_tensor_row(name, dtype, shape, workers) for (name, dtype, shape), workers in found.items())
+    rows = []
+    for (name, dtype, shape), workers in found.items():
+        kind, _, variable = name.partition("/")
+        shown, _, replica = variable.rpartition("@") if kind == VARIABLE else (name, "", "")
+        size = dtype_of(dtype).itemsize * math.prod(shape)
+        rows.append(TensorRow(shown, kind, int(replica) if replica else None, dtype, shape, size, tuple(workers)))
+    return tuple(rows)
 
 
-def _tensor_row(name: str, dtype: str, shape: tuple[int, ...], workers: list[int]) -> TensorRow:
-    size = dtype_of(dtype).itemsize * math.prod(shape)
-    if not name.startswith(_VARIABLE):
-        return TensorRow(name, name.partition("/")[0], None, dtype, shape, size, tuple(workers))
-    variable, _, replica = name.removeprefix(_VARIABLE).rpartition("@")
-    if not (replica.isascii() and replica.isdigit()):
-        return TensorRow(name, "variable", None, dtype, shape, size, tuple(workers))
-    return TensorRow(variable, "variable", int(replica), dtype, shape, size, tuple(workers))
-
-
-def _random_states(manifest: Manifest) -> tuple[str, ...]:
-    state = manifest.workers[0].state if manifest.workers else {}
-    held = state.get("rng") or {}
-    found = [name for name in ("python", "numpy", "tensorflow") if name in held]
-    if "generator" in (held.get("tensorflow") or {}):
+def _random_states(chief: WorkerRecord) -> tuple[str, ...]:
+    found = ["python", "numpy", "tensorflow"]  # no manifest is read that lacks one
+    if "generator" in chief.state["rng"]["tensorflow"]:
         found.append("tf.random global generator")
-    generators = {info.key for info in _chief_tensors(manifest).values() if "seed_generator" in info.key}
+    generators = {info.key for info in chief.tensors.values() if "seed_generator" in info.key}
     if generators:
         found.append(f"keras seed generators: {len(generators)}")
-    if state.get("rng_at_epoch"):
+    if chief.state.get("rng_at_epoch"):
         found.append("as of the epoch's begin")
     return tuple(found)
 
 
-def _chief_tensors(manifest: Manifest) -> Mapping[str, TensorInfo]:
-    return manifest.workers[0].tensors if manifest.workers else {}
+def show_commit(page: Page, details: CommitDetails, *, every_tensor: bool) -> None:
+    """Prints what `kdc show` shows of a backup."""
+    row = details.commit
+    page.line(f"{details.url}/{row.name}", "bold")
+    versions = ", ".join(f"{name} {version}" for name, version in details.versions.items())
+    run = [(key.replace("_", " "), "-" if v is None else str(v).removeprefix("_")) for key, v in details.run.items()]
+    facts: list[tuple[str, Cell]] = [
+        ("position", f"{row.position} (step {row.step})"),
+        ("state", formatting.styled(row.state if row.problem else "done" if row.done else "not done")),
+        ("written", formatting.moment(row.created, row.age_seconds)),
+        ("resume", formatting.styled(row.verdict or "-")),
+        ("generation", str(row.generation)),
+        ("versions", versions or "-"),
+        *run,
+        ("random states", ", ".join(details.random_states)),
+        ("callbacks", "\n".join(details.callbacks) or "none"),
+        ("other state", ", ".join(details.topics) or "none"),
+    ]
+    page.facts(facts)
+    listing.print_notes(page, [row])
+    page.line("")
+    page.line(f"{formatting.count(len(details.blobs), 'blob')}, {formatting.size(row.bytes)}", "bold")
+    blobs = ((b.path, formatting.size(b.bytes), formatting.styled(_state_of(b))) for b in details.blobs)
+    page.table(("blob", ">size", ""), blobs)
+    _show_tensors(page, details.tensors, details.tensor_bytes, every_tensor=every_tensor)
+
+
+def _state_of(blob: BlobRow) -> str:
+    if blob.stored != blob.bytes:
+        return "damaged"
+    return "new" if blob.new else "as before"
+
+
+def _show_tensors(page: Page, tensors: Sequence[TensorRow], total: int, *, every_tensor: bool) -> None:
+    """One line for each variable: its replicas and workers are counted, not listed."""
+    page.line("")
+    page.line(f"{formatting.count(len(tensors), 'tensor')}, {formatting.size(total)}", "bold")
+    shown = tensors if every_tensor else tensors[:_SHOWN_TENSORS]
+    merged: dict[tuple[str, str, tuple[int, ...]], list[TensorRow]] = {}
+    for row in shown:
+        merged.setdefault((row.name, row.dtype, row.shape), []).append(row)
+    rows = (
+        (name, dtype, " x ".join(map(str, shape)) or "scalar", formatting.size(members[0].bytes), _copies(members))
+        for (name, dtype, shape), members in merged.items()
+    )
+    page.table(("tensor", "type", "shape", ">size", ""), rows)
+    if len(shown) < len(tensors):
+        page.line(f"  and {len(tensors) - len(shown):,} more: add --all", "dim")
+
+
+def _copies(members: Sequence[TensorRow]) -> str:
+    replicas = f"{len(members)} replicas" if len(members) > 1 else ""
+    workers = sorted({worker for member in members for worker in member.workers})
+    apart = f"workers {', '.join(map(str, workers))}" if workers != [0] else ""
+    return ", ".join(filter(None, (replicas, apart)))
 
 
 @dataclass(frozen=True)
@@ -194,71 +245,87 @@ class CheckpointDetails:
     remarks: tuple[str, ...] = ()
 
 
-def choose(storage: Storage, listing: Listing, name: str | None) -> Checkpoint | None:
-    """The newest checkpoint, or the one of that name; None if the directory has none at all.
+def choose(storage: Storage, published: files.Listing, name: str) -> Checkpoint | None:
+    """The checkpoint of that name, without a name the newest; None if the directory has none at all.
 
     Raises:
         ConfigError: No record has that name.
         DamagedBackupError: There are checkpoints, but no record can be read.
     """
-    if name is None:
-        if listing.problems and not listing.checkpoints:
-            raise DamagedBackupError(f"{'; '.join(listing.problems)}. `kdc verify` checks all")
-        return next(iter(listing.checkpoints), None)
-    found = next((one for one in listing.checkpoints if one.name == name), None)
-    if found is None:
-        path = storage.display(name)
-        problem = next((problem for problem in listing.problems if path in problem), None)
-        if problem:
-            raise DamagedBackupError(problem)
-        known = ", ".join(one.name for one in listing.checkpoints[:5])
-        raise ConfigError(
-            f"{storage.display()}: no checkpoint with a record is named {name!r}"
-            + (f"; the newest: {known}" if known else "; `kdc ls` lists what is there")
-        )
-    return found
+    found = next((one for one in published.checkpoints if name in ("", one.name)), None)
+    if found is not None:
+        return found
+    if not name:
+        if published.problems:
+            raise DamagedBackupError(f"{'; '.join(published.problems)}. `kdc verify` checks all")
+        return None
+    path = storage.display(name)
+    problem = next((problem for problem in published.problems if path in problem), None)
+    if problem:
+        raise DamagedBackupError(problem)
+    known = ", ".join(one.name for one in published.checkpoints[:5])
+    advice = f"the newest: {known}" if known else "`kdc ls` lists what is there"
+    raise ConfigError(f"{storage.display()}: no checkpoint with a record is named {name!r}; {advice}")
 
 
-def describe_checkpoint(
-    storage: Storage, checkpoint: Checkpoint, now: float, remarks: tuple[str, ...] = ()
-) -> CheckpointDetails:
+def describe_checkpoint(storage: Storage, checkpoint: Checkpoint, remarks: tuple[str, ...] = ()) -> CheckpointDetails:
     """Reads a checkpoint completely and describes it.
 
     Args:
         storage: The directory.
         checkpoint: What the last bytes of the file contain.
-        now: The time.
         remarks: What is wrong with others there.
     """
     tensors: tuple[TensorRow, ...] = ()
     saved_by: Mapping[str, str] = {}
     problem, written = None, None
+    path = storage.display(checkpoint.name)
     with temporary.directory("show") as copies:
         try:
-            checkpoint = files.fetch(storage, checkpoint.name, copies)
-            saved_by, tensors = _read(copies / checkpoint.name, storage.display(checkpoint.name))
             written = storage.modified(checkpoint.name)
+            checkpoint = files.fetch(storage, checkpoint.name, copies)
+            saved_by, tensors = _read(copies / checkpoint.name, path)
         except FileNotFoundError:
-            problem = f"{storage.display(checkpoint.name)} was deleted meanwhile"
+            problem = f"{path} was deleted meanwhile"
         except DamagedBackupError as error:
             problem = str(error)
-            written = storage.modified(checkpoint.name)
-    record = checkpoint.record
     return CheckpointDetails(
         url=storage.display(),
-        checkpoint=checkpoint_row(checkpoint),
+        checkpoint=listing.checkpoint_row(checkpoint),
         state="damaged" if problem else "whole",
         problem=problem,
-        template=record.template,
-        sequence=record.sequence,
-        digest=record.digest,
+        template=checkpoint.record.template,
+        sequence=checkpoint.record.sequence,
+        digest=checkpoint.record.digest,
         written=written,
-        age_seconds=None if written is None else now - written,
+        age_seconds=None if written is None else time.time() - written,
         saved_by=saved_by,
         tensors=tensors,
         tensor_bytes=sum(row.bytes for row in tensors),
         remarks=remarks,
     )
+
+
+def show_checkpoint(page: Page, details: CheckpointDetails, *, every_tensor: bool) -> None:
+    """Prints what `kdc show` shows of a checkpoint."""
+    row = details.checkpoint
+    page.line(f"{details.url}/{row.name}", "bold")
+    facts: list[tuple[str, Cell]] = [
+        ("position", f"{formatting.count(row.epoch, 'epoch')} finished (step {row.step})"),
+        ("state", formatting.styled(details.state)),
+        ("written", formatting.moment(details.written, details.age_seconds)),
+        ("holds", "the whole model" if row.kind == "model" else "weights and optimizer"),
+        ("monitored", listing.monitored(row)),
+        ("template", details.template),
+        *([("published as", row.published_name)] if row.name != row.published_name else []),
+        ("generation", f"{row.generation}, file {details.sequence} of its run"),
+        ("digest", details.digest),
+        *((name.replace("_", " "), value) for name, value in details.saved_by.items()),
+    ]
+    page.facts(facts)
+    page.notes([(row.name, details.problem), *(("damaged", remark) for remark in details.remarks)], "red")
+    if details.tensors:
+        _show_tensors(page, details.tensors, details.tensor_bytes, every_tensor=every_tensor)
 
 
 def _read(file: Path, shown: str) -> tuple[Mapping[str, str], tuple[TensorRow, ...]]:

@@ -8,7 +8,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from safetensors.numpy import save
 
 from keras_dist_callbacks import errors
 from keras_dist_callbacks.backups.snapshot import Manifest, by_path, names_in
+from keras_dist_callbacks.cli import formatting
+from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage import temporary
@@ -25,23 +27,6 @@ from keras_dist_callbacks.storage.storage import Storage
 TENSORS = ".safetensors"
 KERAS = (".keras", ".weights.h5")
 _EXPORTER = "keras_dist_callbacks.training.model_export"
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """What is to be written, and what a model is made of.
-
-    Attributes:
-        out: The file: a path or an URL.
-        options: What the file system of the backup was given.
-        model: A `.keras` or JSON file with the architecture; None for the one that the backup holds.
-        modules: Names of modules to import for classes of the user's.
-    """
-
-    out: str
-    options: Any = None
-    model: str | None = None
-    modules: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -65,61 +50,63 @@ class Export:
     bytes: int
 
 
-def export(target: Target, url: str, manifest: Manifest, wish: ExportRequest) -> Export:
+def export(
+    target: Target, url: str, manifest: Manifest, out: str, model: str | None = None, modules: Sequence[str] = ()
+) -> Export:
     """Writes the variables of a backup, each compared with its hash, by their paths, or as a model of Keras'.
+
+    Args:
+        target: The directory.
+        url: The directory as it was given, with the credentials that may be in it.
+        manifest: The backup.
+        out: The file to write: a path or an URL.
+        model: A `.keras` or JSON file with the architecture. Defaults to the one that the backup holds.
+        modules: Names of modules to import for classes of the user's.
 
     Raises:
         ConfigError: The name has another ending, there is such a file, or Keras makes no model of the architecture.
         BackupMismatchError: The backup is not one of the given model.
         DamagedBackupError: The backup is not whole.
     """
-    directory, _, name = wish.out.rpartition("/")
+    directory, _, name = out.rpartition("/")
     if not name.endswith((TENSORS, *KERAS)) or name in {TENSORS, *KERAS}:
         raise ConfigError(f"the name of the file to write must end with {TENSORS}, {' or '.join(KERAS)}")
-    storage = Storage.open(directory or ("/" if wish.out.startswith("/") else "."))
+    storage = Storage.open(directory or ("/" if out.startswith("/") else "."))
+    taken = ConfigError(f"{storage.display(name)} exists: give another name, or delete it")
     if storage.exists(name):
-        raise _taken(storage, name)
-    with _content(target, url, manifest, wish, name) as (content, variables):
+        raise taken
+    request = {
+        "directory": url, "storage_options": target.options, "commit": manifest.id.label,
+        "model": model, "import": list(modules),
+    }  # fmt: skip
+    variables = len(names_in(manifest.workers[0].tensors))
+    with contextlib.ExitStack() as stack:
+        if name.endswith(KERAS):
+            content = stack.enter_context(_made_by_keras(request, name))
+        else:
+            arrays = by_path(target.store.load(manifest, 0).tensors)
+            variables = len(arrays)  # more of them, where replicas have values of their own
+            about = {"format": "np", "position": str(manifest.position), "commit": manifest.id.label}
+            content = memoryview(save({path: array.copy() for path, array in arrays.items()}, about))
         size = len(content)
         try:
             storage.create(name, [content])
         except FileExistsError as error:
-            raise _taken(storage, name) from error
+            raise taken from error
     return Export(target.url, storage.display(name), manifest.id.label, str(manifest.position), variables, size)
 
 
-def _taken(storage: Storage, name: str) -> ConfigError:
-    return ConfigError(f"{storage.display(name)} exists: give another name, or delete it")
-
-
 @contextlib.contextmanager
-def _content(
-    target: Target, url: str, manifest: Manifest, wish: ExportRequest, name: str
-) -> Iterator[tuple[memoryview, int]]:
-    """The file's bytes, and how many variables are in it."""
-    if name.endswith(KERAS):
-        with _made(url, manifest, wish, name) as made:
-            yield made, len(names_in(manifest.workers[0].tensors))
-        return
-    arrays = by_path(target.store.load(manifest, 0).tensors)
-    about = {"format": "np", "position": str(manifest.position), "commit": manifest.id.label}
-    yield memoryview(save({path: array.copy() for path, array in arrays.items()}, about)), len(arrays)
-
-
-@contextlib.contextmanager
-def _made(url: str, manifest: Manifest, wish: ExportRequest, name: str) -> Iterator[memoryview]:
+def _made_by_keras(request: Mapping[str, Any], name: str) -> Iterator[memoryview]:
     """A file that a process with Keras makes; what it needs goes there by a pipe, for there may be secrets in it."""
     with temporary.directory("export") as directory:
         out, report = directory / name, directory / "report.json"
-        request = {
-            "directory": url, "storage_options": wish.options, "commit": manifest.id.label, "out": str(out),
-            "model": wish.model, "import": list(wish.modules), "report": str(report),
-        }  # fmt: skip
         env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
         with Console(stderr=True).status("Keras makes the file"):
             done = subprocess.run(  # noqa: S603 - this interpreter and a module of this package
                 [sys.executable, "-m", _EXPORTER],
-                input=json.dumps(request), capture_output=True, text=True, env=env, check=False,
+                input=json.dumps({**request, "out": str(out), "report": str(report)}),
+                capture_output=True, text=True, env=env, check=False,
             )  # fmt: skip
         if report.exists():
             told = json.loads(report.read_text(encoding="utf-8"))
@@ -132,3 +119,9 @@ def _made(url: str, manifest: Manifest, wish: ExportRequest, name: str) -> Itera
             memoryview(content) as view,
         ):
             yield view
+
+
+def show_export(page: Page, written: Export) -> None:
+    """Prints what was written."""
+    what = f"{written.tensors} variables of {written.commit} ({written.position})"
+    page.line(f"{what}: {written.path}, {formatting.size(written.bytes)}", "green")

@@ -7,21 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from keras_dist_callbacks.backups import owner_records, record_io
+from keras_dist_callbacks.backups import names, owner_records, record_io
 from keras_dist_callbacks.backups.manifest import decode_manifest
-from keras_dist_callbacks.backups.names import (
-    BLOBS,
-    COMMITS,
-    DAMAGED,
-    OWNERS,
-    WITNESS,
-    blob_directory,
-    blob_generation,
-    commit_parts,
-    is_partial,
-    owner_name,
-    quarantined_name,
-)
+from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, blob_generation
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import formatting
@@ -33,7 +21,7 @@ MOST_RECORDS = 10_000
 MOST_BYTES = 2**25
 _READERS = 8
 QUIET_SECONDS = 15 * 60.0
-_SURELY_DEAD_SECONDS = 12 * 3600.0
+SURELY_DEAD_SECONDS = 12 * 3600.0
 _MISSED_BACKUPS = 3
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -56,11 +44,6 @@ class Entry:
     problem: str = ""
     state: str = "ok"
 
-    @property
-    def label(self) -> str:
-        """A short name that people can type."""
-        return self.id.label
-
     def readable(self) -> Manifest:
         """What the commit says.
 
@@ -70,16 +53,6 @@ class Entry:
         if self.manifest is None:
             raise DamagedBackupError(f"{self.problem}. `kdc ls` shows the other backups")
         return self.manifest
-
-
-@dataclass(frozen=True)
-class QuarantinedManifest:
-    """A damaged manifest that a run has moved aside; `manifest` is None if it cannot be read."""
-
-    path: str
-    size: int
-    generation: int
-    manifest: Manifest | None
 
 
 @dataclass(frozen=True)
@@ -100,17 +73,12 @@ class Inventory:
     committed: frozenset[int] = frozenset()
     blobs: Mapping[str, int] = field(default_factory=dict)
     temporaries: Mapping[str, int] = field(default_factory=dict)
-    set_aside: tuple[QuarantinedManifest, ...] = ()
+    set_aside: tuple[Entry, ...] = ()
 
     @property
     def newest_generation(self) -> int:
         """The generation that rules, 0 if there is none."""
         return max([0, *self.owners, *(entry.id.generation for entry in self.entries)])
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no run ever began here."""
-        return not (self.entries or self.owners or self.set_aside)
 
 
 def parallel(function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
@@ -142,24 +110,24 @@ def take_inventory(store: BackupStore) -> Inventory:
     storage = store.storage
     claims = _owners(storage)
     _check_size(storage)
-    set_aside = _quarantined(storage, MOST_BYTES)
+    set_aside = _quarantined(storage)
     # Blobs before manifests: a blob that a running fit adds in between is not listed, so it cannot look dangling.
     # The store cannot list directories; blobs are only ever below the number of a generation that is still told of.
-    generations = {*claims, *(c.generation for c in store.commits()), *(item.generation for item in set_aside)}
-    directories = [blob_directory(generation) for generation in sorted(generations)]
-    places = ["", COMMITS, OWNERS, *directories]
-    files = dict(zip(places, parallel(storage.files, places), strict=True))
-    present = {_join(place, f.name): f.size for place in places for f in files[place]}
-    unfinished = {
-        _join(place, f.name): f.size
-        for place in places
-        for f in files[place]
-        if is_partial(f.name, BLOBS if place.startswith(BLOBS) else place)
-    }
+    generations = {*claims, *(c.generation for c in store.commits()), *(entry.id.generation for entry in set_aside)}
+    kinds = {"": "", COMMITS: COMMITS, OWNERS: OWNERS}
+    kinds |= {names.blob_directory(generation): BLOBS for generation in sorted(generations)}
+    present: dict[str, int] = {}
+    unfinished: dict[str, int] = {}
+    for place, files in zip(kinds, parallel(storage.files, kinds), strict=True):
+        for file in files:
+            path = f"{place}/{file.name}" if place else file.name
+            present[path] = file.size
+            if names.is_partial(file.name, kinds[place]):
+                unfinished[path] = file.size
     return Inventory(
         entries=tuple(read_entries(store)),
         owners=claims,
-        committed=frozenset(g for g in claims if owner_paths(g)[0] in present),
+        committed=frozenset(g for g in claims if names.owner_name(g, WITNESS) in present),
         blobs={path: size for path, size in present.items() if blob_generation(path) is not None},
         temporaries=unfinished,
         set_aside=set_aside,
@@ -174,15 +142,20 @@ def blob_sizes(storage: Storage, entries: Sequence[Entry]) -> dict[str, int]:
     return {f"{directory}/{f.name}": f.size for directory, files in listings for f in files}
 
 
+def created_at(manifest: Manifest) -> float | None:
+    """When a commit was written, if it says so."""
+    created = manifest.info.get("created")
+    return None if created is None else float(created)
+
+
 def orphaned_blobs(inventory: Inventory) -> dict[str, int]:
     """Blobs that no manifest names, without those that a manifest that cannot be read may name.
 
     A commit refers only to blobs of its own generation, so all blobs of such a manifest's generation are left out.
     """
-    manifests = [entry.manifest for entry in inventory.entries] + [item.manifest for item in inventory.set_aside]
-    needed = {blob.path for manifest in manifests if manifest for blob in manifest.blobs}
-    unknown = {entry.id.generation for entry in inventory.entries if entry.manifest is None}
-    unknown |= {item.generation for item in inventory.set_aside if item.manifest is None}
+    every = [*inventory.entries, *inventory.set_aside]
+    needed = {blob.path for entry in every if entry.manifest for blob in entry.manifest.blobs}
+    unknown = {entry.id.generation for entry in every if entry.manifest is None}
     return {
         path: size
         for path, size in inventory.blobs.items()
@@ -197,14 +170,9 @@ def stale_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> li
         inventory: The directory.
         blobs: The blobs to reckon with. Defaults to those that are stored.
     """
-    alive = {entry.id.generation for entry in inventory.entries} | {item.generation for item in inventory.set_aside}
+    alive = {entry.id.generation for entry in [*inventory.entries, *inventory.set_aside]}
     alive |= {g for g in map(blob_generation, inventory.blobs if blobs is None else blobs) if g is not None}
     return sorted(g for g in inventory.owners if g not in alive and g < inventory.newest_generation)
-
-
-def owner_paths(generation: int) -> tuple[str, str]:
-    """A generation's note that it has committed, and its owner record, in the order to delete them in."""
-    return owner_name(generation, WITNESS), owner_name(generation)
 
 
 @dataclass(frozen=True)
@@ -222,12 +190,6 @@ class Liveness:
     why: str
 
 
-def has_ended(inventory: Inventory, now: float) -> bool:
-    """Whether no backup can be in the middle of being written, however seldom the newest run saves."""
-    silence = liveness(inventory, now, quiet=_SURELY_DEAD_SECONDS)
-    return not silence.running
-
-
 def liveness(inventory: Inventory, now: float, quiet: float = QUIET_SECONDS) -> Liveness:
     """Judges by the newest sign of life of the newest generation.
 
@@ -242,15 +204,14 @@ def liveness(inventory: Inventory, now: float, quiet: float = QUIET_SECONDS) -> 
     manifests = [e.manifest for e in inventory.entries if e.id.generation == newest and e.manifest is not None]
     if manifests and manifests[-1].done:
         return Liveness(False, newest, "its last run has ended")
-    created = sorted(float(m.info["created"]) for m in manifests if isinstance(m.info.get("created"), int | float))
+    created = [time for time in map(created_at, manifests) if time is not None]
     claimed = inventory.owners.get(newest)
-    signs = [*created, *([claimed] if claimed is not None else [])]
+    signs = sorted([*created, *([] if claimed is None else [claimed])])
     if not signs:
         return Liveness(False, newest, "nothing in it tells a time")
-    marks = sorted(signs)
-    interval = marks[-1] - marks[-2] if len(marks) > 1 else 0.0
-    silence = now - max(signs)
-    what = "the last backup was written" if created and max(signs) == created[-1] else "a run began"
+    interval = signs[-1] - signs[-2] if len(signs) > 1 else 0.0
+    silence = now - signs[-1]
+    what = "the last backup was written" if signs[-1] in created else "a run began"
     running = silence < max(quiet, _MISSED_BACKUPS * interval)
     return Liveness(running, newest, f"{what} {formatting.age(silence)} ago")
 
@@ -259,37 +220,31 @@ def _owners(storage: Storage) -> dict[int, float | None]:
     found = owner_records.generations(storage)
     if len(found) > MOST_RECORDS:
         raise BackupError(f"{storage.display(OWNERS)} holds {len(found)} records, more than jobs leave; look into it")
-    return {
-        g: None if owner is None else owner.claimed
-        for g, owner in zip(found, parallel(lambda g: owner_records.read_owner(storage, g), found), strict=True)
-    }
+    owners = parallel(lambda generation: owner_records.read_owner(storage, generation), found)
+    return {g: owner.claimed if owner else None for g, owner in zip(found, owners, strict=True)}
 
 
-def _quarantined(storage: Storage, limit: int) -> tuple[QuarantinedManifest, ...]:
-    def read(file: FileInfo, commit: CommitId) -> QuarantinedManifest:
+def _quarantined(storage: Storage) -> tuple[Entry, ...]:
+    def read(file: FileInfo) -> Entry | None:
+        commit = CommitId.parse(names.quarantined_name(file.name) or "")
         path = f"{DAMAGED}/{file.name}"
+        if commit is None:
+            return None
         try:
-            manifest: Manifest | None = decode_manifest(record_io.read(storage, path, limit), path, limit)
-        except (FileNotFoundError, DamagedBackupError, BackupMismatchError):
-            manifest = None
-        return QuarantinedManifest(path, file.size, commit.generation, manifest)
+            return Entry(commit, decode_manifest(record_io.read(storage, path, MOST_BYTES), path, MOST_BYTES))
+        except (FileNotFoundError, DamagedBackupError, BackupMismatchError) as error:
+            return Entry(commit, None, str(error), "damaged")
 
-    names = ((file, quarantined_name(file.name)) for file in storage.files(DAMAGED))
-    parsed = ((file, CommitId.parse(name)) for file, name in names if name is not None)
-    return tuple(parallel(lambda item: read(*item), [(file, commit) for file, commit in parsed if commit is not None]))
+    return tuple(entry for entry in parallel(read, storage.files(DAMAGED)) if entry is not None)
 
 
 def _check_size(storage: Storage) -> None:
     """Refuses what would take more memory and time than anybody expects of a look into a directory."""
-    sizes = [f.size for f in storage.files(COMMITS) if commit_parts(f.name)]
-    sizes += [f.size for f in storage.files(DAMAGED) if quarantined_name(f.name)]
+    sizes = [f.size for f in storage.files(COMMITS) if names.commit_parts(f.name)]
+    sizes += [f.size for f in storage.files(DAMAGED) if names.quarantined_name(f.name)]
     sizes = [size for size in sizes if size <= MOST_BYTES]  # no more is read of a longer one: it is damaged
     if len(sizes) > MOST_RECORDS or sum(sizes) > MOST_BYTES:
         raise BackupError(
             f"{storage.display()} holds {len(sizes)} manifests of {sum(sizes)} bytes, more than is read at once "
             f"({MOST_RECORDS}, or {MOST_BYTES} bytes); a fit() that may delete removes all but the newest two"
         )
-
-
-def _join(directory: str, name: str) -> str:
-    return f"{directory}/{name}" if directory else name

@@ -1,17 +1,26 @@
-"""`kdc ls`: backups and checkpoints in a directory, as plain values."""
+"""`kdc ls`: the backups and checkpoints in a directory, and the rows that `kdc show` begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
 from keras_dist_callbacks.backups.verdict import conditions as open_conditions
 from keras_dist_callbacks.backups.verdict import inexact_reasons, verdict_of
-from keras_dist_callbacks.checkpoints.files import Listing
+from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli import formatting
-from keras_dist_callbacks.cli.inventory import Entry
+from keras_dist_callbacks.cli.formatting import Cell, Page
+from keras_dist_callbacks.cli.inventory import Entry, blob_sizes, created_at, read_entries
+from keras_dist_callbacks.cli.output import Target
+
+_BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
+_CHECKPOINT_HEADERS = ("checkpoint", ">epoch", "kind", ">step", "monitored", ">size")
 
 
 @dataclass(frozen=True)
@@ -111,70 +120,56 @@ class DirectoryListing:
         return bool(self.checkpoint_problems) or any(row.state == "damaged" for row in self.commits)
 
 
-def list_directory(
-    url: str,
-    entries: Sequence[Entry],
-    stored: Mapping[str, int],
-    checkpoints: Listing,
-    without_record: Sequence[str],
-    *,
-    earlier_runs: bool,
-    now: float,
-) -> DirectoryListing:
-    """Puts together what `kdc ls` shows.
-
-    Args:
-        url: The directory, without credentials.
-        entries: The commits, the newest last.
-        stored: Sizes of the stored blobs.
-        checkpoints: What was published there.
-        without_record: Model files without a record, those of other tools included.
-        earlier_runs: Whether a run began here.
-        now: The time.
-    """
-    rows = []
-    before: frozenset[BlobInfo] = frozenset()
+def list_directory(target: Target) -> DirectoryListing:
+    """Reads what `kdc ls` shows."""
+    entries = read_entries(target.store)
+    stored = blob_sizes(target.storage, entries)
+    published = files.find(target.storage)
+    rows: list[CommitRow] = []
+    before: tuple[BlobInfo, ...] = ()
     for entry in entries:
-        rows.append(commit_row(entry, before, stored, now))
-        if entry.manifest is not None:
-            before = frozenset(entry.manifest.blobs)
+        rows.append(commit_row(entry, before, stored))
+        before = entry.manifest.blobs if entry.manifest else before
     blobs = {blob for entry in entries if entry.manifest for blob in entry.manifest.blobs}
     return DirectoryListing(
-        url,
+        target.url,
         tuple(reversed(rows)),
         sum(blob.size for blob in blobs),
-        tuple(map(checkpoint_row, checkpoints.checkpoints)),
-        checkpoints.problems,
-        tuple(without_record),
-        earlier_runs,
+        tuple(map(checkpoint_row, published.checkpoints)),
+        published.problems,
+        tuple(foreign.names(target.storage)),
+        target.store.has_owner_records(),
     )
 
 
-def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, int], now: float) -> CommitRow:
-    """One commit as `kdc ls` shows it; `before` are the blobs of the commit before it."""
+def commit_row(entry: Entry, before: Collection[BlobInfo], stored: Mapping[str, int]) -> CommitRow:
+    """One commit as `kdc ls` shows it.
+
+    Args:
+        entry: The commit.
+        before: The blobs of the commit before it.
+        stored: Sizes of the stored blobs.
+    """
     manifest = entry.manifest
+    row = CommitRow(entry.id.label, entry.id.name, entry.id.generation, entry.state, entry.problem or None)
     if manifest is None:
-        return CommitRow(entry.label, entry.id.name, entry.id.generation, entry.state, entry.problem)
+        return row
     problem = _missing(manifest, stored)
     created = created_at(manifest)
-    reasons, conditions = verdict_of_manifest(manifest)
+    reasons, conditions = _verdict_of_manifest(manifest)
     verdict = verdict_of(reasons, conditions)
-    return CommitRow(
-        commit=entry.label,
-        name=entry.id.name,
-        generation=entry.id.generation,
+    known = frozenset(before)
+    return dataclasses.replace(
+        row,
+        **dataclasses.asdict(manifest.position),
         state="damaged" if problem else "ok",
         problem=problem,
-        kind=manifest.position.kind,
-        epoch=manifest.position.epoch,
-        batch=manifest.position.batch,
-        step=manifest.position.step,
         position=formatting.position(manifest.position),
         done=manifest.done,
         created=created,
-        age_seconds=None if created is None else now - created,
+        age_seconds=None if created is None else time.time() - created,
         bytes=sum(blob.size for blob in manifest.blobs),
-        new_bytes=sum(blob.size for blob in manifest.blobs if blob not in before),
+        new_bytes=sum(blob.size for blob in manifest.blobs if blob not in known),
         exact=verdict == "exact",
         verdict=verdict,
         inexact_reasons=reasons,
@@ -184,39 +179,21 @@ def commit_row(entry: Entry, before: frozenset[BlobInfo], stored: Mapping[str, i
 
 def checkpoint_row(checkpoint: Checkpoint) -> CheckpointRow:
     """One checkpoint as `kdc ls` shows it."""
-    record = checkpoint.record
-    return CheckpointRow(
-        name=checkpoint.name,
-        kind=checkpoint.kind,
-        epoch=record.epoch,
-        step=record.step,
-        monitor=record.monitor,
-        value=record.value,
-        best_only=record.best_only,
-        bytes=checkpoint.file_size,
-        generation=record.generation,
-        published_name=record.published_name,
-    )
+    its_own = {"name": checkpoint.name, "kind": checkpoint.kind, "bytes": checkpoint.file_size}
+    return msgspec.convert({**dataclasses.asdict(checkpoint.record), **its_own}, CheckpointRow)
 
 
-def created_at(manifest: Manifest) -> float | None:
-    """When a commit was written, if it says so."""
-    created = manifest.info.get("created")
-    return float(created) if isinstance(created, int | float) else None
-
-
-def verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Why no continuation of a commit can be exact, and on what it depends; another run may change more."""
     unchanged = {"seed": "unknown", "replicas": 1, **manifest.info}
-    found: dict[str, None] = {}
-    conditions: dict[str, None] = {}
+    reasons: list[str] = []
+    conditions: list[str] = []
     for worker, record in enumerate(manifest.workers):
-        state = {**manifest.workers[0].state, **record.state}
-        saved = WorkerState(manifest.position, {}, state, manifest.info)
-        for reason in inexact_reasons(saved, unchanged):
-            found[reason.replace("this worker's", f"worker {worker}'s")] = None
-        conditions.update(dict.fromkeys(open_conditions(saved)))
-    return tuple(found), tuple(conditions)
+        saved = WorkerState(manifest.position, {}, {**manifest.workers[0].state, **record.state}, manifest.info)
+        found = inexact_reasons(saved, unchanged)
+        reasons += [reason.replace("this worker's", f"worker {worker}'s") for reason in found]
+        conditions += open_conditions(saved)
+    return tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(conditions))
 
 
 def _missing(manifest: Manifest, stored: Mapping[str, int]) -> str | None:
@@ -226,3 +203,51 @@ def _missing(manifest: Manifest, stored: Mapping[str, int]) -> str | None:
         if stored[blob.path] != blob.size:
             return f"{blob.path} is {stored[blob.path]} bytes long instead of {blob.size}"
     return None
+
+
+def show_listing(page: Page, listing: DirectoryListing) -> None:
+    """Prints what `kdc ls` shows."""
+    rows, published = listing.commits, listing.checkpoints
+    if rows:
+        summary = f"{formatting.count(len(rows), 'backup')}, {formatting.size(listing.bytes)} in all"
+        page.line(f"{listing.url}: {summary}", "bold")
+        page.table(_BACKUP_HEADERS, map(_commit_cells, rows), only_if_wide=_BACKUP_HEADERS[2:7])
+        print_notes(page, rows)
+    elif listing.earlier_runs:
+        page.line(f"{listing.url}: a run began here, but there is no backup")
+    if published or listing.checkpoint_problems:
+        page.line(f"{listing.url}: {formatting.count(len(published), 'checkpoint')}", "bold")
+    if published:
+        cells = (
+            (row.name, str(row.epoch), row.kind, f"{row.step:,}", monitored(row), formatting.size(row.bytes))
+            for row in published
+        )
+        page.table(_CHECKPOINT_HEADERS, cells, only_if_wide=_CHECKPOINT_HEADERS[2:])
+        renamed = (row for row in published if row.name != row.published_name)
+        page.notes((row.name, f"a copy of {row.published_name}") for row in renamed)
+    page.notes((("damaged", problem) for problem in listing.checkpoint_problems), "red")
+    why = "no record: written or rewritten by another program"
+    page.notes((name, why) for name in listing.without_record)
+
+
+def print_notes(page: Page, rows: Sequence[CommitRow]) -> None:
+    """What is wrong with commits, why going on from them is not exact, or on what that depends."""
+    page.notes(((row.commit, row.problem) for row in rows), "red")
+    page.notes(((row.commit, reason) for row in rows for reason in row.inexact_reasons), "yellow")
+    for row in rows:
+        if not row.inexact_reasons:
+            page.notes(((row.commit, f"exact if {condition}") for condition in row.conditions), "cyan")
+
+
+def monitored(row: CheckpointRow) -> str:
+    """The monitored quantity of a checkpoint and its value."""
+    value = "-" if row.value is None else f"{row.monitor} {row.value:.6g}"
+    return value + (" (best)" if row.best_only else "")
+
+
+def _commit_cells(row: CommitRow) -> tuple[Cell, ...]:
+    step = "-" if row.step is None else f"{row.step:,}"
+    figures = (step, formatting.age(row.age_seconds), formatting.size(row.bytes), formatting.size(row.new_bytes))
+    state = formatting.styled(row.state if row.state != "ok" else "done" if row.done else "")
+    verdict = formatting.styled(row.verdict or "-")
+    return (row.commit, row.position or "-", *figures, str(row.generation), verdict, state)

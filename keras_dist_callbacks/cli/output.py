@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import io
 import itertools
 import json
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -24,6 +22,7 @@ from typer.core import TyperGroup
 from keras_dist_callbacks.backups.names import COMMITS, OWNERS
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
+from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.inventory import MOST_BYTES
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
 from keras_dist_callbacks.storage.redaction import Redactor, redact
@@ -76,34 +75,63 @@ def _subdirectories(storage: Storage) -> Iterator[str]:
 
 
 def _holds_something(storage: Storage) -> bool:
-    if storage.files(COMMITS) or storage.files(OWNERS):
-        return True
-    return any(file.name.endswith(EXTENSIONS) for file in storage.files())
+    has_backups = storage.files(COMMITS) or storage.files(OWNERS)
+    return bool(has_backups) or any(file.name.endswith(EXTENSIONS) for file in storage.files())
 
 
-OK, PROBLEM, CANNOT = 0, 1, 2
+PROBLEM, CANNOT = 1, 2
 _R = TypeVar("_R")
-_PIPE_WIDTH = 160
 _PATIENCE = RetryPolicy(total_seconds=10.0, max_wait=5.0, request_seconds=20.0)
 """Somebody sits in front of the terminal: shorter than in a job that has hours."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The directory that a command was given."""
+    """The directory that a command was given.
 
+    Attributes:
+        url: The directory, without credentials.
+        storage: The directory.
+        store: The backups in it.
+        options: Of its file system.
+        redactor: Knows the credentials in what the command was given.
+    """
+
+    url: str
     storage: Storage
     store: BackupStore
+    options: Mapping[str, Any]
     redactor: Redactor
 
-    def shown(self, result: _R) -> _R:
-        """A result as it may leave: the texts in it without credentials, whoever wrote them."""
-        return cast(_R, _changed(result, self.redactor.clean))
+    def report(
+        self,
+        result: _R,
+        show: Callable[[Page, _R], None],
+        *,
+        as_json: bool,
+        has_problem: bool = False,
+        **conclusions: bool,
+    ) -> None:
+        """Prints a result without credentials, whoever wrote the texts in it.
 
-    @property
-    def url(self) -> str:
-        """The directory, without credentials."""
-        return self.storage.display()
+        Args:
+            result: A dataclass.
+            show: Prints it for people; what a terminal would obey in the texts of a store reaches it as escapes.
+            as_json: Print it as JSON, and nothing else.
+            has_problem: Whether the command ends with an exit code that says so.
+            **conclusions: What follows from the result, for JSON.
+
+        Raises:
+            typer.Exit: There is a problem.
+        """
+        plain = _changed(msgspec.to_builtins(result), self.redactor.clean)
+        if as_json:
+            text = json.dumps({**conclusions, **plain}, indent=2)
+            print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
+        else:
+            show(Page(), msgspec.convert(_changed(plain, escape_controls), type(result)))
+        if has_problem:
+            raise typer.Exit(PROBLEM)
 
 
 @contextlib.contextmanager
@@ -116,12 +144,13 @@ def opened(url: str, options: str | None) -> Iterator[Target]:
     """
     redactor = Redactor.of(url, {})
     try:
-        parsed = parse_options(options)
+        parsed = _parse_options(options)
         redactor = Redactor.of(url, parsed)
         with _clean_logs(redactor):
             storage = _open(url, parsed, redactor)
             require_no_file(storage)
-            yield Target(storage, BackupStore(storage, max_manifest_bytes=MOST_BYTES), redactor)
+            store = BackupStore(storage, max_manifest_bytes=MOST_BYTES)
+            yield Target(storage.display(), storage, store, parsed, redactor)
     except (BrokenPipeError, typer.Exit, typer.Abort):
         raise  # whoever read our output has left, or the command has told what there is to tell
     except (KdcError, OSError) as error:
@@ -142,25 +171,6 @@ def fail(message: str, code: int) -> typer.Exit:
 def nothing_in(target: Target, what: str = "backup and no checkpoint") -> typer.Exit:
     """Prints why a command found nothing to show; to be raised."""
     return fail(target.redactor.clean(empty_directory_hint(target.storage, what)), CANNOT)
-
-
-def print_json(result: Any, **conclusions: bool) -> None:
-    """A dataclass and what follows from it as JSON, and nothing else, to the standard output."""
-    text = json.dumps({**conclusions, **dataclasses.asdict(result)}, indent=2)
-    print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
-
-
-def escape_result(result: _R) -> _R:
-    """A result for people: what a terminal would obey in the texts of a store is shown as escapes."""
-    return cast(_R, _changed(result, escape_controls))
-
-
-def console() -> Console:
-    """The standard output; names in what is printed are never taken for markup."""
-    wanted = os.environ.get("COLUMNS", "")
-    stream = io.StringIO() if sys.stdout is None else sys.stdout  # None: the shell has closed it
-    width = None if stream.isatty() else int(wanted) if wanted.isdigit() else _PIPE_WIDTH
-    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
 
 
 @contextlib.contextmanager
@@ -187,21 +197,20 @@ class RedactingGroup(TyperGroup):
             raise
 
 
-class _CleanFormatter(logging.Formatter):
+class _CleanHandler(logging.StreamHandler[Any]):
     def __init__(self, redactor: Redactor) -> None:
-        super().__init__("%(name)s: %(message)s")
+        super().__init__(sys.stderr)
+        self.setLevel(logging.WARNING)
         self._redactor = redactor
 
     def format(self, record: logging.LogRecord) -> str:
-        return escape_controls(self._redactor.clean(super().format(record)), keep="\n")
+        return escape_controls(self._redactor.clean(f"{record.name}: {super().format(record)}"), keep="\n")
 
 
 @contextlib.contextmanager
 def _clean_logs(redactor: Redactor) -> Iterator[None]:
     """Clients write warnings to a log, which goes to the standard error unless somebody takes it."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(_CleanFormatter(redactor))
+    handler = _CleanHandler(redactor)
     logging.getLogger().addHandler(handler)
     try:
         yield
@@ -210,16 +219,13 @@ def _clean_logs(redactor: Redactor) -> Iterator[None]:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a result with every text in it changed."""
+    """A copy of a value that JSON can hold, with every text in it changed."""
     if isinstance(value, str):
         return change(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _changed(getattr(value, f.name), change) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {_changed(key, change): _changed(content, change) for key, content in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_changed(item, change) for item in value)
+        return [_changed(item, change) for item in value]
     return value
 
 
@@ -234,7 +240,7 @@ def _open(url: str, options: Mapping[str, Any], redactor: Redactor) -> Storage:
     raise failure
 
 
-def parse_options(options: str | None) -> dict[str, Any]:
+def _parse_options(options: str | None) -> dict[str, Any]:
     """What `--storage-options` holds.
 
     Raises:

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups.names import blob_directory, blob_generation
+from keras_dist_callbacks.backups.names import WITNESS, blob_directory, blob_generation, owner_name
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cli.inventory import (
-    Entry,
-    Inventory,
-    has_ended,
-    orphaned_blobs,
-    owner_paths,
-    parallel,
-    stale_owners,
-)
-from keras_dist_callbacks.cli.verifying import BackupVerifier
+from keras_dist_callbacks.cli import formatting, inventory
+from keras_dist_callbacks.cli.formatting import Page
+from keras_dist_callbacks.cli.inventory import Entry, Inventory
+from keras_dist_callbacks.cli.output import PROBLEM, Target, fail, nothing_in, progress
+from keras_dist_callbacks.cli.verifying import Seen, verify_backup, work
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
 
 
@@ -58,62 +53,83 @@ class PrunePlan:
         return not (self.commits or self.blobs or self.temporaries or self.owners)
 
 
-def select_kept(entries: Iterable[Entry], keep: int, is_intact: Callable[[Entry], bool]) -> list[Entry]:
-    """The newest `keep` commits, and the newest whole one if there is none among these; the newest first.
-
-    Commits are verified from the newest on until one is whole, and no further.
+def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
+    """Finds out what may go; at least one backup that was verified stays.
 
     Args:
-        entries: The commits, the newest last.
-        keep: How many.
-        is_intact: Verifies a commit.
+        target: The directory.
+        keep: How many of the newest backups stay.
+        spare_live_run: Plan although a run seems to be writing, and leave alone what that run wrote.
 
     Raises:
-        BackupMismatchError: A newer version of this package wrote one of them.
-        DamagedBackupError: None of them is whole.
+        typer.Exit: There is no backup, or a run seems to be writing.
+        BackupError: A backup was deleted meanwhile, or is not to be judged by this version, or none is whole.
     """
-    newest_first = sorted(entries, key=lambda entry: entry.id, reverse=True)
+    found = inventory.take_inventory(target.store)
+    if not found.entries:
+        raise nothing_in(target, "backup")
+    life = inventory.liveness(found, time.time())
+    if life.running and not spare_live_run:
+        raise fail(
+            f"{target.url}: a run seems to be writing (generation {life.generation}: {life.why}), and it deletes its "
+            f"old backups itself. Prune when it has ended or been quiet for "
+            f"{formatting.age(inventory.QUIET_SECONDS)}; --force leaves this run's backups alone and prunes the others",
+            PROBLEM,
+        )
+    kept = _select_kept(target, found.entries, keep)
+    return plan_prune(target.url, found, kept, life.generation if life.running else 0)
+
+
+def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[Entry]:
+    """The newest `keep` commits, and the newest whole one if there is none among these.
+
+    Commits are verified from the newest on until one is whole, and no further.
+    """
+    newest_first = entries[::-1]
     for entry in newest_first:
         if entry.state == "too new":
             raise BackupMismatchError(entry.problem)
-    kept, older = newest_first[:keep], newest_first[keep:]
-    whole = next((entry for entry in newest_first if is_intact(entry)), None)
-    if whole is None:
-        raise DamagedBackupError(
-            f"none of the {len(newest_first)} backups is whole; nothing is deleted. `kdc verify` tells what is wrong"
-        )
-    return [*kept, whole] if whole in older else kept
+    seen: Seen = {}
+    with progress("verifying", work(newest_first[:1])) as advance:
+        for number, entry in enumerate(newest_first):
+            verdict = verify_backup(target.store, entry, advance, seen)
+            if verdict is None:
+                raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
+            if verdict.state == "whole":
+                return [*newest_first[:keep], *([entry] if number >= keep else [])]
+    raise DamagedBackupError(
+        f"none of the {len(newest_first)} backups is whole; nothing is deleted. `kdc verify` tells what is wrong"
+    )
 
 
-def plan_prune(url: str, inventory: Inventory, kept: Iterable[Entry], spared_generation: int) -> PrunePlan:
+def plan_prune(url: str, found: Inventory, kept: Iterable[Entry], spared_generation: int) -> PrunePlan:
     """Everything that may go if `kept` stay.
 
     Args:
         url: The directory, without credentials.
-        inventory: What it holds.
+        found: What it holds.
         kept: The commits that stay.
         spared_generation: One to leave alone altogether; 0 for none.
     """
-    wanted = {entry.id for entry in kept}
-    staying = tuple(e for e in inventory.entries if e.id in wanted or e.id.generation == spared_generation)
-    names = {entry.id.name for entry in staying}
-    rest = dataclasses.replace(inventory, entries=staying)
-    dangling = orphaned_blobs(rest)
+    staying = {entry.id for entry in kept}
+    staying |= {entry.id for entry in found.entries if entry.id.generation == spared_generation}
+    rest = dataclasses.replace(found, entries=tuple(entry for entry in found.entries if entry.id in staying))
     # What no manifest names yet may be part of a backup that is being written, by a run that saves seldom.
-    ended = has_ended(inventory, time.time())
-    unnamed = set() if ended else orphaned_blobs(inventory).keys()
-    writing = {path for path in unnamed if blob_generation(path) == inventory.newest_generation}
-    blobs = {p: size for p, size in dangling.items() if blob_generation(p) != spared_generation and p not in writing}
-    temporaries = dict(inventory.temporaries) if ended and not spared_generation else {}
+    ended = not inventory.liveness(found, time.time(), inventory.SURELY_DEAD_SECONDS).running
+    unnamed = set() if ended else inventory.orphaned_blobs(found).keys()
+    needed = {path for path in unnamed if blob_generation(path) == found.newest_generation}
+    needed |= {path for path in found.blobs if blob_generation(path) == spared_generation}
+    blobs = {path: size for path, size in inventory.orphaned_blobs(rest).items() if path not in needed}
+    temporaries = dict(found.temporaries) if ended and not spared_generation else {}
     return PrunePlan(
         url=url,
-        kept=tuple(sorted(names, reverse=True)),
+        kept=tuple(commit.name for commit in sorted(staying, reverse=True)),
         spared_generation=spared_generation,
-        commits=tuple(entry.id.name for entry in inventory.entries if entry.id.name not in names),
+        commits=tuple(entry.id.name for entry in found.entries if entry.id not in staying),
         blobs=blobs,
         temporaries=temporaries,
-        owners=tuple(stale_owners(rest, rest.blobs.keys() - blobs)),
-        newest_generation=inventory.newest_generation,
+        owners=tuple(inventory.stale_owners(rest, rest.blobs.keys() - blobs)),
+        newest_generation=found.newest_generation,
         bytes=sum(blobs.values()) + sum(temporaries.values()),
     )
 
@@ -129,10 +145,10 @@ def execute(store: BackupStore, plan: PrunePlan) -> None:
     for name in plan.commits:
         storage.delete(name)
     _check_nothing_happened(store, plan, set(plan.kept))
-    parallel(storage.delete, [*plan.blobs, *plan.temporaries])
+    inventory.parallel(storage.delete, [*plan.blobs, *plan.temporaries])
     for generation in plan.owners:
-        for path in owner_paths(generation):
-            storage.delete(path)
+        storage.delete(owner_name(generation, WITNESS))
+        storage.delete(owner_name(generation))
     storage.remove_empty_directories([blob_directory(generation) for generation in plan.owners])
 
 
@@ -145,13 +161,18 @@ def _check_nothing_happened(store: BackupStore, plan: PrunePlan, expected: set[s
         )
 
 
-def verified_by(verifier: BackupVerifier) -> Callable[[Entry], bool]:
-    """Whether a commit is whole, as the verifier finds."""
-
-    def is_intact(entry: Entry) -> bool:
-        verdict = verifier.verdict(entry)
-        if verdict is None:
-            raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
-        return verdict.state == "whole"
-
-    return is_intact
+def show_plan(page: Page, plan: PrunePlan) -> None:
+    """Prints what is to go."""
+    page.line(plan.url, "bold")
+    rows = [
+        *plan.commits,
+        formatting.sum_of_sizes(plan.blobs.values(), "blob") if plan.blobs else "",
+        formatting.sum_of_sizes(plan.temporaries.values(), "unfinished file") if plan.temporaries else "",
+        formatting.count(len(plan.owners), "idle owner record") if plan.owners else "",
+    ]
+    page.facts([("keep", "\n".join(plan.kept)), ("delete", "\n".join(filter(None, rows)) or "nothing")])
+    if plan.spared_generation:
+        note = f"generation {plan.spared_generation} seems to be writing: it is left alone, and others need --force"
+        page.line(note, "yellow")
+    if not plan.is_empty:
+        page.line(f"{formatting.size(plan.bytes)} to be freed")
