@@ -3,7 +3,7 @@
     formatting  how sizes, ages and tables look
     inventory   what a directory holds, read once, and whether a run seems to be writing
     output      opens a directory, and prints results without credentials, for people or as JSON
-    listing, details, verifying, pruning, doctor, exporting  what each command finds, and how it is shown
+    listing, details, upkeep, doctor, exporting              what each command finds, and how it is shown
     app         the commands and their options
 
 Nothing here imports TensorFlow or Keras, and nothing claims a directory, so it can be used next to a run.

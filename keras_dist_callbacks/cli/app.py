@@ -11,7 +11,7 @@ import typer
 from keras_dist_callbacks import __version__
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
-from keras_dist_callbacks.cli import details, exporting, formatting, listing, output, pruning, verifying
+from keras_dist_callbacks.cli import details, exporting, formatting, listing, output, upkeep
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli.inventory import Entry, read_entries
 from keras_dist_callbacks.cli.output import Target, fail, nothing_in, opened
@@ -147,9 +147,9 @@ def verify(
             entries = [_chosen(target, entries, commit)]
         if not (entries or published.checkpoints or published.problems):
             raise nothing_in(target)
-        found = verifying.verify(target, entries, published)
+        found = upkeep.verify(target, entries, published)
         whole = found.all_intact
-        target.report(found, verifying.show_verification, as_json=as_json, has_problem=not whole, all_whole=whole)
+        target.report(found, upkeep.show_verification, as_json=as_json, has_problem=not whole, all_whole=whole)
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -172,16 +172,16 @@ def prune(
     with opened(url, storage_options) as target:
         if as_json and not (yes or dry_run):
             raise ConfigError("--json asks no questions: add --yes or --dry-run")
-        plan = pruning.make_plan(target, keep, spare_live_run=force or dry_run)
+        plan = upkeep.make_plan(target, keep, spare_live_run=force or dry_run)
         if not as_json:
-            target.report(plan, pruning.show_plan, as_json=False)
+            target.report(plan, upkeep.show_plan, as_json=False)
         wanted = not (dry_run or plan.is_empty)
         if wanted and not yes and not _confirmed():
             raise fail("nothing is deleted; --yes answers the question in scripts", output.PROBLEM)
         if wanted:
-            pruning.execute(target.store, plan)
+            upkeep.execute(target.store, plan)
         if as_json:
-            target.report(plan, pruning.show_plan, as_json=True, deleted=wanted)
+            target.report(plan, upkeep.show_plan, as_json=True, deleted=wanted)
         elif wanted:
             formatting.Page().line(f"deleted, {formatting.size(plan.bytes)} freed", "green")
 

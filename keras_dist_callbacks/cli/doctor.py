@@ -15,7 +15,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from timeit import timeit
 
 from rich.text import Text
 
@@ -144,12 +146,8 @@ def check_latency(storage: Storage) -> Check:
     puts, gets = [], []
     for _ in range(_ROUNDS):
         with scratch(storage) as name:
-            began = time.perf_counter()
-            storage.create(name, [_OBJECT])
-            written = time.perf_counter()
-            storage.read(name)
-            gets.append(time.perf_counter() - written)
-            puts.append(written - began)
+            puts.append(timeit(partial(storage.create, name, [_OBJECT]), number=1))
+            gets.append(timeit(partial(storage.read, name), number=1))
     put, get = statistics.median(puts), statistics.median(gets)
     detail = f"median of {_ROUNDS}: write {_milliseconds(put)}, read {_milliseconds(get)}"
     if max(put, get) > _SLOW_SECONDS:
@@ -243,8 +241,8 @@ def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
     busy = life.generation if life.running else 0
     temporaries = {} if busy else inventory.temporaries
     blobs = [size for path, size in inventories.orphaned_blobs(inventory).items() if blob_generation(path) != busy]
-    owners = inventories.stale_owners(inventory)
-    idle = f"{formatting.count(len(owners), 'earlier run')} without any backup left" if owners else ""
+    owners = len(inventories.stale_owners(inventory))
+    idle = f"{formatting.count(owners, 'earlier run')} without any backup left" if owners else ""
     writing = f"generation {life.generation} seems to be writing: {life.why}"
     return [
         Check("run", "ok", writing if life.running else "none seems to be writing"),

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
-from keras_dist_callbacks.backups.verdict import conditions as open_conditions
-from keras_dist_callbacks.backups.verdict import inexact_reasons, verdict_of
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli import formatting
@@ -157,7 +156,7 @@ def commit_row(entry: Entry, before: Collection[BlobInfo], stored: Mapping[str, 
     problem = _missing(manifest, stored)
     created = created_at(manifest)
     reasons, conditions = _verdict_of_manifest(manifest)
-    verdict = verdict_of(reasons, conditions)
+    outcome = verdict.verdict_of(reasons, conditions)
     known = frozenset(before)
     return dataclasses.replace(
         row,
@@ -170,8 +169,8 @@ def commit_row(entry: Entry, before: Collection[BlobInfo], stored: Mapping[str, 
         age_seconds=None if created is None else time.time() - created,
         bytes=sum(blob.size for blob in manifest.blobs),
         new_bytes=sum(blob.size for blob in manifest.blobs if blob not in known),
-        exact=verdict == "exact",
-        verdict=verdict,
+        exact=outcome == "exact",
+        verdict=outcome,
         inexact_reasons=reasons,
         conditions=conditions,
     )
@@ -190,9 +189,9 @@ def _verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str
     conditions: list[str] = []
     for worker, record in enumerate(manifest.workers):
         saved = WorkerState(manifest.position, {}, {**manifest.workers[0].state, **record.state}, manifest.info)
-        found = inexact_reasons(saved, unchanged)
+        found = verdict.inexact_reasons(saved, unchanged)
         reasons += [reason.replace("this worker's", f"worker {worker}'s") for reason in found]
-        conditions += open_conditions(saved)
+        conditions += verdict.conditions(saved)
     return tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(conditions))
 
 
@@ -249,5 +248,5 @@ def _commit_cells(row: CommitRow) -> tuple[Cell, ...]:
     step = "-" if row.step is None else f"{row.step:,}"
     figures = (step, formatting.age(row.age_seconds), formatting.size(row.bytes), formatting.size(row.new_bytes))
     state = formatting.styled(row.state if row.state != "ok" else "done" if row.done else "")
-    verdict = formatting.styled(row.verdict or "-")
-    return (row.commit, row.position or "-", *figures, str(row.generation), verdict, state)
+    resume = formatting.styled(row.verdict or "-")
+    return (row.commit, row.position or "-", *figures, str(row.generation), resume, state)

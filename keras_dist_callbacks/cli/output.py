@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from typer.core import TyperGroup
 
 from keras_dist_callbacks.backups.names import COMMITS, OWNERS
@@ -30,7 +30,7 @@ from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import escape_controls, stderr_is_terminal, write_line
 
-_USUAL = ("backup", "backups", "checkpoints")
+_USUAL = ["backup", "backups", "checkpoints"]
 """Directories that are looked for in stores, which list files only."""
 _MOST_DIRECTORIES = 1000
 
@@ -66,12 +66,11 @@ def empty_directory_hint(storage: Storage, what: str = "backup and no checkpoint
     return f"{url}: no {what} is in this directory itself; give the backup_dir or the directory of checkpoints"
 
 
-def _subdirectories(storage: Storage) -> Iterator[str]:
+def _subdirectories(storage: Storage) -> list[str]:
     if not storage.is_local:
-        yield from _USUAL
-        return
+        return _USUAL
     entries = itertools.islice(Path(storage.root).iterdir(), _MOST_DIRECTORIES)
-    yield from sorted(path.name for path in entries if path.is_dir() and not path.is_symlink())
+    return sorted(path.name for path in entries if path.is_dir() and not path.is_symlink())
 
 
 def _holds_something(storage: Storage) -> bool:
@@ -174,12 +173,10 @@ def nothing_in(target: Target, what: str = "backup and no checkpoint") -> typer.
 
 
 @contextlib.contextmanager
-def progress(description: str, total: int) -> Iterator[Any]:
-    """A bar on the standard error, if that is a terminal; yields a function that is told of bytes."""
-    what = TextColumn("{task.description}", markup=False)
-    columns = (what, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not stderr_is_terminal()) as bar:
-        task = bar.add_task(escape_controls(description), total=total)
+def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the standard error, if that is a terminal; yields a function that is told how much more was done."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not stderr_is_terminal()) as bar:
+        task = bar.add_task(description, total=total)
         yield lambda count: bar.advance(task, count)
 
 

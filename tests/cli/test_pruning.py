@@ -11,7 +11,7 @@ import pytest
 
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cli import inventory, pruning
+from keras_dist_callbacks.cli import inventory, upkeep
 from keras_dist_callbacks.errors import FencedError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
@@ -238,14 +238,14 @@ def test_a_run_that_begins_meanwhile_ends_it_before_anything_goes(
     store = begin(tmp_path)
     commit(store, 1)
     commit(store, 2)
-    real = pruning.plan_prune
+    real = upkeep.plan_prune
 
     def while_a_run_begins(*arguments: Any) -> Any:
         plan = real(*arguments)
         begin(tmp_path)
         return plan
 
-    monkeypatch.setattr(pruning, "plan_prune", while_a_run_begins)
+    monkeypatch.setattr(upkeep, "plan_prune", while_a_run_begins)
     result = kdc("prune", tmp_path, "--keep", 1, "--yes")
     assert result.exit_code == 1
     assert verify_all(tmp_path) == ["1-2", "1-1"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.store import BackupStore
-from keras_dist_callbacks.cli import inventory
+from keras_dist_callbacks.cli import inventory, upkeep
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
 from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, publish, rewrite
@@ -114,13 +114,13 @@ def test_a_blob_that_backups_share_is_read_once(tmp_path: Path, monkeypatch: pyt
     store = begin(tmp_path)
     same = {"variable/w@0": np.arange(50)}
     commit(store, 2, same, known=commit(store, 1, same))
-    real, calls = BackupStore.verify, []
+    real, calls = upkeep.verify_tensors, []
 
-    def note(self: BackupStore, manifest: Any, **options: Any) -> None:
-        calls.append(manifest.blobs)
-        real(self, manifest, **options)
+    def note(storage: Storage, tensors: Any, blobs: Any) -> None:
+        calls.append(blobs)
+        real(storage, tensors, blobs)
 
-    monkeypatch.setattr(BackupStore, "verify", note)
+    monkeypatch.setattr(upkeep, "verify_tensors", note)
     assert len(kdc_json("verify", tmp_path)["verdicts"]) == 2
     assert len(calls) == 1
 
@@ -137,14 +137,14 @@ def test_a_shared_blob_that_is_damaged_damages_every_backup_that_needs_it(tmp_pa
 def test_what_a_running_fit_deletes_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = begin(tmp_path)
     old, new = commit(store, 1), commit(store, 2)
-    real = BackupStore.verify
+    real = upkeep.verify_tensors
 
-    def while_a_run_prunes(self: BackupStore, manifest: Any, **options: Any) -> None:
+    def while_a_run_prunes(*arguments: Any) -> None:
         for name in (old.id.name, old.blobs[0].path):
             Storage.open(tmp_path).delete(name)
-        real(self, manifest, **options)
+        real(*arguments)
 
-    monkeypatch.setattr(BackupStore, "verify", while_a_run_prunes)
+    monkeypatch.setattr(upkeep, "verify_tensors", while_a_run_prunes)
     assert [v["name"] for v in kdc_json("verify", tmp_path)["verdicts"]] == [new.id.name]
 
 

@@ -1,24 +1,171 @@
-"""`kdc prune`: what may go, and taking it away in an order that is safe at every point.
+"""Upkeep of a backup directory: `kdc verify` and `kdc prune`, which deletes nothing unless a backup was verified.
 
-Unlike a run, this owns no generation and takes none. So it leaves alone whatever a run that may still be
-writing needs: the newest owner record always, and all of the newest generation while it seems to be at work.
+`kdc verify` reads everything that backups and checkpoints consist of, and changes nothing.
+
+`kdc prune` takes away what may go, in an order that is safe at every point. Unlike a run, it owns no generation and
+takes none. So it leaves alone whatever a run that may still be writing needs: the newest owner record always, and all
+of the newest generation while it seems to be at work.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups.names import WITNESS, blob_directory, blob_generation, owner_name
+from keras_dist_callbacks.backups import names
+from keras_dist_callbacks.backups.names import DAMAGED, WITNESS, blob_generation
+from keras_dist_callbacks.backups.reading import verify_tensors
+from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cli import formatting, inventory
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.inventory import Entry, Inventory
 from keras_dist_callbacks.cli.output import PROBLEM, Target, fail, nothing_in, progress
-from keras_dist_callbacks.cli.verifying import Seen, verify_backup, work
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
+from keras_dist_callbacks.storage.storage import Storage
+
+Advance = Callable[[int], None]
+"""Is told how many bytes were read."""
+Seen = dict[tuple[BlobInfo, frozenset[TensorInfo]], str | None]
+"""What is wrong with each blob and those tensors in it that are of interest; None if nothing is."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What reading one backup or checkpoint has shown.
+
+    Attributes:
+        name: Its path in the directory.
+        kind: `"backup"` or `"checkpoint"`.
+        state: `"whole"`, `"damaged"`, `"too new"` or `"unfinished"`.
+        where: Its place in training, in words.
+        bytes: Its size.
+        problem: What is wrong with it.
+    """
+
+    name: str
+    kind: str
+    state: str
+    where: str | None = None
+    bytes: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `kdc verify` shows."""
+
+    url: str
+    verdicts: tuple[Verdict, ...]
+    set_aside: int = 0
+
+    @property
+    def all_intact(self) -> bool:
+        """Whether nothing is wrong; what was never finished is no loss."""
+        return all(verdict.state in {"whole", "unfinished"} for verdict in self.verdicts)
+
+
+def verify_backup(storage: Storage, entry: Entry, advance: Advance, seen: Seen) -> Verdict | None:
+    """Verifies a backup blob by blob; None if a running fit has deleted it meanwhile.
+
+    Args:
+        storage: The directory.
+        entry: The backup.
+        advance: Is told how many bytes were read.
+        seen: What was verified before; a blob that several backups refer to for the same tensors is read once.
+    """
+    manifest = entry.manifest
+    if manifest is None:
+        return Verdict(entry.id.name, "backup", entry.state, problem=entry.problem)
+    problem = None
+    tensors: dict[str, set[TensorInfo]] = {blob.path: set() for blob in manifest.blobs}
+    for info in (info for record in manifest.workers for info in record.tensors.values()):
+        tensors[info.blob].add(info)
+    for blob in manifest.blobs:
+        key = blob, frozenset(tensors[blob.path])
+        if key not in seen:
+            seen[key] = _problem_of(storage, *key)
+        problem = problem or seen[key]
+        advance(blob.size)
+    if problem and not storage.exists(entry.id.name):
+        return None
+    state = "damaged" if problem else "whole"
+    return Verdict(entry.id.name, "backup", state, formatting.position(manifest.position), work([entry]), problem)
+
+
+def _problem_of(storage: Storage, blob: BlobInfo, tensors: Iterable[TensorInfo]) -> str | None:
+    try:
+        verify_tensors(storage, tensors, [blob])
+    except DamagedBackupError as error:
+        return str(error)
+    return None
+
+
+def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -> Verification:
+    """Reads backups and checkpoints completely.
+
+    Args:
+        target: The directory.
+        entries: The backups, the newest last.
+        published: The checkpoints.
+    """
+    checkpoints = published.checkpoints
+    with progress("verifying", work(entries, checkpoints)) as advance:
+        seen: Seen = {}
+        verdicts = [verify_backup(target.storage, entry, advance, seen) for entry in reversed(entries)]
+        verdicts += [_verify_checkpoint(target.storage, checkpoint, advance) for checkpoint in checkpoints]
+    verdicts += _problem_verdicts(target.storage, published)
+    set_aside = sum(names.quarantined_name(file.name) is not None for file in target.storage.files(DAMAGED))
+    return Verification(target.url, tuple(verdict for verdict in verdicts if verdict is not None), set_aside)
+
+
+def work(entries: Sequence[Entry], checkpoints: Sequence[Checkpoint] = ()) -> int:
+    """How many bytes there are to verify."""
+    blobs = sum(blob.size for entry in entries if entry.manifest for blob in entry.manifest.blobs)
+    return blobs + sum(checkpoint.file_size for checkpoint in checkpoints)
+
+
+def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verdict | None:
+    """Verifies a checkpoint; None if a running fit has deleted it meanwhile."""
+    verdict = Verdict(checkpoint.name, "checkpoint", "whole", f"epoch {checkpoint.record.epoch}", checkpoint.file_size)
+    try:
+        files.verify(storage, checkpoint.name)
+    except FileNotFoundError:
+        return None
+    except DamagedBackupError as error:
+        return dataclasses.replace(verdict, state="damaged", problem=str(error))
+    finally:
+        advance(checkpoint.file_size)
+    return verdict
+
+
+def _problem_verdicts(storage: Storage, published: files.Listing) -> list[Verdict]:
+    """Checkpoints whose records are damaged or missing."""
+    present = [info.name for info in storage.files() if info.name.endswith(EXTENSIONS)] if published.problems else []
+    verdicts = []
+    for problem in published.problems:
+        named = [name for name in present if storage.display(name) in problem]
+        verdicts.append(Verdict(max(named, key=len, default=""), "checkpoint", "damaged", problem=problem))
+    return verdicts
+
+
+def show_verification(page: Page, found: Verification) -> None:
+    """Prints what `kdc verify` shows."""
+    page.line(found.url, "bold")
+    rows = ((v.name, formatting.styled(v.state), v.where or "-", formatting.size(v.bytes)) for v in found.verdicts)
+    page.table(("name", "", "position", ">size"), rows)
+    page.notes(((v.name, v.problem) for v in found.verdicts), "red")
+    if found.set_aside:
+        number = formatting.count(found.set_aside, "damaged manifest")
+        page.line(f"{number} in damaged/, quarantined by an earlier run")
+    counts = collections.Counter(verdict.state for verdict in found.verdicts)
+    summary = ", ".join(f"{number} {state}" for state, number in counts.items())
+    page.line(summary, "green" if found.all_intact else "bold red")
 
 
 @dataclass(frozen=True)
@@ -92,7 +239,7 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
     seen: Seen = {}
     with progress("verifying", work(newest_first[:1])) as advance:
         for number, entry in enumerate(newest_first):
-            verdict = verify_backup(target.store, entry, advance, seen)
+            verdict = verify_backup(target.storage, entry, advance, seen)
             if verdict is None:
                 raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
             if verdict.state == "whole":
@@ -147,9 +294,9 @@ def execute(store: BackupStore, plan: PrunePlan) -> None:
     _check_nothing_happened(store, plan, set(plan.kept))
     inventory.parallel(storage.delete, [*plan.blobs, *plan.temporaries])
     for generation in plan.owners:
-        storage.delete(owner_name(generation, WITNESS))
-        storage.delete(owner_name(generation))
-    storage.remove_empty_directories([blob_directory(generation) for generation in plan.owners])
+        storage.delete(names.owner_name(generation, WITNESS))
+        storage.delete(names.owner_name(generation))
+    storage.remove_empty_directories([names.blob_directory(generation) for generation in plan.owners])
 
 
 def _check_nothing_happened(store: BackupStore, plan: PrunePlan, expected: set[str]) -> None:
