@@ -70,10 +70,10 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
 
     Manifests, records and sizes are checked; `kdc verify` reads the content.
     """
-    with opened(url, storage_options) as target:
+    with opened(url, storage_options, as_json) as target:
         found = listing.list_directory(target)
         if as_json or not found.is_empty:
-            target.report(found, listing.show_listing, as_json=as_json, has_problem=found.has_problem)
+            target.report(found, listing.show_listing, problem=found.has_problem)
         if found.is_empty:
             raise nothing_in(target)
 
@@ -93,18 +93,18 @@ def show(
     """
     place, name = files.split_filepath(url) if url.endswith(EXTENSIONS) else (url, "")
     name = name or (commit if commit.endswith(EXTENSIONS) else "")
-    with opened(place, storage_options) as target:
+    with opened(place, storage_options, as_json) as target:
         entries = [] if name else read_entries(target.store)
         published = files.Listing() if entries else files.find(target.storage)
         checkpoint = None if entries else details.choose(target.storage, published, name)
         if checkpoint is None:
             held = details.describe_commit(target, entries, _chosen(target, entries, commit))
             shown = partial(details.show_commit, every_tensor=every_tensor)
-            target.report(held, shown, as_json=as_json, has_problem=bool(held.commit.problem))
+            target.report(held, shown, problem=bool(held.commit.problem))
             return
         found = details.describe_checkpoint(target.storage, checkpoint, () if name else published.problems)
         shown_file = partial(details.show_checkpoint, every_tensor=every_tensor)
-        target.report(found, shown_file, as_json=as_json, has_problem=bool(found.problem or found.remarks))
+        target.report(found, shown_file, problem=bool(found.problem or found.remarks))
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -126,10 +126,10 @@ def export(
     Into .safetensors the variables by their paths: weights, optimizer, metrics. Into .keras and .weights.h5 the model
     with its optimizer; a process with Keras makes these, of the architecture that backups of fit() hold.
     """
-    with opened(url, storage_options) as target:
+    with opened(url, storage_options, as_json) as target:
         manifest = _chosen(target, read_entries(target.store), commit).readable()
         written = exporting.export(target, url, manifest, out, model, modules or ())
-        target.report(written, exporting.show_export, as_json=as_json)
+        target.report(written, exporting.show_export)
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -140,7 +140,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Reads every backup and checkpoint completely and compares it with its hashes; changes nothing."""
-    with opened(url, storage_options) as target:
+    with opened(url, storage_options, as_json) as target:
         entries = read_entries(target.store)
         published = files.Listing() if commit else files.find(target.storage)
         if commit:
@@ -149,7 +149,7 @@ def verify(
             raise nothing_in(target)
         found = upkeep.verify(target, entries, published)
         whole = found.all_intact
-        target.report(found, upkeep.show_verification, as_json=as_json, has_problem=not whole, all_whole=whole)
+        target.report(found, upkeep.show_verification, problem=not whole, all_whole=whole)
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -169,19 +169,19 @@ def prune(
 
     At least one backup that was verified stays, whatever its age. Checkpoints are not touched.
     """
-    with opened(url, storage_options) as target:
+    with opened(url, storage_options, as_json) as target:
         if as_json and not (yes or dry_run):
             raise ConfigError("--json asks no questions: add --yes or --dry-run")
         plan = upkeep.make_plan(target, keep, spare_live_run=force or dry_run)
         if not as_json:
-            target.report(plan, upkeep.show_plan, as_json=False)
+            target.report(plan, upkeep.show_plan)
         wanted = not (dry_run or plan.is_empty)
         if wanted and not yes and not _confirmed():
             raise fail("nothing is deleted; --yes answers the question in scripts", output.PROBLEM)
         if wanted:
             upkeep.execute(target.store, plan)
         if as_json:
-            target.report(plan, upkeep.show_plan, as_json=True, deleted=wanted)
+            target.report(plan, upkeep.show_plan, deleted=wanted)
         elif wanted:
             formatting.Page().line(f"deleted, {formatting.size(plan.bytes)} freed", "green")
 
@@ -208,10 +208,10 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
 
     Writes a few small objects, and deletes them again.
     """
-    with opened(url, storage_options) as target:
+    with opened(url, storage_options, as_json) as target:
         found = diagnosing.diagnose(target)
         is_usable = found.is_usable
-        target.report(found, diagnosing.show_diagnosis, as_json=as_json, has_problem=not is_usable, usable=is_usable)
+        target.report(found, diagnosing.show_diagnosis, problem=not is_usable, usable=is_usable)
 
 
 def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:

@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -247,8 +247,8 @@ def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
     return [
         Check("run", "ok", writing if life.running else "none seems to be writing"),
         _check_commits(inventory),
-        _none_or("unfinished files", _sum_of(temporaries.values()), _PRUNE),
-        _none_or("dangling blobs", _sum_of(blobs), _PRUNE),
+        _none_or("unfinished files", formatting.sum_of_sizes(temporaries.values()), _PRUNE),
+        _none_or("dangling blobs", formatting.sum_of_sizes(blobs), _PRUNE),
         _none_or("idle owner records", idle, _PRUNE),
     ]
 
@@ -284,7 +284,7 @@ def check_space(inventory: Inventory, storage: Storage) -> Check:
 
 def check_checkpoints(storage: Storage) -> Check:
     """Looks for what interrupted writes of checkpoints left; the names are hidden."""
-    found = _sum_of(files.unfinished(storage.files()).values())
+    found = formatting.sum_of_sizes(files.unfinished(storage.files()).values())
     return _none_or("unfinished checkpoints", found, "the next run that saves here deletes those of its filepath")
 
 
@@ -320,10 +320,6 @@ def _check_commits(inventory: Inventory) -> Check:
 
 def _none_or(name: str, found: str, advice: str) -> Check:
     return Check(name, "warn", found, advice) if found else Check(name, "ok", "none")
-
-
-def _sum_of(sizes: Collection[int]) -> str:
-    return formatting.sum_of_sizes(sizes) if sizes else ""
 
 
 def show_diagnosis(page: Page, diagnosis: Diagnosis) -> None:

@@ -94,6 +94,7 @@ class Target:
         store: The backups in it.
         options: Of its file system.
         redactor: Knows the credentials in what the command was given.
+        as_json: Print results as JSON, and nothing else.
     """
 
     url: str
@@ -101,55 +102,51 @@ class Target:
     store: BackupStore
     options: Mapping[str, Any]
     redactor: Redactor
+    as_json: bool
 
-    def report(
-        self,
-        result: _R,
-        show: Callable[[Page, _R], None],
-        *,
-        as_json: bool,
-        has_problem: bool = False,
-        **conclusions: bool,
-    ) -> None:
+    def report(self, result: _R, show: Callable[[Page, _R], None], problem: bool = False, **conclusions: bool) -> None:
         """Prints a result without credentials, whoever wrote the texts in it.
 
         Args:
             result: A dataclass.
             show: Prints it for people; what a terminal would obey in the texts of a store reaches it as escapes.
-            as_json: Print it as JSON, and nothing else.
-            has_problem: Whether the command ends with an exit code that says so.
+            problem: Whether the command ends with an exit code that says that there is one.
             **conclusions: What follows from the result, for JSON.
 
         Raises:
             typer.Exit: There is a problem.
         """
         plain = _changed(msgspec.to_builtins(result), self.redactor.clean)
-        if as_json:
+        if self.as_json:
             text = json.dumps({**conclusions, **plain}, indent=2)
             print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
         else:
             show(Page(), msgspec.convert(_changed(plain, escape_controls), type(result)))
-        if has_problem:
+        if problem:
             raise typer.Exit(PROBLEM)
 
 
 @contextlib.contextmanager
-def opened(url: str, options: str | None) -> Iterator[Target]:
+def opened(url: str, options: str | None, as_json: bool) -> Iterator[Target]:
     """Opens a directory; expected errors become one line and an exit code, and others show no credentials either.
 
     Args:
         url: A path or URL.
         options: JSON for the file system.
+        as_json: Print results as JSON.
     """
     redactor = Redactor.of(url, {})
     try:
         parsed = _parse_options(options)
         redactor = Redactor.of(url, parsed)
-        with _clean_logs(redactor):
+        with contextlib.ExitStack() as stack:
+            handler = _CleanHandler(redactor)
+            logging.getLogger().addHandler(handler)
+            stack.callback(logging.getLogger().removeHandler, handler)
             storage = _open(url, parsed, redactor)
             require_no_file(storage)
             store = BackupStore(storage, max_manifest_bytes=MOST_BYTES)
-            yield Target(storage.display(), storage, store, parsed, redactor)
+            yield Target(storage.display(), storage, store, parsed, redactor, as_json)
     except (BrokenPipeError, typer.Exit, typer.Abort):
         raise  # whoever read our output has left, or the command has told what there is to tell
     except (KdcError, OSError) as error:
@@ -195,6 +192,8 @@ class RedactingGroup(TyperGroup):
 
 
 class _CleanHandler(logging.StreamHandler[Any]):
+    """Clients write warnings to a log, which goes to the standard error unless somebody takes it."""
+
     def __init__(self, redactor: Redactor) -> None:
         super().__init__(sys.stderr)
         self.setLevel(logging.WARNING)
@@ -202,17 +201,6 @@ class _CleanHandler(logging.StreamHandler[Any]):
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_controls(self._redactor.clean(f"{record.name}: {super().format(record)}"), keep="\n")
-
-
-@contextlib.contextmanager
-def _clean_logs(redactor: Redactor) -> Iterator[None]:
-    """Clients write warnings to a log, which goes to the standard error unless somebody takes it."""
-    handler = _CleanHandler(redactor)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:

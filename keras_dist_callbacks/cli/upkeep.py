@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]
 """Is told how many bytes were read."""
-Seen = dict[tuple[BlobInfo, frozenset[TensorInfo]], str | None]
-"""What is wrong with each blob and those tensors in it that are of interest; None if nothing is."""
+ProblemOf = Callable[[BlobInfo, frozenset[TensorInfo]], str | None]
+"""Tells what is wrong with a blob and those tensors in it that are of interest; None if nothing is."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,28 @@ class Verification:
         return all(verdict.state in {"whole", "unfinished"} for verdict in self.verdicts)
 
 
-def verify_backup(storage: Storage, entry: Entry, advance: Advance, seen: Seen) -> Verdict | None:
+def blob_verifier(storage: Storage) -> ProblemOf:
+    """Reads and verifies blobs; one that several backups refer to for the same tensors is read once."""
+
+    @functools.cache
+    def problem_of(blob: BlobInfo, tensors: frozenset[TensorInfo]) -> str | None:
+        try:
+            verify_tensors(storage, tensors, [blob])
+        except DamagedBackupError as error:
+            return str(error)
+        return None
+
+    return problem_of
+
+
+def verify_backup(storage: Storage, entry: Entry, advance: Advance, problem_of: ProblemOf) -> Verdict | None:
     """Verifies a backup blob by blob; None if a running fit has deleted it meanwhile.
 
     Args:
         storage: The directory.
         entry: The backup.
         advance: Is told how many bytes were read.
-        seen: What was verified before; a blob that several backups refer to for the same tensors is read once.
+        problem_of: Verifies a blob.
     """
     manifest = entry.manifest
     if manifest is None:
@@ -87,23 +102,13 @@ def verify_backup(storage: Storage, entry: Entry, advance: Advance, seen: Seen) 
     for info in (info for record in manifest.workers for info in record.tensors.values()):
         tensors[info.blob].add(info)
     for blob in manifest.blobs:
-        key = blob, frozenset(tensors[blob.path])
-        if key not in seen:
-            seen[key] = _problem_of(storage, *key)
-        problem = problem or seen[key]
+        found = problem_of(blob, frozenset(tensors[blob.path]))
+        problem = problem or found
         advance(blob.size)
     if problem and not storage.exists(entry.id.name):
         return None
     state = "damaged" if problem else "whole"
     return Verdict(entry.id.name, "backup", state, formatting.position(manifest.position), work([entry]), problem)
-
-
-def _problem_of(storage: Storage, blob: BlobInfo, tensors: Iterable[TensorInfo]) -> str | None:
-    try:
-        verify_tensors(storage, tensors, [blob])
-    except DamagedBackupError as error:
-        return str(error)
-    return None
 
 
 def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -> Verification:
@@ -116,8 +121,8 @@ def verify(target: Target, entries: Sequence[Entry], published: files.Listing) -
     """
     checkpoints = published.checkpoints
     with progress("verifying", work(entries, checkpoints)) as advance:
-        seen: Seen = {}
-        verdicts = [verify_backup(target.storage, entry, advance, seen) for entry in reversed(entries)]
+        problem_of = blob_verifier(target.storage)
+        verdicts = [verify_backup(target.storage, entry, advance, problem_of) for entry in reversed(entries)]
         verdicts += [_verify_checkpoint(target.storage, checkpoint, advance) for checkpoint in checkpoints]
     verdicts += _problem_verdicts(target.storage, published)
     set_aside = sum(names.quarantined_name(file.name) is not None for file in target.storage.files(DAMAGED))
@@ -236,10 +241,10 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
     for entry in newest_first:
         if entry.state == "too new":
             raise BackupMismatchError(entry.problem)
-    seen: Seen = {}
+    problem_of = blob_verifier(target.storage)
     with progress("verifying", work(newest_first[:1])) as advance:
         for number, entry in enumerate(newest_first):
-            verdict = verify_backup(target.storage, entry, advance, seen)
+            verdict = verify_backup(target.storage, entry, advance, problem_of)
             if verdict is None:
                 raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
             if verdict.state == "whole":
@@ -313,8 +318,8 @@ def show_plan(page: Page, plan: PrunePlan) -> None:
     page.line(plan.url, "bold")
     rows = [
         *plan.commits,
-        formatting.sum_of_sizes(plan.blobs.values(), "blob") if plan.blobs else "",
-        formatting.sum_of_sizes(plan.temporaries.values(), "unfinished file") if plan.temporaries else "",
+        formatting.sum_of_sizes(plan.blobs.values(), "blob"),
+        formatting.sum_of_sizes(plan.temporaries.values(), "unfinished file"),
         formatting.count(len(plan.owners), "idle owner record") if plan.owners else "",
     ]
     page.facts([("keep", "\n".join(plan.kept)), ("delete", "\n".join(filter(None, rows)) or "nothing")])
