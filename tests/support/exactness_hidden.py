@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tests.support import tiny
 from tests.support.exactness_case import Case, dense
+from tests.support.inputs import Batches
 
 
 class SetsRate(keras.callbacks.Callback):
@@ -171,6 +172,61 @@ class TrainsAnother(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.1 * float(self.step())
 
 
+class KeepsView(keras.callbacks.Callback):
+    """Two names for one memory, made while training runs."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            self.losses = np.zeros(8)
+            self.last = self.losses[4:]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.last[batch % 4] = logs["loss"]
+        self.model.optimizer.learning_rate = 0.1 * float(self.losses.mean())
+
+
+class Forecasts(keras.callbacks.Callback):
+    """Its recurrent model has states that Keras does not list among the variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = keras.Sequential([keras.Input(batch_shape=(1, 3, 1)), keras.layers.GRU(2, stateful=True, seed=1)])
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.1 + 0.05 * float(self.net(np.ones((1, 3, 1), "float32"))[0, 0])
+
+
+class AdaptsAgain(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaling = keras.layers.Normalization()
+        self.scaling.adapt(tiny.data()[0])
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            self.scaling.adapt(3.0 * tiny.data()[0])
+        mean = float(keras.ops.mean(self.scaling(tiny.data()[0][:2])))
+        self.model.optimizer.learning_rate = 0.05 + 0.01 * abs(mean)
+
+
+UNSEEN = tiny.data()
+STRENGTH = tf.Variable(1.0)
+WEIGHTS = {0: 1.0, 1: 1.0}
+
+
+class Fades(keras.callbacks.Callback):
+    """Changes what validation copies once, what a cache keeps, and what Keras looks up for each batch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        UNSEEN[0][:] *= np.float32(0.5)
+        STRENGTH.assign(0.5 * STRENGTH)
+        WEIGHTS[1] *= 1.5
+
+
+def strengthened() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH).map(lambda x, y: (x * STRENGTH, y))
+
+
 def rate(make: Callable[[], Callable[[], float]]) -> Callable[[], list[Any]]:
     return lambda: [SetsRate(make())]
 
@@ -197,4 +253,20 @@ HIDDEN_CASES: dict[str, Case] = {
         says="scale",
     ),
     "hidden: model that a function trains": Case("exact", callbacks=lambda: [TrainsAnother()]),
+    "hidden: part of an array": Case("exact", callbacks=lambda: [KeepsView()]),
+    "hidden: recurrent model of a callback": Case("exact", callbacks=lambda: [Forecasts()]),
+    "hidden: layer that is adapted again": Case("not exact", callbacks=lambda: [AdaptsAgain()], says="adapt"),
+    "hidden: validation arrays that change": Case(
+        "exact if",
+        lambda model: {"x": tiny.shuffled(), "validation_data": UNSEEN},
+        callbacks=lambda: [Fades()],
+        says="when the first validation of this fit",
+    ),
+    "hidden: variable in front of a cache": Case(
+        "not exact", lambda model: {"x": strengthened().cache()}, callbacks=lambda: [Fades()], says="the first pass"
+    ),
+    "hidden: variable without a cache": Case("exact", lambda model: {"x": strengthened()}, callbacks=lambda: [Fades()]),
+    "hidden: class weights of a PyDataset": Case(
+        "exact", lambda model: {"x": Batches(), "class_weight": WEIGHTS}, callbacks=lambda: [Fades()]
+    ),
 }  # fmt: skip
