@@ -6,13 +6,13 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import PathLike, Storage
-from keras_dist_callbacks.validation import explains_arguments
+from keras_dist_callbacks.validation import Bytes, Rate, Seconds, Some, explains_arguments
 
 
 @explains_arguments()
@@ -52,32 +52,15 @@ class WriteOptions:
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     fsync: bool = True
-    max_bytes_per_second: float | None = None
-    max_failed_saves: int | None = 10
-    when_busy: str = "skip"
-    max_held_bytes: int | None = None
-    max_local_state: int = 64 * 2**20
+    max_bytes_per_second: Rate | None = None
+    max_failed_saves: Some | None = 10
+    when_busy: Literal["skip", "wait"] = "skip"
+    max_held_bytes: Bytes | None = None
+    max_local_state: Bytes = 64 * 2**20
 
     def __post_init__(self) -> None:
-        failed, held, rate = self.max_failed_saves, self.max_held_bytes, self.max_bytes_per_second
-        if failed is not None:
-            failed = validation.count("max_failed_saves", failed, least=1, also="None for any number", default=10)
-        if held is not None:
-            held = validation.count("max_held_bytes", held, of="bytes", also="None for half of the free memory")
-        if rate is not None:
-            rate = validation.rate("max_bytes_per_second", rate, also="None for no cap")
-        validation.set_frozen_fields(
-            self,
-            retry=validation.instance("retry", self.retry, RetryPolicy),
-            fsync=validation.check_bool("fsync", self.fsync),
-            max_bytes_per_second=rate,
-            max_failed_saves=failed,
-            when_busy=validation.choice("when_busy", self.when_busy, ("skip", "wait")),
-            max_held_bytes=held,
-            max_local_state=validation.count(
-                "max_local_state", self.max_local_state, of="bytes", default=WriteOptions.max_local_state
-            ),
-        )
+        validation.instance("retry", self.retry, RetryPolicy)
+        validation.check_fields(self, but={"retry"})
 
 
 @explains_arguments({"preemption_signals": "signals={0}", "preemption_notice": "notice={0}"})
@@ -110,7 +93,7 @@ class ShutdownOptions:
     save_before_preemption: bool = True
     signals: Sequence[str | int] = ("SIGTERM",)
     notice: str | os.PathLike[str] | Callable[[], bool] | None = None
-    grace_period: float = 25.0
+    grace_period: Seconds = 25.0
     save_on_exception: bool = True
 
     def __post_init__(self) -> None:
@@ -118,13 +101,8 @@ class ShutdownOptions:
             if not isinstance(self.notice, str | os.PathLike):
                 raise validation.invalid_argument("notice", self.notice, "a path or a function, or None")
             validation.path("notice", self.notice)
-        validation.set_frozen_fields(
-            self,
-            save_before_preemption=validation.check_bool("save_before_preemption", self.save_before_preemption),
-            signals=tuple(number.name for number in _signals(self.signals)),
-            grace_period=validation.seconds("grace_period", self.grace_period, default=ShutdownOptions.grace_period),
-            save_on_exception=validation.check_bool("save_on_exception", self.save_on_exception),
-        )
+        object.__setattr__(self, "signals", tuple(number.name for number in _signals(self.signals)))
+        validation.check_fields(self, but={"signals", "notice"})
 
     @property
     def signal_numbers(self) -> tuple[signal.Signals, ...]:

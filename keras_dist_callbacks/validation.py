@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
-import math
 import numbers
 import os
 import re
 import reprlib
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+import types
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.process import Shared, shared
@@ -27,7 +29,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 LONGEST_SECONDS = 1e7
 """Some months; the waits of the operating system and of TensorFlow take no more than some times that."""
 _LARGEST_COUNT = 2**63 - 1
-_HIGHEST_RATE = 2.0**60
+Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS, description="a number of seconds above 0 up to 1e+07")]
+SecondsFromZero = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS, description="a number of seconds from 0 up to 1e+07")]
+Rate = Annotated[float, Meta(gt=0, le=2.0**60, description="a number of bytes per second above 0, and finite")]
+Count = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT, description="a whole number of 0 or more, below 2**63")]
+Some = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT, description="a whole number of 1 or more, below 2**63")]
+Bytes = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT, description="a number of bytes of 0 or more, below 2**63")]
+Text = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
+Verbosity = Count | bool
 _LONGEST_SHOWN = 60
 _FLAGS_OF_NUMPY = {"numpy.bool", "numpy.bool_"}  # by name: what only starts processes does without importing numpy
 
@@ -79,115 +88,70 @@ def is_bool(value: Any) -> TypeGuard[bool]:
     return isinstance(value, bool) or f"{type(value).__module__}.{type(value).__qualname__}" in _FLAGS_OF_NUMPY
 
 
-def check_bool(name: str, value: Any) -> bool:
-    """True or False.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if not is_bool(value):
-        raise invalid_argument(name, value, "True or False")
-    return bool(value)
-
-
-def number(
-    name: str,
-    value: Any,
-    allowed: str,
-    *,
-    above: float = -math.inf,
-    least: float = -math.inf,
-    most: float = math.inf,
-    default: object = None,
-) -> float:
-    """A real number with `above < number` and `least <= number <= most`; infinite only as far as these let it.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if isinstance(value, numbers.Real) and not is_bool(value):
-        try:
-            converted = float(value)
-        except OverflowError:
-            converted = math.nan
-        if above < converted and least <= converted <= most:
-            return converted
-    raise invalid_argument(name, value, allowed, default=default)
-
-
-def seconds(
-    name: str,
-    value: Any,
-    *,
-    least: float | None = None,
-    most: float = LONGEST_SECONDS,
-    also: str = "",
-    default: object = None,
-) -> float:
-    """A time in seconds.
+def check(name: str, value: Any, kind: Any, allowed: str = "", *, default: object = None) -> Any:
+    """A value as a `kind`; numbers, truth values and texts of numpy as Python's.
 
     Args:
         name: Of the argument.
         value: What was given.
-        least: The shortest that is allowed. Defaults to any above 0.
-        most: The longest that is allowed.
-        also: What else the caller allows, for the message.
+        kind: A type that msgspec knows.
+        allowed: What would do, for the message. Defaults to what the type says.
         default: What it is if nothing is given.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: It does not fit.
     """
-    begin = "above 0" if least is None else f"from {least:g}"
-    allowed = f"a number of seconds {begin} up to {most:g}{_or(also)}"
-    bounds = {"above": 0.0} if least is None else {"least": least}
-    return number(name, value, allowed, most=most, default=default, **bounds)
+    try:
+        return convert(_plain(value), kind)
+    except (ValueError, OverflowError):
+        raise invalid_argument(name, value, allowed or _describe(kind), default=default) from None
 
 
-def rate(name: str, value: Any, *, also: str = "", default: object = None) -> float:
-    """Bytes per second.
-
-    Raises:
-        ConfigError: It is something else than a number above 0, or infinite.
-    """
-    allowed = f"a number of bytes per second above 0, and finite{_or(also)}"
-    return number(name, value, allowed, above=0, most=_HIGHEST_RATE, default=default)
-
-
-def count(
-    name: str,
-    value: Any,
-    *,
-    least: int = 0,
-    most: int = _LARGEST_COUNT,
-    of: str = "",
-    also: str = "",
-    default: object = None,
-) -> int:
-    """A whole number.
+def check_fields(frozen: Any, but: Collection[str] = ()) -> None:
+    """Checks the fields of a frozen dataclass by their types, from its `__post_init__`.
 
     Args:
-        name: Of the argument.
-        value: What was given.
-        least: The smallest that is allowed.
-        most: The largest that is allowed.
-        of: What is counted, for the message.
-        also: What else the caller allows, for the message.
-        default: What it is if nothing is given.
+        frozen: The object.
+        but: Fields that are checked elsewhere.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: A value does not fit.
     """
-    if isinstance(value, numbers.Integral) and not is_bool(value) and least <= int(value) <= most:
+    kinds = get_type_hints(type(frozen), include_extras=True)
+    for one in dataclasses.fields(frozen):
+        if one.name not in but:
+            default = None if one.default is dataclasses.MISSING else one.default
+            value = check(one.name, getattr(frozen, one.name), kinds[one.name], default=default)
+            object.__setattr__(frozen, one.name, value)
+
+
+def number_of(things: str, least: int = 0, most: int = _LARGEST_COUNT) -> Any:
+    """The type of a whole number, for `check`."""
+    end = ", below 2**63" if most == _LARGEST_COUNT else f" up to {most}"
+    return Annotated[int, Meta(ge=least, le=most, description=f"a number of {things} of {least} or more{end}")]
+
+
+def _plain(value: Any) -> Any:
+    if is_bool(value):
+        return bool(value)
+    if isinstance(value, numbers.Integral):
         return int(value)
-    allowed = f"{f'a number of {of}' if of else 'a whole number'} of {least} or more{_up_to(value, most)}"
-    raise invalid_argument(name, value, allowed + _or(also), default=default)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return str(value) if isinstance(value, str) else value
 
 
-def _up_to(value: Any, most: int) -> str:
-    """The end of a range, where it is worth a word."""
-    if most < _LARGEST_COUNT:
-        return f" up to {most}"
-    return ", below 2**63" if isinstance(value, numbers.Integral) and int(value) > most else ""
+def _describe(kind: Any) -> str:
+    """A type in words."""
+    if get_origin(kind) in (Union, types.UnionType):
+        *others, last = map(_describe, get_args(kind))
+        return f"{', '.join(others)}, or {last}"
+    if get_origin(kind) is Literal:
+        *others, last = map(repr, get_args(kind))
+        return f"{', '.join(others)} or {last}" if others else last
+    if get_origin(kind) is Annotated:
+        return str(kind.__metadata__[0].description)
+    return {bool: "True or False", types.NoneType: "None"}.get(kind, str(kind))
 
 
 def verbosity(name: str, value: Any) -> int:
@@ -196,57 +160,7 @@ def verbosity(name: str, value: Any) -> int:
     Raises:
         ConfigError: It is something else.
     """
-    return int(value) if is_bool(value) else count(name, value, also="True or False")
-
-
-def flag_or(name: str, value: Any, word: str) -> bool | str:
-    """True, False or a word.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if is_bool(value):
-        return bool(value)
-    if isinstance(value, str) and value == word:
-        return word
-    raise invalid_argument(name, value, f"True, False or {word!r}")
-
-
-def choice(name: str, value: Any, allowed: Collection[str], *, also: str = "") -> str:
-    """One of some words.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if isinstance(value, str) and value in allowed:
-        return str(value)
-    *others, last = [*map(repr, allowed), *([also] if also else [])]
-    raise invalid_argument(name, value, f"{', '.join(others)} or {last}")
-
-
-def count_or(name: str, value: Any, words: Collection[str], of: str, *, least: int = 1) -> int | str:
-    """A whole number, or one of some words.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if isinstance(value, str) and value in words:
-        return str(value)
-    if isinstance(value, numbers.Integral) and not is_bool(value) and least <= int(value) <= _LARGEST_COUNT:
-        return int(value)
-    end = _up_to(value, _LARGEST_COUNT)
-    raise invalid_argument(name, value, f"{' or '.join(map(repr, words))} or a number of {of} of {least} or more{end}")
-
-
-def text(name: str, value: Any, allowed: str) -> str:
-    """A string that is not empty.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if not isinstance(value, str) or not value:
-        raise invalid_argument(name, value, allowed)
-    return str(value)
+    return int(check(name, value, Verbosity))
 
 
 def path(name: str, value: Any, if_empty: str = "") -> str:
@@ -289,20 +203,6 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def texts(name: str, value: Any, allowed: str) -> tuple[str, ...]:
-    """Several strings, in a list or the like; a single string is refused.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise invalid_argument(name, value, allowed)
-    given = tuple(value)
-    if not all(isinstance(item, str) for item in given):
-        raise invalid_argument(name, value, allowed)
-    return given
-
-
 def function(name: str, value: _Function, what: str = "a function") -> _Function:
     """Something that can be called.
 
@@ -321,7 +221,8 @@ def instance(name: str, value: Any, kind: type[_T], *, also: str = "") -> _T:
         ConfigError: It is of another one.
     """
     if not isinstance(value, kind):
-        raise invalid_argument(name, value, f"a {kind.__module__.partition('.')[0]}.{kind.__name__}{_or(also)}")
+        end = f", or {also}" if also else ""
+        raise invalid_argument(name, value, f"a {kind.__module__.partition('.')[0]}.{kind.__name__}{end}")
     return value
 
 
@@ -334,21 +235,9 @@ def parse_signal(name: str, value: Any) -> signal.Signals:
     try:
         if isinstance(value, str):
             return signal.Signals(int(value)) if value.isdecimal() else signal.Signals[value]
-        if isinstance(value, numbers.Integral) and not is_bool(value):
-            return signal.Signals(int(value))
-    except (KeyError, ValueError) as error:
-        raise invalid_argument(name, value, "a signal's number or name such as 'SIGTERM' or 'SIGUSR1'") from error
-    raise invalid_argument(name, value, "a signal's number or name such as 'SIGTERM' or 'SIGUSR1'")
-
-
-def set_frozen_fields(frozen: object, **checked: Any) -> None:
-    """Puts checked values into a frozen dataclass, from its `__post_init__`."""
-    for name, value in checked.items():
-        object.__setattr__(frozen, name, value)
-
-
-def _or(also: str) -> str:
-    return f", or {also}" if also else ""
+        return signal.Signals(convert(_plain(value), int))
+    except (KeyError, ValueError):
+        raise invalid_argument(name, value, "a signal's number or name such as 'SIGTERM' or 'SIGUSR1'") from None
 
 
 _C = TypeVar("_C", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -38,10 +38,8 @@ from keras_dist_callbacks.validation import (
     OF_SHUTDOWN_OPTIONS,
     OF_STRATEGY,
     OF_WRITE_OPTIONS,
-    check_bool,
-    choice,
+    check,
     explains_arguments,
-    flag_or,
     path,
     verbosity,
 )
@@ -116,9 +114,9 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         super().__init__()
         enable_for_cluster()
         self.backup_dir, self.verbose = _directory(backup_dir), verbosity("verbose", verbose)
-        self.save_freq, self.delete_checkpoint = save_freq, check_bool("delete_checkpoint", delete_checkpoint)
-        self._strict = flag_or("strict", strict, "certain")
-        self._read_again = choice("replay", replay, ("create", "read")) == "read"
+        self.save_freq, self.delete_checkpoint = save_freq, check("delete_checkpoint", delete_checkpoint, bool)
+        self._strict = check("strict", strict, bool | Literal["certain"])
+        self._read_again = check("replay", replay, Literal["create", "read"]) == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
         write = write_options_of(write_options)
         self._options = EngineOptions(double_checkpoint, self.verbose > 0, write)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import string
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -30,10 +31,12 @@ from keras_dist_callbacks.options import WriteOptions, open_to_write, write_opti
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.terminal import is_shown, say, uploads
-from keras_dist_callbacks.validation import OF_WRITE_OPTIONS, explains_arguments
+from keras_dist_callbacks.validation import OF_WRITE_OPTIONS, explains_arguments, number_of
 
 _TAG = "ModelCheckpoint"
 _NO_TOKEN = "0" * 12
+_SAVE_FREQ = Literal["epoch"] | number_of("batches", 1)
+_THRESHOLD = "a number, or None"
 _FILE_NAME = "give it a file name, such as ckpt-{epoch:04d}.keras"
 
 
@@ -115,24 +118,25 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         check_write_on(write_on)
         path = validation.path("filepath", filepath, f"filepath='' names a directory; {_FILE_NAME}")
         reject_credentials(path)
-        save_weights_only = validation.check_bool("save_weights_only", save_weights_only)
+        save_weights_only = validation.check("save_weights_only", save_weights_only, bool)
         directory, template = files.split_filepath(path)
         _check_template(path, directory, template, save_weights_only)
-        threshold = initial_value_threshold
-        if threshold is not None:
-            threshold = validation.number("initial_value_threshold", threshold, "a number, or None")
+        threshold = validation.check("initial_value_threshold", initial_value_threshold, float | None, _THRESHOLD)
+        if threshold is not None and math.isnan(threshold):
+            raise validation.invalid_argument("initial_value_threshold", threshold, _THRESHOLD)
         # checked here: Keras itself would find out in the middle of training, or never
         super().__init__(
             redact(path),
-            monitor=validation.text("monitor", monitor, "the name of a quantity, such as 'val_loss'"),
+            monitor=validation.check("monitor", monitor, validation.Text, "the name of a quantity, such as 'val_loss'"),
             verbose=validation.verbosity("verbose", verbose),
-            save_best_only=validation.check_bool("save_best_only", save_best_only),
+            save_best_only=validation.check("save_best_only", save_best_only, bool),
             save_weights_only=save_weights_only,
-            mode=validation.text("mode", mode, "'auto', 'min' or 'max'"),  # Keras warns of others and uses 'auto'
-            save_freq=validation.count_or("Unrecognized save_freq: it", save_freq, ["epoch"], "batches"),
+            # Keras warns of others and uses 'auto'
+            mode=validation.check("mode", mode, validation.Text, "'auto', 'min' or 'max'"),
+            save_freq=validation.check("Unrecognized save_freq: it", save_freq, _SAVE_FREQ),
             initial_value_threshold=threshold,
         )
-        self.max_to_keep = None if max_to_keep is None else _count(max_to_keep)
+        self.max_to_keep = validation.check("max_to_keep", max_to_keep, number_of("files", 1) | None)
         write = write_options_of(write_options)
         self._storage = open_to_write(directory.format(), storage_options, write)
         self._template = template
@@ -314,10 +318,6 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
         )
     if any(field == "" or field.isdigit() for field in in_name):
         raise ConfigError(f"filepath={shown!r}: placeholders need names, such as {{epoch:04d}} or {{val_loss:.3f}}")
-
-
-def _count(max_to_keep: Any) -> int:
-    return validation.count("max_to_keep", max_to_keep, least=1, of="files", also="None to keep all")
 
 
 def _scalar(value: Any) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import msgspec
@@ -46,8 +46,8 @@ class PrintLR(RebuiltOnCopy, keras.callbacks.Callback):
     def __init__(self, freq: str | int = "epoch", *, log_to_tensorboard: bool = False) -> None:
         enable_for_cluster()
         super().__init__()
-        self.freq = validation.count_or("freq", freq, ["epoch"], "steps")
-        self.log_to_tensorboard = validation.check_bool("log_to_tensorboard", log_to_tensorboard)
+        self.freq = validation.check("freq", freq, Literal["epoch"] | validation.number_of("steps", 1))
+        self.log_to_tensorboard = validation.check("log_to_tensorboard", log_to_tensorboard, bool)
         self._active = True
         self._finished_steps = 0
         self._last_batch = -1

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks import validation
@@ -92,6 +92,8 @@ class EventSync:
 
 
 _TAG = "TensorBoard"
+_EPOCHS = validation.number_of("epochs")
+_UPDATE_FREQ = Literal["epoch", "batch"] | validation.number_of("batches", 1)
 
 
 @dataclass
@@ -162,16 +164,16 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         self._worker_dir = None if worker_log_dir is None else validation.path("worker_log_dir", worker_log_dir)
         self._storage_options = validation.mapping("storage_options", storage_options)
         self._write_options = write_options_of(write_options)
-        self._sync_seconds = validation.seconds("sync_seconds", sync_seconds, default=30.0)
+        self._sync_seconds = validation.check("sync_seconds", sync_seconds, validation.Seconds, default=30.0)
         super().__init__(
             redact(self._chief_dir),
-            histogram_freq=_epochs("histogram_freq", histogram_freq),
-            write_graph=validation.check_bool("write_graph", write_graph),
-            write_images=validation.check_bool("write_images", write_images),
-            write_steps_per_second=validation.check_bool("write_steps_per_second", write_steps_per_second),
-            update_freq=_update_freq(update_freq),
+            histogram_freq=validation.check("histogram_freq", histogram_freq, _EPOCHS, default=0),
+            write_graph=validation.check("write_graph", write_graph, bool),
+            write_images=validation.check("write_images", write_images, bool),
+            write_steps_per_second=validation.check("write_steps_per_second", write_steps_per_second, bool),
+            update_freq=validation.check("update_freq", update_freq, _UPDATE_FREQ),
             profile_batch=_profile_batch(profile_batch),
-            embeddings_freq=_epochs("embeddings_freq", embeddings_freq),
+            embeddings_freq=validation.check("embeddings_freq", embeddings_freq, _EPOCHS, default=0),
             embeddings_metadata=_metadata(embeddings_metadata),
         )
         if write_on == "all" and worker_log_dir is not None:
@@ -317,22 +319,14 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         return scheme in {"", "file", "ram"} or (scheme == "gs" and not self._storage_options)
 
 
-def _epochs(name: str, value: Any) -> int:
-    return validation.count(name, value, of="epochs", also="0 for never", default=0)
-
-
-def _update_freq(value: Any) -> int | str:
-    return validation.count_or("update_freq", value, ("epoch", "batch"), "batches")
-
-
 def _profile_batch(given: Any) -> int | tuple[int, int]:
     """One batch, or the first and the last one."""
     try:
         batches = [int(part) for part in given.split(",")] if isinstance(given, str) else given
         if isinstance(batches, list | tuple) and (isinstance(given, str) or len(batches) == 2):
-            found = [validation.count("profile_batch", batch) for batch in batches]
+            found = [validation.check("profile_batch", batch, validation.Count) for batch in batches]
         else:
-            found = [validation.count("profile_batch", given)]
+            found = [validation.check("profile_batch", given, validation.Count)]
     except ValueError:
         found = []
     if len(found) not in (1, 2) or found[0] > found[-1]:

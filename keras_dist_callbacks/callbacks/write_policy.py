@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
@@ -14,7 +16,7 @@ def check_write_on(write_on: str) -> None:
     Raises:
         ConfigError: It is not.
     """
-    validation.choice("write_on", write_on, ("chief", "all"))
+    validation.check("write_on", write_on, Literal["chief", "all"])
 
 
 def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, *, elsewhere: bool = False) -> bool:

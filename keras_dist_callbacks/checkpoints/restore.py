@@ -134,8 +134,8 @@ def make_or_restore_model(
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
     _require_function(build_fn)
-    compile, objects = validation.check_bool("compile", compile), validation.mapping("custom_objects", custom_objects)
-    adopt, verbose = validation.check_bool("adopt", adopt), validation.verbosity("verbose", verbose)
+    compile, objects = validation.check("compile", compile, bool), validation.mapping("custom_objects", custom_objects)
+    adopt, verbose = validation.check("adopt", adopt, bool), validation.verbosity("verbose", verbose)
     cluster = _training_cluster()
     directory, template = _split(checkpoint_dir)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)

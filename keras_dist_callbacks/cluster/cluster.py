@@ -53,17 +53,10 @@ class Cluster(Role):
         ConfigError: A value is wrong.
     """
 
-    patience: float = field(default_factory=functools.partial(timeouts.seconds_of, "timeout"))
+    patience: validation.Seconds = field(default_factory=functools.partial(timeouts.seconds_of, "timeout"))
 
     def __post_init__(self) -> None:
-        validation.set_frozen_fields(
-            self,
-            task_type=validation.choice("task_type", self.task_type, ("chief", "worker", "evaluator")),
-            task_id=validation.count("task_id", self.task_id),
-            worker_index=validation.count("worker_index", self.worker_index, least=-1),
-            addresses=validation.texts("addresses", self.addresses, "a tuple of host:port"),
-            patience=validation.seconds("patience", self.patience, default=timeouts.DEFAULTS["timeout"]),
-        )
+        validation.check_fields(self)
 
     def gather(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> list[Any]:
         """Every worker's JSON value, in worker order, on every worker.

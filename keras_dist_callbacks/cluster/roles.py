@@ -8,10 +8,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
+
+from msgspec import Meta
 
 from keras_dist_callbacks import terminal
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.validation import Count
 
 _T = TypeVar("_T")
 _TRAINING_TASKS = ("chief", "worker")
@@ -19,6 +22,9 @@ _DROPPED_TASKS = ("ps", "evaluator")
 _INDEX = re.compile(r"[0-9]{1,5}")
 _PORT = re.compile(r"[0-9]{1,5}")
 _HOST = re.compile(r"[^\s/\\:,@\[\]\"'\x00-\x1f]+")
+_Task = Annotated[str, Meta(pattern=r"\A(chief|worker|evaluator)\Z", description="'chief', 'worker' or 'evaluator'")]
+_Index = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="a whole number of -1 or more, below 2**63")]
+_Addresses = Annotated[tuple[str, ...], Meta(description="a tuple of host:port")]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -92,10 +98,10 @@ class Role:
         addresses: `host:port` of all training workers, the chief first; empty without TF_CONFIG.
     """
 
-    task_type: str = "worker"
-    task_id: int = 0
-    worker_index: int = 0
-    addresses: tuple[str, ...] = ()
+    task_type: _Task = "worker"
+    task_id: Count = 0
+    worker_index: _Index = 0
+    addresses: _Addresses = ()
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> Self:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import coordination, multi_worker
@@ -71,7 +71,7 @@ def make_strategy(
         ClusterTimeoutError: A worker did not come in time; the message names it.
     """
     cluster = Role.detect()
-    kind = validation.choice("kind", kind, ("auto", "default", "mirrored", "multi_worker"))
+    kind = validation.check("kind", kind, Literal["auto", "default", "mirrored", "multi_worker"])
     startup = timeouts.give("startup_timeout", startup_timeout)
     heartbeat = timeouts.give("heartbeat_timeout", heartbeat_timeout)
     timeouts.give("peer_timeout", peer_timeout)
@@ -96,7 +96,7 @@ def _check_parts(devices: Any, communication_options: Any) -> None:
 
     if devices is not None:
         try:
-            named = list(map(tf.DeviceSpec.from_string, validation.texts("devices", devices, _DEVICES)))
+            named = list(map(tf.DeviceSpec.from_string, validation.check("devices", devices, list[str], _DEVICES)))
         except ValueError:
             named = []
         if not named:

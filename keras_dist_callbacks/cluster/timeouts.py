@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.process import Shared, shared
 
 LONGEST_SECONDS = 1e6
+_Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS, description="a number of seconds above 0 up to 1e+06")]
 DEFAULTS = {"startup_timeout": 300.0, "heartbeat_timeout": 10.0, "peer_timeout": 30.0, "timeout": 3600.0}
 
 
@@ -38,7 +42,7 @@ def give(name: str, value: float | None) -> float:
     if value is None:
         shared(_Given).seconds.pop(name, None)
     else:
-        checked = validation.seconds(name, value, most=LONGEST_SECONDS, default=DEFAULTS[name])
+        checked = validation.check(name, value, _Seconds, default=DEFAULTS[name])
         shared(_Given).seconds[name] = checked
     return seconds_of(name)
 
@@ -58,4 +62,5 @@ def seconds_of(name: str) -> float:
         value: float | str = float(text)
     except ValueError:
         value = text
-    return validation.seconds(variable, value, most=LONGEST_SECONDS, default=DEFAULTS[name])
+    checked: float = validation.check(variable, value, _Seconds, default=DEFAULTS[name])
+    return checked

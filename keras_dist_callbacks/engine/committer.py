@@ -98,9 +98,7 @@ class EngineOptions:
     write: WriteOptions = field(default_factory=WriteOptions)
 
     def __post_init__(self) -> None:
-        validation.set_frozen_fields(
-            self, double_checkpoint=validation.check_bool("double_checkpoint", self.double_checkpoint)
-        )
+        validation.check_fields(self, but={"write"})
 
 
 KEPT_COMMITS = 2

@@ -13,7 +13,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.backups.snapshot import Snapshot
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 
 MAX_OVERHEAD = 0.02
+_Share = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1, such as 0.02 for 2 %")]
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,7 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
         ConfigError: `save_freq` is neither `"epoch"`, `"auto"`, an integer of 1 or more nor a positive timedelta, or
             `max_overhead` is no share.
     """
-    allowed = "between 0 and 1, such as 0.02 for 2 %"
-    share = validation.number("max_overhead", max_overhead, allowed, above=0, most=math.nextafter(1, 0))
+    share = validation.check("max_overhead", max_overhead, _Share)
     if isinstance(save_freq, str) and save_freq in {"epoch", "auto"}:
         return SavePolicy() if save_freq == "epoch" else SavePolicy(max_overhead=share)
     if validation.is_bool(save_freq) and not save_freq:
@@ -70,7 +72,7 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
     if isinstance(save_freq, datetime.timedelta) and save_freq.total_seconds() > 0:
         return SavePolicy(every_seconds=save_freq.total_seconds())
     try:
-        return SavePolicy(validation.count("save_freq", save_freq, least=1))
+        return SavePolicy(validation.check("save_freq", save_freq, validation.number_of("batches", 1)))
     except ConfigError:
         raise validation.invalid_argument(
             "Invalid value: save_freq",

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -25,7 +25,7 @@ from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import say, warn
-from keras_dist_callbacks.validation import OF_READERS, explains_arguments
+from keras_dist_callbacks.validation import OF_READERS, Seconds, SecondsFromZero, Text, explains_arguments
 
 _DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be run through again, or a tuple (x, y)"
 _BELOW_LOG_DIR = "evaluator"
@@ -110,18 +110,19 @@ class SidecarEvaluator:
     ) -> None:
         check_model(model)
         self._model = EvaluatedModel(model)
-        self._steps = None if steps is None else validation.count("steps", steps, least=1, of="batches", also="None")
+        self._steps = validation.check("steps", steps, validation.number_of("batches", 1) | None)
         self._data = _checked_data(data, self._steps)
-        self._most = None if max_evaluations is None else _most(max_evaluations)
+        self._most = validation.check("max_evaluations", max_evaluations, validation.number_of("results", 1) | None)
         self._callbacks = _checked_callbacks(callbacks)
-        self._timeout = None if timeout is None else validation.seconds("timeout", timeout, also="None")
-        self._poll_seconds = validation.seconds("poll_seconds", poll_seconds, default=10.0)
-        self._rerun_seconds = validation.seconds("rerun_seconds", rerun_seconds, least=0, default=300.0)
-        self._verbose = _checked_verbose(verbose)
+        self._timeout = validation.check("timeout", timeout, Seconds | None)
+        self._poll_seconds = validation.check("poll_seconds", poll_seconds, Seconds, default=10.0)
+        self._rerun_seconds = validation.check("rerun_seconds", rerun_seconds, SecondsFromZero, default=300.0)
+        self._verbose = validation.check("verbose", verbose, Literal["auto"] | validation.Verbosity)
         places = EvaluatorDirectories(checkpoint_dir, storage_options, retry)
         self._state, events = places.of_results(log_dir, state_dir)
         self._log = EvaluationLog(self._state, events)
-        self._best = _best(places, export_best, validation.text("monitor", monitor, "the name of a metric"), mode)
+        monitor = validation.check("monitor", monitor, Text, "the name of a metric")
+        self._best = _best(places, export_best, monitor, mode)
         self._checkpoints, self._series = places.checkpoints, places.series
         self._sources: list[Source] = []
         self._settled: set[str] = set()  # evaluated, or known to be damaged
@@ -255,10 +256,6 @@ class SidecarEvaluator:
             self._say(what)
 
 
-def _most(given: Any) -> int:
-    return validation.count("max_evaluations", given, least=1, of="results", also="None for all")
-
-
 def _best(places: EvaluatorDirectories, export_best: Any, monitor: str, mode: Any) -> BestExport | None:
     monitor = monitor.removeprefix("val_")
     mode = _direction(mode, monitor)
@@ -359,11 +356,6 @@ def _checked_data(data: Any, steps: int | None) -> Any:
     return data
 
 
-def _checked_verbose(verbose: Any) -> int | str:
-    """As Keras' `evaluate` takes it."""
-    return "auto" if isinstance(verbose, str) and verbose == "auto" else validation.verbosity("verbose", verbose)
-
-
 def _checked_callbacks(callbacks: Any) -> list[Any]:
     """A list of callbacks."""
     if callbacks is None:
@@ -375,7 +367,7 @@ def _checked_callbacks(callbacks: Any) -> list[Any]:
 
 def _direction(mode: Any, monitor: str) -> str:
     """`"min"` or `"max"`."""
-    given = validation.choice("mode", mode, ("auto", "min", "max"))
+    given: str = validation.check("mode", mode, Literal["auto", "min", "max"])
     if given != "auto":
         return given
     return "max" if any(word in monitor.lower() for word in _HIGHER_IS_BETTER) else "min"

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import tenacity
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks.storage.store_errors import is_retryable
+from keras_dist_callbacks.validation import Rate, Seconds, SecondsFromZero, check_fields
 
 _T = TypeVar("_T")
 OnFailure = Callable[[BaseException, float], None]
@@ -37,24 +37,14 @@ class RetryPolicy:
         ConfigError: A value is negative, infinite or no number; or the last two are 0.
     """
 
-    total_seconds: float = 120.0
-    initial_wait: float = 0.2
-    max_wait: float = 20.0
-    request_seconds: float = 60.0
-    min_bytes_per_second: float = 2.0**18
+    total_seconds: SecondsFromZero = 120.0
+    initial_wait: SecondsFromZero = 0.2
+    max_wait: SecondsFromZero = 20.0
+    request_seconds: Seconds = 60.0
+    min_bytes_per_second: Rate = 2.0**18
 
     def __post_init__(self) -> None:
-        seconds, default = validation.seconds, type(self)
-        validation.set_frozen_fields(
-            self,
-            total_seconds=seconds("total_seconds", self.total_seconds, least=0, default=default.total_seconds),
-            initial_wait=seconds("initial_wait", self.initial_wait, least=0, default=default.initial_wait),
-            max_wait=seconds("max_wait", self.max_wait, least=0, default=default.max_wait),
-            request_seconds=seconds("request_seconds", self.request_seconds, default=default.request_seconds),
-            min_bytes_per_second=validation.rate(
-                "min_bytes_per_second", self.min_bytes_per_second, default=default.min_bytes_per_second
-            ),
-        )
+        check_fields(self)
 
     def request_time(self, size: int = 0) -> float:
         """How many seconds one request that moves `size` bytes may take."""

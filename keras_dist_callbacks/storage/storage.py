@@ -110,7 +110,7 @@ class Storage:
             ConfigError: An argument is of the wrong type, the URL is empty, its protocol is unknown, its package is
                 missing, or its client does not take the options.
         """
-        text, fsync = validation.path("the directory", url), validation.check_bool("fsync", fsync)
+        text, fsync = validation.path("the directory", url), validation.check("fsync", fsync, bool)
         options = validation.mapping("storage_options", storage_options)
         redactor, traffic = Redactor.of(text, options), RateLimiter(max_bytes_per_second)
         policy = DEFAULT_RETRY if retry is None else validation.instance("retry", retry, RetryPolicy, also="None")

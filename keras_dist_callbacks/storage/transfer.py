@@ -78,10 +78,7 @@ class RateLimiter:
     """
 
     def __init__(self, max_bytes_per_second: float | None = None) -> None:
-        if max_bytes_per_second is not None:
-            also = "None for no cap"
-            max_bytes_per_second = validation.rate("max_bytes_per_second", max_bytes_per_second, also=also)
-        self._rate = max_bytes_per_second
+        self._rate = validation.check("max_bytes_per_second", max_bytes_per_second, validation.Rate | None)
         self._lock = threading.Lock()
         self._free_at = 0.0  # when the bytes sent so far fit the rate
         self._listeners: list[Callable[[int], None]] = []

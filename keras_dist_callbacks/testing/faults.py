@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import keras
 
@@ -63,8 +63,7 @@ class KillAt(keras.callbacks.Callback):
         after_commit: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(phase, str) or phase not in _PHASES:
-            raise validation.invalid_argument("phase", phase, f"one of {', '.join(_PHASES)}")
+        phase = validation.check("phase", phase, Literal[_PHASES], f"one of {', '.join(_PHASES)}")
         if step is not None and (epoch is not None or batch is not None):
             raise ConfigError("give step or epoch and batch, not both")
         if step is not None and phase not in ("train_batch_begin", "train_batch_end"):
@@ -72,11 +71,9 @@ class KillAt(keras.callbacks.Callback):
         if batch is not None and phase not in _BATCH_PHASES:
             raise ConfigError(f"phase {phase!r} has no batch; leave batch out")
         self.step, self.epoch, self.batch = _place("step", step), _place("epoch", epoch), _place("batch", batch)
-        self.phase, self.worker = phase, validation.count("worker", worker)
-        self.after_commit, self.sig = (
-            validation.check_bool("after_commit", after_commit),
-            validation.parse_signal("sig", sig),
-        )
+        self.phase, self.worker = phase, validation.check("worker", worker, validation.Count)
+        self.after_commit = validation.check("after_commit", after_commit, bool)
+        self.sig = validation.parse_signal("sig", sig)
         self._now = -1
         self._struck = False
 
@@ -160,7 +157,8 @@ def _wait_for_commit(cluster: Cluster) -> None:
 
 
 def _place(name: str, value: int | None) -> int | None:
-    return None if value is None else validation.count(name, value, also="None for any")
+    checked: int | None = validation.check(name, value, validation.Count | None)
+    return checked
 
 
 def _truth(text: str) -> bool:

@@ -21,7 +21,7 @@ from keras_dist_callbacks.launch.processes import Process, free_ports, is_free
 
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 30
-_MOST_WORKERS = 1000
+_WORKERS = validation.number_of("workers", 1, 1000)
 # Everything whose import takes a worker time. Names of this package load lazily, so their modules are listed.
 PRELOADED = (
     "tensorflow",
@@ -78,17 +78,15 @@ class LocalCluster:
         grace: float = 30.0,
         preload: bool = False,
     ) -> None:
-        self.num_workers = validation.count("num_workers", num_workers, least=1, most=_MOST_WORKERS)
+        self.num_workers = validation.check("num_workers", num_workers, _WORKERS)
         self.log_dir = Path(validation.path("log_dir", log_dir))
-        self.grace = validation.seconds("grace", grace, least=0, default=30.0)
+        self.grace = validation.check("grace", grace, validation.SecondsFromZero, default=30.0)
         self.run = -1
         self.ports: list[int] = []
         self._command = _words("command", command)
         self._env = _variables(env)
-        self._has_chief, self._preload = (
-            validation.check_bool("chief", chief),
-            validation.check_bool("preload", preload),
-        )
+        self._has_chief = validation.check("chief", chief, bool)
+        self._preload = validation.check("preload", preload, bool)
         self._workers: list[Process] = []
 
     def start(self, extra_args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
@@ -158,7 +156,7 @@ class LocalCluster:
             ClusterTimeoutError: Workers were still running; the message names them and shows their logs.
             ConfigError: An argument is wrong.
         """
-        timeout = validation.seconds("timeout", timeout, least=0)
+        timeout = validation.check("timeout", timeout, validation.SecondsFromZero)
         deadline = time.monotonic() + timeout
         grace_ends: float | None = None
         while None in (codes := self.poll()):
@@ -204,7 +202,7 @@ class LocalCluster:
         self.close()
 
     def _worker(self, index: int) -> Process:
-        if not validation.count("index", index) < len(self._workers):
+        if not validation.check("index", index, validation.Count) < len(self._workers):
             raise ConfigError(f"index={index}: there is no worker {index}; {len(self._workers)} were started")
         return self._workers[index]
 
@@ -303,8 +301,8 @@ def run_until_done(
         ConfigError: An argument is wrong.
     """
     validation.instance("cluster", cluster, LocalCluster)
-    max_restarts = validation.count("max_restarts", max_restarts)
-    timeout = validation.seconds("timeout", timeout)
+    max_restarts = validation.check("max_restarts", max_restarts, validation.Count)
+    timeout = validation.check("timeout", timeout, validation.Seconds)
     faults = _attempts(extra_args)
     if on_tick is not None:
         validation.function("on_tick", on_tick, "a function, or None")

@@ -109,7 +109,7 @@ def register_callback_state(
         raise ConfigError(
             f"callback_class: register_callback_state needs a class, got {validation.format_value(given)}"
         )
-    names = validation.texts("identity", identity, "a tuple of attribute names")
+    names = validation.check("identity", identity, tuple[str, ...], "a tuple of attribute names")
     if get is None and set is None:
         shared(Classes).registered[callback_class] = None
         return

@@ -8,7 +8,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import environment, rng, variables
@@ -40,9 +40,7 @@ from keras_dist_callbacks.validation import (
     OF_SHUTDOWN_OPTIONS,
     OF_STRATEGY,
     OF_WRITE_OPTIONS,
-    check_bool,
     explains_arguments,
-    flag_or,
     verbosity,
 )
 
@@ -123,10 +121,8 @@ class Checkpointer(NotCopyable):
         verbose = verbosity("verbose", verbose)
         write, shutdown = write_options_of(write_options), shutdown_options_of(shutdown_options)
         self._trained, self.state = TrainingObjects.of(model, optimizer, metrics, variables), user_state(state)
-        self._delete, self._strict = (
-            check_bool("delete_checkpoint", delete_checkpoint),
-            flag_or("strict", strict, "certain"),
-        )
+        self._delete = validation.check("delete_checkpoint", delete_checkpoint, bool)
+        self._strict = validation.check("strict", strict, bool | Literal["certain"])
         self._origin = getattr(model, "_kdc_origin", None)
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect()
         self._cluster.require_connection(self._strategy)
@@ -171,7 +167,7 @@ class Checkpointer(NotCopyable):
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`; saves at each one's end if that is the time."""
         self._require_open()
-        while self.epoch < validation.count("count", count):
+        while self.epoch < validation.check("count", count, validation.Count):
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
             self._report_missing_steps(self._input.epoch_ends())
@@ -221,7 +217,7 @@ class Checkpointer(NotCopyable):
     def _rest(self, dataset: Iterable[Any], made_for_epoch: bool) -> Iterator[Any]:
         self._require_open()
         return self._input.remaining_batches(
-            dataset, self.batch, made_for_epoch=validation.check_bool("made_for_epoch", made_for_epoch)
+            dataset, self.batch, made_for_epoch=validation.check("made_for_epoch", made_for_epoch, bool)
         )
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -244,7 +240,7 @@ class Checkpointer(NotCopyable):
             FencedError: A newer run has taken the directory.
         """
         self._require_open()
-        batches = validation.count("batches", batches)
+        batches = validation.check("batches", batches, validation.Count)
         self.batch, self.steps, self._in_step = self.batch + batches, self.steps + batches, False
         self._input.trained()
         self._engine.poll()
