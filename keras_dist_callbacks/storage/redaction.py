@@ -6,9 +6,7 @@ What is hidden by mistake costs a reader a moment, and what is shown by mistake 
 from __future__ import annotations
 
 import base64
-import html
 import itertools
-import json
 import os
 import re
 import traceback
@@ -64,7 +62,7 @@ class _Link(NamedTuple):
 
 def redact(url: str | os.PathLike[str]) -> str:
     """`url` without user names, passwords and query strings, fit for logs and errors."""
-    return escape_controls("".join(link.start + link.place for link in _links(os.fspath(url))))
+    return escape_controls(_shown(os.fspath(url)))
 
 
 def reject_credentials(url: str) -> None:
@@ -120,7 +118,7 @@ class Redactor:
     @classmethod
     def of(cls, url: str, options: Mapping[str, Any]) -> Redactor:
         """One that knows the secrets in a URL and in its `storage_options`."""
-        found = {*_secrets_in_url(url), *_secrets_in_options("", options, hidden=False)} - {""}
+        found = {*_secrets_in_url(url), *_secrets_in_options("", options)} - {""}
         if not found:
             return cls()
         return cls(re.compile("|".join(map(_spellings, sorted(found, key=len, reverse=True))), re.IGNORECASE))
@@ -133,12 +131,7 @@ class Redactor:
 
     def is_clean(self, error: BaseException) -> bool:
         """Whether the error and its causes may be shown as they are."""
-        links = list(cause_chain(error))
-        texts = [*map(str, links), *map(repr, links)]
-        for link in links:
-            texts += getattr(link, "__notes__", [])
-        if any(isinstance(link, BaseExceptionGroup) for link in links):
-            texts.append("".join(traceback.format_exception(error)))
+        texts = ["".join(traceback.format_exception(error, limit=0)), *map(repr, cause_chain(error))]
         return all(self.clean(text) == text for text in texts)
 
     def caused(self, failure: _E, error: BaseException) -> _E:
@@ -162,11 +155,11 @@ def redact_text(text: str) -> str:
     """A text of unknown origin without what looks like credentials, signatures or query strings."""
     text = _QUOTED_FIELDS.sub(rf"\1\2{_HIDDEN}\2", text)
     text = _HEADERS.sub(rf"\1 {_HIDDEN}", _SECRET_FIELDS.sub(rf"\1={_HIDDEN}", text))
-    return _ANY_URL.sub(lambda found: _without_secrets(found.group()), text)
+    return _ANY_URL.sub(lambda found: _shown(found.group(), with_ports=True), text)
 
 
-def _without_secrets(url: str) -> str:
-    return "".join(link.start + link.place for link in _links(url, with_ports=True))
+def _shown(url: str, *, with_ports: bool = False) -> str:
+    return "".join(link.start + link.place for link in _links(url, with_ports=with_ports))
 
 
 def _links(url: str, *, with_ports: bool = False) -> Iterator[_Link]:
@@ -189,13 +182,11 @@ def _links(url: str, *, with_ports: bool = False) -> Iterator[_Link]:
 def _credentials_end(protocol: str, rest: str, with_ports: bool) -> int:
     """Where the place begins. A secret may have any character, so that the last @ is taken for its end."""
     head = re.split("[/?#]", rest, maxsplit=1)[0]
-    if rest.startswith("arn:"):
+    is_bucket = protocol in _BUCKETS  # which has neither port nor colon
+    if rest.startswith("arn:") or (with_ports and not is_bucket and _PORT.fullmatch(head)):
         return 0
     if _COLON.search(head):
-        if protocol not in _BUCKETS and with_ports and _PORT.fullmatch(head):
-            return 0
-        # A bucket has neither port nor colon.
-        return rest.rfind("@") + 1 or (len(head) if protocol in _BUCKETS else 0)
+        return rest.rfind("@") + 1 or (len(head) if is_bucket else 0)
     user, at, host = head.rpartition("@")
     # In abfs://container@account.dfs.core.windows.net the container is no secret, but part of the place.
     is_container = protocol in _AZURE and "." in host and "@" not in user
@@ -208,48 +199,38 @@ def _secrets_in_url(url: str) -> Iterator[str]:
         yield credentials
         user, _, password = (_COLON.sub(":", credentials, count=1)).partition(":")
         yield from (user, password)
-        # Where a client takes a secret apart at the signs of a URL, it complains about a part.
+        # yarl takes a secret apart at the signs of a URL and complains about a part.
         yield from (part for part in re.split("[/@:?#]", credentials) if len(part) >= _SHORTEST)
         if password:
             yield from _basic(user, password)
         yield link.query
-        for part in re.split("[&;]", link.query):
-            name, _, value = part.partition("=")
-            if len(value) >= _SHORTEST or _SECRET_NAMES.search(name):
-                yield value
+        yield from _secret_fields(link.query)
 
 
-def _secrets_in_options(name: str, value: Any, *, hidden: bool) -> Iterator[str]:
-    """All texts but those under names that are known to hold nothing secret.
+def _secret_fields(text: str) -> Iterator[str]:
+    """The secrets in a query or a connection string."""
+    for part in re.split("[&;?]", text):
+        name, _, value = part.partition("=")
+        if _SECRET_NAMES.search(name):
+            yield value
 
-    Args:
-        name: Of the option.
-        value: Of any type.
-        hidden: Whether the name around it says that it is secret.
-    """
+
+def _secrets_in_options(name: str, value: Any) -> Iterator[str]:
+    """All texts but those under names that are known to hold nothing secret."""
     if isinstance(value, Mapping):
         yield from _pairs(value)
         for inner, content in value.items():
-            below = hidden or bool(name and _SECRET_NAMES.search(name))
-            yield from _secrets_in_options(str(inner), content, hidden=below)
+            yield from _secrets_in_options(str(inner), content)
     elif isinstance(value, str | bytes):
         text = value if isinstance(value, str) else value.decode(errors="surrogateescape")
         yield from _secrets_in_url(text)
-        if text.lower() not in _KNOWN_WORDS and (hidden or _may_be_secret(name, text)):
+        yield from _secret_fields(text)
+        may_be_secret = len(text) >= _SHORTEST and not _OPEN_NAMES.fullmatch(name)
+        if text.lower() not in _KNOWN_WORDS and (may_be_secret or _SECRET_NAMES.search(name)):
             yield text
-            for part in re.split("[;&?]", text):  # connection strings and SAS tokens are shown in parts
-                key, _, secret = part.partition("=")
-                if re.search("(?i)key|sig|token|secret|passw", key):
-                    yield secret
     elif isinstance(value, Sequence):
         for item in value:
-            yield from _secrets_in_options(name, item, hidden=hidden)
-
-
-def _may_be_secret(name: str, value: str) -> bool:
-    if name == "signature_version":
-        return False
-    return bool(_SECRET_NAMES.search(name)) or (len(value) >= _SHORTEST and not _OPEN_NAMES.fullmatch(name))
+            yield from _secrets_in_options(name, item)
 
 
 def _pairs(options: Mapping[str, Any]) -> Iterator[str]:
@@ -269,12 +250,12 @@ def _basic(user: str, password: str) -> Iterator[str]:
 
 
 def _spellings(secret: str) -> str:
-    """An expression for a secret: as it is, or quoted for URLs, HTML, JSON or Python."""
+    """An expression for a secret: as it is, or quoted for URLs or Python."""
     forms: set[str] = set()
     for text in (secret, urllib.parse.unquote(secret)):
-        quoted = [urllib.parse.quote(text, safe, errors="surrogateescape") for safe in ("/", "")]
-        forms |= {text, *quoted, urllib.parse.quote(quoted[1], ""), urllib.parse.quote_plus(quoted[0])}
-        forms |= {html.escape(text), json.dumps(text)[1:-1], repr(text)[1:-1]}
+        quoted = urllib.parse.quote(text, "", errors="surrogateescape")
+        path = urllib.parse.quote(text, errors="surrogateescape")
+        forms |= {text, quoted, path, urllib.parse.quote(quoted, ""), repr(text)[1:-1]}
     anywhere = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
     if len(secret) >= _SHORT:
         return f"(?:{anywhere})"
