@@ -31,7 +31,7 @@ def escape_controls(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep or _is_space(c) else _escape(c) for c in text)
+    return "".join(c if c in keep or _stays(c) else _escape(c) for c in text)
 
 
 def first_few(texts: Sequence[str], most: int = 4) -> list[str]:
@@ -48,7 +48,7 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
         category: The class of the warning.
     """
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and _is_not_the_users(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
         level, frame = level + 1, frame.f_back
     warnings.warn(escape_controls(text), category, stacklevel=level)
 
@@ -65,12 +65,8 @@ def data_size(count: int) -> str:
     return f"{value:.1f} {unit}"
 
 
-def _is_not_the_users(module: str) -> bool:
-    return module.partition(".")[0] in _NOT_THE_USERS
-
-
-def _is_space(character: str) -> bool:
-    return unicodedata.category(character) == "Zs"
+def _stays(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def _escape(character: str) -> str:
@@ -173,8 +169,9 @@ def _discard(stream: Any) -> None:
         os.dup2(nothing.fileno(), stream.fileno())
 
 
-@contextlib.contextmanager
-def uploads(description: str, total_bytes: int, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+def uploads(
+    description: str, total_bytes: int, *, shown: bool = True
+) -> contextlib.AbstractContextManager[Callable[[int], None]]:
     """A progress bar on stderr for an upload that lasts; nothing if it is quick or stderr is not a terminal.
 
     Args:
@@ -182,16 +179,15 @@ def uploads(description: str, total_bytes: int, *, shown: bool = True) -> Iterat
         total_bytes: How much it is.
         shown: What `is_shown` has said in the user's thread.
 
-    Yields:
-        A function to be called with each number of bytes sent, from any thread.
+    Returns:
+        A context, whose function is to be called with each number of bytes sent, from any thread.
     """
-    columns = ["BarColumn", "DownloadColumn", "TransferSpeedColumn"]
-    with _progress(description, total_bytes, columns, shown, show_after=_SHOW_AFTER) as advance:
-        yield advance
+    return _progress(description, total_bytes, ["DownloadColumn", "TransferSpeedColumn"], shown, _SHOW_AFTER)
 
 
-@contextlib.contextmanager
-def reading(description: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+def reading(
+    description: str, total: int | None, *, shown: bool = True
+) -> contextlib.AbstractContextManager[Callable[[int], None]]:
     """A progress bar on stderr for batches that are read; nothing if stderr is not a terminal.
 
     Args:
@@ -199,16 +195,15 @@ def reading(description: str, total: int | None, *, shown: bool = True) -> Itera
         total: How many batches; None if that is not known.
         shown: What `is_shown` has said in the user's thread.
 
-    Yields:
-        A function to be called with each number of batches read.
+    Returns:
+        A context, whose function is to be called with each number of batches read.
     """
-    with _progress(description, total, ["BarColumn", "MofNCompleteColumn"], shown, show_after=0.0) as advance:
-        yield advance
+    return _progress(description, total, ["MofNCompleteColumn"], shown, 0.0)
 
 
 @contextlib.contextmanager
 def _progress(
-    description: str, total: int | None, columns: list[str], shown: bool, *, show_after: float
+    description: str, total: int | None, columns: list[str], shown: bool, show_after: float
 ) -> Iterator[Callable[[int], None]]:
     """A bar of rich's; a broken terminal ends nothing."""
     if not (shown and stderr_is_terminal()):
@@ -217,9 +212,9 @@ def _progress(
     from rich import progress
     from rich.console import Console
 
-    inner = [getattr(progress, name)() for name in columns]
+    inner = [getattr(progress, name)() for name in ("BarColumn", *columns, "TimeRemainingColumn")]
     bar = progress.Progress(
-        *(progress.TextColumn("{task.description}", markup=False), *inner, progress.TimeRemainingColumn()),
+        progress.TextColumn("{task.description}", markup=False), *inner,
         console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
     )  # fmt: skip
     task = bar.add_task(escape_controls(description), total=total)
