@@ -67,28 +67,12 @@ def set_back(history: Any, state: dict[str, Any]) -> None:
     shared(_Fits).earlier[history.model] = [fit for fit in fits if fit["epoch"] and fit["epoch"] != history.epoch]
 
 
-_CHUNK = 2**20
-
-
-class _Hashed(NamedTuple):
-    """The hash of the first `size` bytes of an open file."""
-
-    file: Any
-    size: int
-    hasher: xxhash.xxh3_128
-
-
-@dataclass
-class _Loggers(Shared):
-    hashed: WeakKeyDictionary[Any, _Hashed] = field(default_factory=WeakKeyDictionary)
-
-
 def get_rows(callback: Any) -> dict[str, Any]:
     """Size and hash of the file, flushed, and its columns; a size of None if there is no file."""
     if callback.csv_file is not None and not getattr(callback.csv_file, "closed", True):
         callback.csv_file.flush()
     size = _size(callback.filename)
-    digest = None if size is None else _digest(callback, size)
+    digest = None if size is None else _digest(callback.filename, size)
     keys = None if callback.keys is None else list(callback.keys)
     return {"size": size, "digest": digest, "keys": keys}
 
@@ -106,7 +90,7 @@ def cut(callback: Any, size: int, digest: str) -> str | None:
     found = _size(path) or 0
     if found < size:
         return f"{path} has {found} of the {size} bytes that it had at the backup: rows of earlier epochs are missing"
-    if _hash(path, 0, size, xxhash.xxh3_128()).hexdigest() != digest:
+    if _digest(path, size) != digest:
         return f"{path} was changed since the backup; it is kept, and rows are appended"
     if found > size:
         try:
@@ -129,28 +113,10 @@ def set_rows(callback: Any, state: dict[str, Any]) -> None:
             callback.append_header = True  # as it was: a later fit() overwrites the file and needs one
 
 
-def _digest(callback: Any, size: int) -> str:
-    """The hash of the file's first `size` bytes; bytes seen at an earlier backup are not read again."""
-    before = shared(_Loggers).hashed.get(callback)
-    if before is None or before.file is not callback.csv_file or before.size > size:
-        before = _Hashed(callback.csv_file, 0, xxhash.xxh3_128())
-    hasher = before.hasher
-    if size > before.size:
-        hasher = _hash(callback.filename, before.size, size, hasher)
-    shared(_Loggers).hashed[callback] = _Hashed(callback.csv_file, size, hasher)
-    return hasher.hexdigest()
-
-
-def _hash(path: str, start: int, end: int, hasher: xxhash.xxh3_128) -> xxhash.xxh3_128:
+def _digest(path: str, size: int) -> str:
+    """The hash of a file's first `size` bytes: a row for each epoch, so there are not many."""
     with Path(path).open("rb") as file:
-        file.seek(start)
-        while start < end:
-            chunk = file.read(min(_CHUNK, end - start))
-            if not chunk:
-                break
-            hasher.update(chunk)
-            start += len(chunk)
-    return hasher
+        return xxhash.xxh3_128_hexdigest(file.read(size))
 
 
 def _size(path: str) -> int | None:
@@ -321,12 +287,13 @@ _TABLE: dict[str, Known] = {
 
 def known(callback: Any) -> Known | None:
     """How to save and restore a Keras callback or a subclass of one; None if the class is not known."""
+    return _entry(type(callback))
+
+
+def _entry(cls: type) -> Known | None:
     import keras
 
-    for name, entry in _TABLE.items():
-        if isinstance(callback, getattr(keras.callbacks, name)):
-            return entry
-    return None
+    return next((entry for name, entry in _TABLE.items() if issubclass(cls, getattr(keras.callbacks, name))), None)
 
 
 _DERIVED = frozenset(["monitor_op"])
@@ -340,12 +307,10 @@ def saved_names(cls: type, set_by_keras: Callable[[type], frozenset[str]]) -> fr
         cls: The class, Keras' own or one that extends it.
         set_by_keras: Returns the names of all attributes that Keras' methods set.
     """
-    import keras
-
-    for name, entry in _TABLE.items():
-        if issubclass(cls, getattr(keras.callbacks, name)):
-            return _DERIVED | (entry.attributes or (set_by_keras(cls) if entry.attributes is None else frozenset()))
-    return frozenset()
+    entry = _entry(cls)
+    if entry is None:
+        return frozenset()
+    return _DERIVED | (set_by_keras(cls) if entry.attributes is None else entry.attributes)
 
 
 def saved_attributes(callback: Any) -> frozenset[str]:

@@ -168,24 +168,6 @@ def test_a_file_that_cannot_be_cut_is_a_clear_error(interrupted: Path, monkeypat
         tiny.fit(tiny.model(), interrupted / "backup", [logger(interrupted)])
 
 
-def test_what_was_hashed_at_an_earlier_backup_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from keras_dist_callbacks._compat import keras_callbacks
-
-    read: list[tuple[int, int]] = []
-    original = keras_callbacks._hash
-    monkeypatch.setattr(
-        keras_callbacks,
-        "_hash",
-        lambda path, start, end, hasher: read.append((start, end)) or original(path, start, end, hasher),
-    )
-    (tmp_path / "rows.csv").write_bytes(OLD)
-    tiny.fit(tiny.model(), tmp_path / "backup", [logger(tmp_path, append=True)])
-    assert [start for start, _ in read] == [0, *(end for _, end in read[:-1])]
-    assert read[-1][1] == (tmp_path / "rows.csv").stat().st_size
-
-
 def test_in_a_list_that_the_user_has_built_all_is_exact_but_the_file_which_is_named(
     tmp_path: Path, uninterrupted: Any, expected: bytes
 ) -> None:
