@@ -28,7 +28,6 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import warn
 
 RECORDS = "evaluations"
-_ENDED = "ended.json"
 
 
 @dataclass(frozen=True)
@@ -77,18 +76,7 @@ class Record(msgspec.Struct, frozen=True):
         return Evaluation(self.name, self.step, self.epoch, {n: float(value) for n, value in self.metrics.items()})
 
 
-class EvaluationEnd(msgspec.Struct, frozen=True):
-    """The end of a training that was evaluated completely.
-
-    Attributes:
-        end: What distinguishes it from every other.
-    """
-
-    end: str
-
-
 RESULT = Format("keras_dist_callbacks evaluation", 1, Record)
-END = Format("keras_dist_callbacks evaluation end", 1, EvaluationEnd)
 
 
 class EvaluationLog:
@@ -102,7 +90,6 @@ class EvaluationLog:
     def __init__(self, state: Storage, events: Storage | None) -> None:
         self._state, self._events = state, events
         self._records: dict[int, Record] = {}
-        self.ended_by: str | None = None
 
     def open(self) -> None:
         """Reads what earlier processes found, and adds the event files that they did not get to.
@@ -114,8 +101,6 @@ class EvaluationLog:
         for info in self._state.files(RECORDS):
             if info.name.endswith(".json"):
                 self._read(f"{RECORDS}/{info.name}")
-        if self._state.exists(_ENDED):
-            self._read_end()
         if self._events is not None:
             self._events.probe()
             present = {info.name for info in self._events.files()}
@@ -162,17 +147,6 @@ class EvaluationLog:
         self._put_record(record)
         self._put_events(record)
         return record.result
-
-    def end(self, by: str) -> None:
-        """Notes that the training whose end is called so was evaluated to its end."""
-        record_io.write(self._state, _ENDED, END.encode(EvaluationEnd(by)))
-
-    def _read_end(self) -> None:
-        where = self._state.display(_ENDED)
-        try:
-            self.ended_by = END.decode(record_io.read(self._state, _ENDED), where).end
-        except DamagedBackupError as error:
-            warn(f"whether a training was evaluated to its end is not known: {error}")
 
     def _read(self, name: str) -> None:
         where = self._state.display(name)

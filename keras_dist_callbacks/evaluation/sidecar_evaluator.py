@@ -61,8 +61,8 @@ class SidecarEvaluator:
         callbacks: Keras callbacks for `model.evaluate`. Defaults to None.
         timeout: Seconds without a new checkpoint after which it ends. Defaults to None: as long as it takes.
         poll_seconds: Seconds between two looks for checkpoints. Defaults to 10.
-        rerun_seconds: A training's end that has ended an evaluator with this `state_dir` already may be that of the run
-            before: how many seconds to wait for the new one to begin. Defaults to 300.
+        rerun_seconds: Where all was evaluated before this process started, the end of the training may be that of the
+            run before: how many seconds to wait for a new one to begin. Defaults to 300.
         verbose: As in `model.evaluate`; unless it is 0, a line tells each result. Defaults to `"auto"`.
         log_dir: TensorBoard's directory, that of the training or another: event files go to `evaluator/` below it, each
             value at the training step and under the name that Keras' TensorBoard gives it. Defaults to None: no logs.
@@ -128,6 +128,7 @@ class SidecarEvaluator:
         self._settled: set[str] = set()  # evaluated, or known to be damaged
         self._reported: set[str] = set()
         self._suspected: dict[Source, set[str]] = {}
+        self._has_evaluated = False
 
     def start(self) -> list[Evaluation]:
         """Evaluates until the training has ended, `max_evaluations` are there or `timeout` is over.
@@ -197,18 +198,17 @@ class SidecarEvaluator:
         for problem in sorted(sure):
             self._reported.add(problem)
             warn(f"a damaged file is skipped: {problem}", UserWarning)
-        return dataclasses.replace(look, end=None) if new - sure else look
+        return dataclasses.replace(look, is_ended=False) if new - sure else look
 
     def _has_ended(self, looks: Sequence[PollResult], began: float) -> bool:
         """Whether nothing more will come, as far as the first source that has anything says."""
-        deciding = next((look for look in looks if look.candidates or look.end), PollResult())
-        if deciding.end is None or any(look.failed for look in looks):
+        deciding = next((look for look in looks if look.candidates or look.is_ended), PollResult())
+        if not deciding.is_ended or any(look.failed for look in looks):
             return False
-        if deciding.end == self._log.ended_by and time.monotonic() - began < self._rerun_seconds:
+        if not self._has_evaluated and time.monotonic() - began < self._rerun_seconds:
             text = "the training has ended, and was evaluated to its end already; waiting for a new run to begin"
             self._say_once(f"{text}, at most {self._rerun_seconds:g} s")
             return False
-        self._log.end(deciding.end)
         self._say("the training has ended, and its checkpoints are evaluated")
         return True
 
@@ -231,6 +231,7 @@ class SidecarEvaluator:
                 )  # first: once there is a record, it is not looked at again
             result = self._log.add(taken, weights, metrics)
         self._settled.add(taken.key)
+        self._has_evaluated = True
         values = ", ".join(f"{name} {value:.6g}" for name, value in result.metrics.items())
         self._say(f"evaluated {result.name} (epoch {result.epoch}, step {result.step}): {values}")
         return True

@@ -58,13 +58,13 @@ class PollResult:
     Attributes:
         candidates: The oldest first.
         problems: One sentence for each that is damaged, or seems so while it is being replaced.
-        end: What tells the end of this training from every other; None while it may go on.
+        is_ended: Whether the newest training here has ended.
         failed: Whether the store could not be asked.
     """
 
     candidates: Sequence[Candidate] = ()
     problems: Sequence[str] = ()
-    end: str | None = None
+    is_ended: bool = False
     failed: bool = False
 
 
@@ -112,13 +112,12 @@ class ModelFiles:
         notes, problems = end_note.read_all(self._storage, templates)
         if any(note.is_ended for note in notes):  # the last files may have come since they were listed
             listing = files.find(self._storage, self._template)
-        end = end_note.end_of(notes, listing)
         problems += [] if listing.checkpoints else self._lasting(listing.without_record)
         self._known = {_candidate(checkpoint).key: checkpoint for checkpoint in listing.checkpoints}
         return PollResult(
             [_candidate(checkpoint) for checkpoint in reversed(listing.checkpoints)],
             [*problems, *listing.problems],
-            None if end is None else end.token,
+            end_note.end_of(notes, listing) is not None,
         )
 
     def _lasting(self, names: Iterable[str]) -> list[str]:
@@ -154,7 +153,6 @@ class Backups:
         self._storage = storage
         self._seen = any(key.partition(" ")[2].startswith(f"{COMMITS}/") for key in evaluated)
         self._known: dict[CommitId, tuple[Candidate, bool]] = {}
-        self._newest = ""
 
     def poll(self) -> PollResult:
         """The backups, and whether the newest is that of the end, or all are gone."""
@@ -168,13 +166,11 @@ class Backups:
                 problems += [str(error)] if self._storage.exists(commit.name) else []
         self._known = known
         newest = max(known, default=None)
-        end = None
-        if newest is not None:
-            self._seen, self._newest = True, newest.name
-            end = newest.name if known[newest][1] and ruling == newest.generation else None
-        elif self._seen and not problems and ruling == 0:
-            end = f"gone {self._newest}"  # deleted by the run at its end
-        return PollResult([known[commit][0] for commit in sorted(known)], problems, end)
+        if newest is None:
+            is_ended = self._seen and not problems and ruling == 0  # deleted by the run at its end
+        else:
+            self._seen, is_ended = True, known[newest][1] and ruling == newest.generation
+        return PollResult([known[commit][0] for commit in sorted(known)], problems, is_ended)
 
     def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
         """Reads the backup, each tensor compared with its hash."""

@@ -22,7 +22,7 @@ from keras_dist_callbacks.backups.owner_records import OWNER, read_owner
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints.end_note import END_NOTE
 from keras_dist_callbacks.checkpoints.record import CHECKPOINT
-from keras_dist_callbacks.evaluation.results import END, RESULT
+from keras_dist_callbacks.evaluation.results import RESULT
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT
 
@@ -91,7 +91,6 @@ INFO_FIELDS = "keras tensorflow python strategy model replicas workers seed step
         (CHECKPOINT.version, CHECKPOINT.schema, CHECKPOINT_FIELDS),
         (END_NOTE.version, END_NOTE.schema, "template generation is_ended last token"),
         (RESULT.version, RESULT.schema, EVALUATION_FIELDS),
-        (END.version, END.schema, "end"),
     ],
 )
 def test_the_fields_of_a_version_do_not_change(version: int, schema: Any, fields: str) -> None:

@@ -45,11 +45,14 @@ def test_backups_are_evaluated_up_to_that_of_the_end_and_stay_as_they_are(kept: 
     assert everything(kept) == before
 
 
-def test_it_goes_on_while_the_newest_backup_is_not_that_of_an_end(tmp_path: Path) -> None:
+def test_it_goes_on_while_the_newest_backup_is_not_that_of_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny.interrupt(tmp_path / "backup", 1, 2)
-    results = kdc.SidecarEvaluator(tiny.model(), tiny.data(), tmp_path / "backup", timeout=0.05, **QUICK).start()
+    options = {**QUICK, "timeout": 0.05, "verbose": 1}
+    results = kdc.SidecarEvaluator(tiny.model(), tiny.data(), tmp_path / "backup", **options).start()
     assert results[-1].step == 7
-    assert not (tmp_path / "backup-evaluator" / "ended.json").exists()
+    assert "no new checkpoint within 0.05 s" in capsys.readouterr().out
 
 
 def test_it_ends_when_the_backups_are_gone_and_so_does_one_that_is_started_then(kept: Path) -> None:

@@ -102,10 +102,6 @@ def test_a_generator_is_data_with_steps_alone(run: Path) -> None:
 
 
 def test_damaged_notes_are_told_of(run: Path) -> None:
-    evaluator(run).start()
-    (run / "tb/evaluator/ended.json").write_bytes(b"junk")
-    with pytest.warns(RuntimeWarning, match="whether a training was evaluated to its end is not known"):
-        evaluator(run).start()
     note_path(run / "ckpt").write_bytes(b"junk")
     with pytest.warns(UserWarning, match="skipped: .*training-end"):
         evaluator(run, timeout=0.2).start()

@@ -85,9 +85,7 @@ def test_a_second_evaluator_repeats_nothing(run: Path) -> None:
     count = Count()
     assert evaluator(run, callbacks=[count]).start() == results
     assert count.steps == []
-    assert {n: c for n, c in everything(run / "tb").items() if n != "evaluator/ended.json"} == {
-        n: c for n, c in before.items() if n != "evaluator/ended.json"
-    }
+    assert everything(run / "tb") == before
 
 
 def test_event_files_that_are_missing_are_made_of_the_records(run: Path) -> None:
@@ -213,12 +211,14 @@ def test_it_waits_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
     assert evaluator(tmp_path, timeout=0.05).start() == []
 
 
-def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(run: Path) -> None:
+def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     end_note.write(opened(run / "ckpt"), TEMPLATE, 2, is_ended=False)
-    evaluated = evaluator(run, timeout=0.2, verbose=1)
-    evaluated.start()
-    assert evaluated._log.ended_by is None
-    assert not (run / "tb/evaluator/ended.json").exists()
+    evaluator(run, timeout=0.2, verbose=1).start()
+    printed = capsys.readouterr().out
+    assert "no new checkpoint within 0.2 s" in printed
+    assert "the training has ended" not in printed
 
 
 def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(
@@ -227,7 +227,6 @@ def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(
     shutil.rmtree(run / "ckpt")
     assert evaluator(run, timeout=0.2, verbose=1).start() == []
     assert "no new checkpoint within 0.2 s" in capsys.readouterr().out  # it has waited for a run that begins anew
-    assert not (run / "tb/evaluator/ended.json").exists()
 
 
 def test_files_of_other_programs_are_reported_once_they_stay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

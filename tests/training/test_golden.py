@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_dist_callbacks.evaluation.results import END, RESULT, Evaluation, EvaluationEnd, Record
+from keras_dist_callbacks.evaluation.results import RESULT, Evaluation, Record
 from tests.support import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -14,11 +14,5 @@ def test_a_result_of_version_1_is_read() -> None:
     assert record.result == Evaluation("1.keras", 10, 1, {"loss": 0.25})
 
 
-def test_an_end_of_version_1_is_read() -> None:
-    content = (GOLDEN / "evaluation-end-v1" / "ended.json").read_bytes()
-    assert END.decode(content, "ended.json") == EvaluationEnd("0123456789ab")
-
-
 def test_a_new_version_of_a_format_comes_with_a_golden_file_of_its_own() -> None:
     assert (GOLDEN / f"evaluation-v{RESULT.version}").is_dir()
-    assert (GOLDEN / f"evaluation-end-v{END.version}").is_dir()
