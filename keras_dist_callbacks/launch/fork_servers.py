@@ -25,7 +25,7 @@ from typing import Any
 from keras_dist_callbacks.errors import ClusterError
 from keras_dist_callbacks.launch.fork_child import program
 from keras_dist_callbacks.launch.fork_server import send
-from keras_dist_callbacks.launch.processes import Process, WorkerProcess, note_end
+from keras_dist_callbacks.launch.processes import WorkerProcess, note_end
 from keras_dist_callbacks.process import Shared, shared
 
 # Variables that must be those of the server already. They are what Python, TensorFlow, Keras and whatever they import
@@ -227,6 +227,9 @@ class PreloadedProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._pipe.close()
+
+
+Process = WorkerProcess | PreloadedProcess
 
 
 def receive(pipe: Connection, seconds: float) -> dict[str, Any]:

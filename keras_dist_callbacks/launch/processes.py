@@ -12,32 +12,12 @@ import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from keras_dist_callbacks.errors import ClusterError, ConfigError
 
 _LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)  # below what Linux hands out to outgoing connections, which could take one meanwhile
 _PORT_TRIES = 200
-
-
-class Process(Protocol):
-    """What a cluster asks of a worker, whichever way it was started."""
-
-    log: Path
-
-    @property
-    def pid(self) -> int:
-        """The process id, which is also the id of its group."""
-
-    def poll(self) -> int | None:
-        """The return code, negative for a signal; None while it runs."""
-
-    def send(self, sig: int) -> None:
-        """Sends a signal to the process, not to its children; nothing happens if it has ended."""
-
-    def end(self, note: str = "") -> None:
-        """Kills the whole group, if it still runs, and says why at the end of the log."""
 
 
 class WorkerProcess:

@@ -54,17 +54,6 @@ def is_worth_a_restart(error: BaseException) -> bool:
     return any(c.__module__.startswith("tensorflow.") and c.__name__ in _LOST_PEER for c in type(error).__mro__)
 
 
-def _explained(error: Exception) -> Exception:
-    """TensorFlow's own words for a lost worker name none; the cluster knows more."""
-    if not type(error).__module__.startswith("tensorflow."):
-        return error
-    peer_monitor = importlib.import_module(
-        "keras_dist_callbacks.cluster.peer_monitor"
-    )  # not above: it may import TensorFlow
-    described: Exception = peer_monitor.describe_if_peer_failure(error)
-    return described
-
-
 def run_program(program: str, arguments: Sequence[str], *, is_module: bool = False) -> None:
     """Runs a program as `python PROGRAM ARGS` or `python -m PROGRAM ARGS` does, with the exit codes of `restartable`.
 
@@ -113,17 +102,18 @@ def _require_module(name: str) -> None:
     hint = "a script is run with `kdc run PATH`"
     if name.endswith(".py") or not all(name.split(".")):
         raise ProgramNotFoundError(f"{name!r} is not the name of a module; {hint}")
+    missing = f"no module is named {name!r}"
     try:
         spec = importlib.util.find_spec(name)
-        is_package = spec is not None and spec.submodule_search_locations is not None
-        spec = importlib.util.find_spec(f"{name}.__main__") if is_package else spec
+        if spec is not None and spec.submodule_search_locations is not None:
+            missing = f"{name!r} is a package without a __main__ module"
+            spec = importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # what a package on the way imports
-        spec, is_package = None, False
+        spec = None
     if spec is None:
-        reason = f"{name!r} is a package without a __main__ module" if is_package else f"no module is named {name!r}"
-        raise ProgramNotFoundError(f"{reason}; {hint}")
+        raise ProgramNotFoundError(f"{missing}; {hint}")
 
 
 def _print(error: BaseException) -> None:
@@ -135,6 +125,11 @@ def _print(error: BaseException) -> None:
 
 
 def _ask_for_a_restart(error: Exception) -> NoReturn:
-    _print(_explained(error))
+    shown = error
+    if type(error).__module__.startswith("tensorflow."):  # whose words for a lost worker name none
+        # Not imported above: it may import TensorFlow.
+        peer_monitor = importlib.import_module("keras_dist_callbacks.cluster.peer_monitor")
+        shown = peer_monitor.describe_if_peer_failure(error)
+    _print(shown)
     write_line(f"exit code {RESTART_EXIT_CODE}: start this job again", to_stderr=True)
     raise SystemExit(RESTART_EXIT_CODE) from error

@@ -19,12 +19,13 @@ from keras_dist_callbacks.launch import fork_servers as module
 from keras_dist_callbacks.launch.fork_servers import (
     ForkServers,
     PreloadedProcess,
+    Process,
     has_relative_path,
     is_cpu_only,
     read_at_import,
     start_process,
 )
-from keras_dist_callbacks.launch.processes import Process, WorkerProcess
+from keras_dist_callbacks.launch.processes import WorkerProcess
 from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.testing import LocalCluster, local_cluster
 

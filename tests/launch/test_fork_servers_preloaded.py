@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.launch.fork_servers import PreloadedProcess, start_process
-from keras_dist_callbacks.launch.processes import Process, WorkerProcess
+from keras_dist_callbacks.launch.fork_servers import PreloadedProcess, Process, start_process
+from keras_dist_callbacks.launch.processes import WorkerProcess
 from keras_dist_callbacks.testing import LocalCluster, compare_runs
 from tests.launch.fork_child_cases import BEGINNINGS, ENDINGS
 from tests.support import ROOT
