@@ -2,20 +2,73 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import PathLike, Storage
-from keras_dist_callbacks.validation import Bytes, Rate, Seconds, Some, explains_arguments
+from keras_dist_callbacks.validation import Bytes, Rate, Seconds, Some
+
+_T = TypeVar("_T")
+_C = TypeVar("_C", bound=Callable[..., Any])
+_OF_STRATEGY = ("startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout")
 
 
-@explains_arguments()
+def explains_arguments(target: _C) -> _C:
+    """Decorates a function, or a class for its constructor: the error for an unknown argument says what was meant."""
+    call: Callable[..., Any] = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+    known = [name for name in inspect.signature(call).parameters if name != "self"]
+
+    @functools.wraps(call)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(_advice(target.__name__, name, kwargs[name], known))
+        return call(*args, **kwargs)
+
+    if not isinstance(target, type):
+        return checked  # type: ignore[return-value]
+    target.__init__ = checked  # type: ignore[misc]
+    return target
+
+
+def _advice(owner: str, name: str, value: Any, known: list[str]) -> str:
+    text, elsewhere = f"{owner}() has no argument {name!r}", _elsewhere(known)
+    if name in elsewhere:
+        shown = repr(value) if isinstance(value, bool | int | float | str | None) else "..."
+        return f"{text}: give {elsewhere[name].format(shown)}"
+    close = difflib.get_close_matches(name, [*known, *elsewhere], n=1)
+    if close and close[0] in elsewhere:
+        return f"{text}: give {elsewhere[close[0]].format('...')}"
+    return f"{text}: did you mean {close[0]!r}?" if close else f"{text}; it has {', '.join(known)}"
+
+
+def _elsewhere(known: Collection[str]) -> dict[str, str]:
+    """Arguments that belong to another place than a call that has the known ones; `{0}` is where the value goes."""
+    if "signals" in known:
+        return {"preemption_signals": "signals={0}", "preemption_notice": "notice={0}"}
+    if "write_options" not in known:
+        return {"write_options": "retry=kdc.RetryPolicy(...); the other options are about writing"}
+    group = "write_options=kdc.WriteOptions({}={{0}})"
+    found = {one.name: group.format(one.name) for one in fields(WriteOptions)}
+    if "shutdown_options" in known:
+        group = "shutdown_options=kdc.ShutdownOptions({}={{0}})"
+        found |= {one.name: group.format(one.name) for one in fields(ShutdownOptions)}
+        found |= {f"preemption_{name}": group.format(name) for name in ("signals", "notice")}
+        strategy = "kdc.make_strategy({}={{0}}), or KDC_{} in the environment"
+        found |= {name: strategy.format(name, name.upper()) for name in _OF_STRATEGY}
+    return found
+
+
+@explains_arguments
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
     """How backups, checkpoints and logs are written.
@@ -63,7 +116,7 @@ class WriteOptions:
         validation.check_fields(self, but={"retry"})
 
 
-@explains_arguments({"preemption_signals": "signals={0}", "preemption_notice": "notice={0}"})
+@explains_arguments
 @dataclass(frozen=True, kw_only=True)
 class ShutdownOptions:
     """What is done when a process is asked to end, and when an exception leaves training.
@@ -122,24 +175,13 @@ def open_to_write(url: PathLike, storage_options: Mapping[str, Any] | None, writ
     )
 
 
-def write_options_of(given: WriteOptions | None) -> WriteOptions:
+def group_of(name: str, given: _T | None, kind: type[_T]) -> _T:
     """The options that were given, or the defaults.
 
     Raises:
         ConfigError: It is something else.
     """
-    return WriteOptions() if given is None else validation.instance("write_options", given, WriteOptions, also="None")
-
-
-def shutdown_options_of(given: ShutdownOptions | None) -> ShutdownOptions:
-    """The options that were given, or the defaults.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if given is None:
-        return ShutdownOptions()
-    return validation.instance("shutdown_options", given, ShutdownOptions, also="None")
+    return kind() if given is None else validation.instance(name, given, kind, also="None")
 
 
 def _signals(given: Any) -> tuple[signal.Signals, ...]:

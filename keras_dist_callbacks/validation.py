@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
-import inspect
 import numbers
 import os
 import re
@@ -42,10 +39,6 @@ _FLAGS_OF_NUMPY = {"numpy.bool", "numpy.bool_"}  # by name: what only starts pro
 
 
 class _Shortened(reprlib.Repr):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = _LONGEST_SHOWN
-
     def repr_str(self, value: str, level: int) -> str:
         return super().repr_str(_without_credentials(value), level)
 
@@ -63,6 +56,7 @@ def _without_credentials(text: str) -> str:
 def format_value(value: Any) -> str:
     """A value in short, without what may be a credential."""
     short = _Shortened()
+    short.maxstring = short.maxother = _LONGEST_SHOWN
     try:
         text = short.repr_dict(value, short.maxlevel) if isinstance(value, Mapping) else short.repr(value)
     except Exception:  # noqa: BLE001 - a huge int, or an object of the user's: the message is about the argument
@@ -88,7 +82,7 @@ def is_bool(value: Any) -> TypeGuard[bool]:
     return isinstance(value, bool) or f"{type(value).__module__}.{type(value).__qualname__}" in _FLAGS_OF_NUMPY
 
 
-def check(name: str, value: Any, kind: Any, allowed: str = "", *, default: object = None) -> Any:
+def check(name: str, value: Any, kind: Any, allowed: str = "", *, default: object = None, strict: bool = True) -> Any:
     """A value as a `kind`; numbers, truth values and texts of numpy as Python's.
 
     Args:
@@ -97,12 +91,13 @@ def check(name: str, value: Any, kind: Any, allowed: str = "", *, default: objec
         kind: A type that msgspec knows.
         allowed: What would do, for the message. Defaults to what the type says.
         default: What it is if nothing is given.
+        strict: Whether a text such as `"5"` is refused where a number is wanted.
 
     Raises:
         ConfigError: It does not fit.
     """
     try:
-        return convert(_plain(value), kind)
+        return convert(_plain(value), kind, strict=strict)
     except (ValueError, OverflowError):
         raise invalid_argument(name, value, allowed or _describe(kind), default=default) from None
 
@@ -233,78 +228,11 @@ def parse_signal(name: str, value: Any) -> signal.Signals:
         ConfigError: There is none.
     """
     try:
-        if isinstance(value, str):
-            return signal.Signals(int(value)) if value.isdecimal() else signal.Signals[value]
-        return signal.Signals(convert(_plain(value), int))
+        if isinstance(value, str) and not value.isdecimal():
+            return signal.Signals[value]
+        return signal.Signals(convert(_plain(value), int, strict=False))
     except (KeyError, ValueError):
         raise invalid_argument(name, value, "a signal's number or name such as 'SIGTERM' or 'SIGUSR1'") from None
-
-
-_C = TypeVar("_C", bound=Callable[..., Any])
-
-OF_WRITE_OPTIONS = {
-    name: f"write_options=kdc.WriteOptions({name}={{0}})"
-    for name in (
-        "retry",
-        "fsync",
-        "max_bytes_per_second",
-        "max_failed_saves",
-        "when_busy",
-        "max_held_bytes",
-        "max_local_state",
-    )
-}
-OF_SHUTDOWN_OPTIONS = {
-    "save_before_preemption": "shutdown_options=kdc.ShutdownOptions(save_before_preemption={0})",
-    "preemption_signals": "shutdown_options=kdc.ShutdownOptions(signals={0})",
-    "signals": "shutdown_options=kdc.ShutdownOptions(signals={0})",
-    "preemption_notice": "shutdown_options=kdc.ShutdownOptions(notice={0})",
-    "notice": "shutdown_options=kdc.ShutdownOptions(notice={0})",
-    "grace_period": "shutdown_options=kdc.ShutdownOptions(grace_period={0})",
-    "save_on_exception": "shutdown_options=kdc.ShutdownOptions(save_on_exception={0})",
-}
-OF_STRATEGY = {
-    name: f"kdc.make_strategy({name}={{0}}), or KDC_{name.upper()} in the environment"
-    for name in ("startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout")
-}
-OF_READERS = {"write_options": "retry=kdc.RetryPolicy(...); the other options are about writing"}
-
-
-def explains_arguments(moved: Mapping[str, str] | None = None) -> Callable[[_C], _C]:
-    """Decorates a function, or a class for its constructor; its signature stays as it is.
-
-    Args:
-        moved: For arguments that are given in another place: that place, with `{0}` where the value goes.
-    """
-
-    def decorate(target: _C) -> _C:
-        call: Callable[..., Any] = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-        known = [name for name in inspect.signature(call).parameters if name != "self"]
-
-        @functools.wraps(call)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            for name in kwargs:
-                if name not in known:
-                    raise TypeError(_advice(target.__name__, name, kwargs[name], known, moved or {}))
-            return call(*args, **kwargs)
-
-        if not isinstance(target, type):
-            return checked  # type: ignore[return-value]
-        target.__init__ = checked  # type: ignore[misc]
-        return target
-
-    return decorate
-
-
-def _advice(owner: str, name: str, value: Any, known: list[str], moved: Mapping[str, str]) -> str:
-    text = f"{owner}() has no argument {name!r}"
-    if name in moved:
-        shown = repr(value) if isinstance(value, bool | int | float | str | None) else "..."
-        return f"{text}: give {moved[name].format(shown)}"
-    close = difflib.get_close_matches(name, [*known, *moved], n=1)
-    if close and close[0] in moved:
-        return f"{text}: give {moved[close[0]].format('...')}"
-    return f"{text}: did you mean {close[0]!r}?" if close else f"{text}; it has {', '.join(known)}"
 
 
 @dataclass
@@ -318,7 +246,7 @@ class _Known(Shared):
         return _Known(self.kinds)  # another thread may have held the lock
 
 
-def convert(value: Any, kind: Any) -> Any:
+def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
     """`value` as a `kind`, with every field, range and pattern checked.
 
     msgspec looks at a Struct when it first meets one, and another thread that meets it meanwhile ends the process with
@@ -327,6 +255,7 @@ def convert(value: Any, kind: Any) -> Any:
     Args:
         value: Plain values, as `json.loads` returns them.
         kind: A type that msgspec knows.
+        strict: Whether a text such as `"5"` is refused where a number is wanted.
 
     Raises:
         ValueError: It does not fit; the message says where in it. msgspec's own error is one.
@@ -336,4 +265,4 @@ def convert(value: Any, kind: Any) -> Any:
         with known.lock:
             msgspec.json.Decoder(kind)
             known.kinds.add(kind)
-    return msgspec.convert(value, kind)
+    return msgspec.convert(value, kind, strict=strict)

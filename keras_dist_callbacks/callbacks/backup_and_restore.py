@@ -21,31 +21,17 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.schedule import MAX_OVERHEAD, parse_save_freq
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.options import (
-    ShutdownOptions,
-    WriteOptions,
-    open_to_write,
-    shutdown_options_of,
-    write_options_of,
-)
+from keras_dist_callbacks.options import ShutdownOptions, WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import is_first, say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.restored import Restored, reproducibility_advice
 from keras_dist_callbacks.training.session import FitSession, SessionOptions
-from keras_dist_callbacks.validation import (
-    OF_SHUTDOWN_OPTIONS,
-    OF_STRATEGY,
-    OF_WRITE_OPTIONS,
-    check,
-    explains_arguments,
-    path,
-    verbosity,
-)
+from keras_dist_callbacks.validation import check, path, verbosity
 
 
-@explains_arguments(OF_WRITE_OPTIONS | OF_SHUTDOWN_OPTIONS | OF_STRATEGY)
+@explains_arguments
 class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
     """Saves the complete state of training, and restores it exactly when an interrupted job starts again.
 
@@ -118,10 +104,10 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._strict = check("strict", strict, bool | Literal["certain"])
         self._read_again = check("replay", replay, Literal["create", "read"]) == "read"
         self._policy = parse_save_freq(save_freq, max_overhead)
-        write = write_options_of(write_options)
+        write = group_of("write_options", write_options, WriteOptions)
         self._options = EngineOptions(double_checkpoint, self.verbose > 0, write)
         self.double_checkpoint = double_checkpoint
-        self._shutdown = shutdown_options_of(shutdown_options)
+        self._shutdown = group_of("shutdown_options", shutdown_options, ShutdownOptions)
         self._storage = open_to_write(backup_dir, storage_options, write)
 
     def set_model(self, model: Any) -> None:

@@ -19,7 +19,7 @@ from keras_dist_callbacks._compat.model_parts import steps_taken
 from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
-from keras_dist_callbacks.callbacks.write_policy import agree_on_writers, check_write_on
+from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
@@ -27,11 +27,11 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
-from keras_dist_callbacks.options import WriteOptions, open_to_write, write_options_of
+from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.terminal import is_shown, say, uploads
-from keras_dist_callbacks.validation import OF_WRITE_OPTIONS, explains_arguments, number_of
+from keras_dist_callbacks.validation import number_of
 
 _TAG = "ModelCheckpoint"
 _NO_TOKEN = "0" * 12
@@ -56,7 +56,7 @@ class _State(msgspec.Struct):
     last_saved: tuple[Generation, Sequence] | None
 
 
-@explains_arguments(OF_WRITE_OPTIONS)
+@explains_arguments
 class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
 
@@ -115,7 +115,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         write_on: str = "chief",
     ) -> None:
         enable_for_cluster()
-        check_write_on(write_on)
+        validation.check("write_on", write_on, Writers)
         path = validation.path("filepath", filepath, f"filepath='' names a directory; {_FILE_NAME}")
         reject_credentials(path)
         save_weights_only = validation.check("save_weights_only", save_weights_only, bool)
@@ -137,7 +137,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             initial_value_threshold=threshold,
         )
         self.max_to_keep = validation.check("max_to_keep", max_to_keep, number_of("files", 1) | None)
-        write = write_options_of(write_options)
+        write = group_of("write_options", write_options, WriteOptions)
         self._storage = open_to_write(directory.format(), storage_options, write)
         self._template = template
         self._write_on = write_on

@@ -15,18 +15,17 @@ from weakref import WeakKeyDictionary
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat.tensorboard_state import TensorBoardWithState
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
-from keras_dist_callbacks.callbacks.write_policy import agree_on_writers, check_write_on
+from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, StorageError
-from keras_dist_callbacks.options import WriteOptions, open_to_write, write_options_of
+from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import warn
-from keras_dist_callbacks.validation import OF_WRITE_OPTIONS, explains_arguments
 
 
 class EventSync:
@@ -103,7 +102,7 @@ class _Models(Shared):
     active: WeakKeyDictionary[Any, weakref.ref[TensorBoard]] = field(default_factory=WeakKeyDictionary)
 
 
-@explains_arguments(OF_WRITE_OPTIONS)
+@explains_arguments
 class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
     """Writes logs for TensorBoard, like `keras.callbacks.TensorBoard`.
 
@@ -159,11 +158,11 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         write_on: str = "chief",
     ) -> None:
         enable_for_cluster()
-        check_write_on(write_on)
+        validation.check("write_on", write_on, Writers)
         self._chief_dir = validation.path("log_dir", log_dir)
         self._worker_dir = None if worker_log_dir is None else validation.path("worker_log_dir", worker_log_dir)
         self._storage_options = validation.mapping("storage_options", storage_options)
-        self._write_options = write_options_of(write_options)
+        self._write_options = group_of("write_options", write_options, WriteOptions)
         self._sync_seconds = validation.check("sync_seconds", sync_seconds, validation.Seconds, default=30.0)
         super().__init__(
             redact(self._chief_dir),

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from keras_dist_callbacks import validation
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.terminal import say
 
-
-def check_write_on(write_on: str) -> None:
-    """Raises if the argument is neither `"chief"` nor `"all"`.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    validation.check("write_on", write_on, Literal["chief", "all"])
+Writers = Literal["chief", "all"]
 
 
 def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, *, elsewhere: bool = False) -> bool:

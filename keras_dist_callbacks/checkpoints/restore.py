@@ -17,11 +17,11 @@ from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import escape_controls, say, warn
-from keras_dist_callbacks.validation import OF_READERS, explains_arguments
 
 _TAG = "make_or_restore_model"
 _ADOPTING = "make_or_restore_model, adopting"
@@ -50,7 +50,7 @@ class RestoredFrom:
         return self.epoch
 
 
-@explains_arguments(OF_READERS)
+@explains_arguments
 def latest_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
     *,
@@ -85,7 +85,7 @@ def latest_checkpoint(
     return checkpoint.name if directory == "." else f"{directory.rstrip('/')}/{checkpoint.name}"
 
 
-@explains_arguments(OF_READERS)
+@explains_arguments
 def make_or_restore_model(
     build_fn: Callable[[], Any],
     checkpoint_dir: str | os.PathLike[str],

@@ -18,13 +18,13 @@ from keras_dist_callbacks.cluster import messaging, peer_monitor, rendezvous, ti
 from keras_dist_callbacks.cluster.rendezvous_protocol import ClusterToken
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
-from keras_dist_callbacks.validation import explains_arguments
+from keras_dist_callbacks.options import explains_arguments
 
 _DEVICES = "a list of names such as '/gpu:0', or None for all GPUs"
 _STUCK_SECONDS = 30.0  # behind TensorFlow's own time-out, which does not always come
 
 
-@explains_arguments()
+@explains_arguments
 def make_strategy(
     kind: str = "auto",
     *,

@@ -193,14 +193,6 @@ class BestExport:
     monitor: str
     mode: str
 
-    def check(self) -> None:
-        """Tries the directory out.
-
-        Raises:
-            StorageError: It cannot be used.
-        """
-        self.storage.probe()
-
     def export_if_best(self, candidate: Candidate, metrics: Mapping[str, float], model: EvaluatedModel) -> None:
         """Exports the model if it is better than what is there.
 

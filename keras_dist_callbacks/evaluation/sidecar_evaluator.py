@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import keras
@@ -20,19 +20,20 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, Storage
 from keras_dist_callbacks.evaluation.model import EvaluatedModel, check_model
 from keras_dist_callbacks.evaluation.results import BestExport, Evaluation, EvaluationLog
 from keras_dist_callbacks.evaluation.sources import Backups, Candidate, ModelFiles, PollResult, Source
+from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import say, warn
-from keras_dist_callbacks.validation import OF_READERS, Seconds, SecondsFromZero, Text, explains_arguments
+from keras_dist_callbacks.validation import Seconds, SecondsFromZero, Text
 
 _DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be run through again, or a tuple (x, y)"
 _BELOW_LOG_DIR = "evaluator"
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "f_beta", "fbeta", "iou", "r2")
 
 
-@explains_arguments(OF_READERS)
+@explains_arguments
 class SidecarEvaluator:
     """Evaluates every checkpoint of a training, in a process of its own that the training does not notice.
 
@@ -150,7 +151,7 @@ class SidecarEvaluator:
             )
         self._log.open()
         if self._best is not None:
-            self._best.check()
+            self._best.storage.probe()
         self._sources = [ModelFiles(self._checkpoints, self._series)]
         if self._series is None:
             self._sources.append(Backups(self._checkpoints, self._log.keys))
@@ -377,10 +378,8 @@ def _direction(mode: Any, monitor: str) -> str:
 def _is_inside(storage: Storage, other: Storage) -> bool:
     if storage.is_local != other.is_local or _scheme(storage.url) != _scheme(other.url):
         return False
-    inner, outer = storage.root, other.root
-    if storage.is_local:
-        inner, outer = os.path.realpath(inner), os.path.realpath(outer)
-    return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
+    inner, outer = (os.path.realpath(one.root) if one.is_local else one.root for one in (storage, other))
+    return PurePosixPath(inner).is_relative_to(outer)
 
 
 def _scheme(url: str) -> str:

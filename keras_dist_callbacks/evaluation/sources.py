@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from keras_dist_callbacks.backups.names import COMMITS
 from keras_dist_callbacks.backups.snapshot import CommitId
@@ -68,30 +67,6 @@ class PollResult:
     failed: bool = False
 
 
-class Source(Protocol):
-    """One kind of checkpoints."""
-
-    def poll(self) -> PollResult:
-        """What there is now."""
-        ...
-
-    def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
-        """Reads a checkpoint into a model.
-
-        Args:
-            candidate: One of this source's.
-            model: What gets it.
-            directory: A local one for a copy.
-
-        Returns:
-            What was read, which may have replaced the candidate meanwhile; None if it was deleted or replaced.
-
-        Raises:
-            DamagedBackupError: It is there and damaged.
-        """
-        ...
-
-
 class ModelFiles:
     """What `ModelCheckpoint` publishes.
 
@@ -130,7 +105,19 @@ class ModelFiles:
         return [f"{self._storage.display(lasting[0])} has no record: it is incomplete, or another program wrote it"]
 
     def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
-        """Copies the file, compares it with its record and loads it."""
+        """Copies a file, compares it with its record and loads it into a model.
+
+        Args:
+            candidate: One of this source's.
+            model: What gets it.
+            directory: A local one for the copy.
+
+        Returns:
+            What was read, which may have replaced the candidate meanwhile; None if it was deleted or replaced.
+
+        Raises:
+            DamagedBackupError: It is there and damaged.
+        """
         wanted = self._known[candidate.key]
         try:
             found = files.fetch(self._storage, wanted.name, directory)
@@ -173,7 +160,7 @@ class Backups:
         return PollResult([known[commit][0] for commit in sorted(known)], problems, is_ended)
 
     def take(self, candidate: Candidate, model: EvaluatedModel, directory: Path) -> Candidate | None:
-        """Reads the backup, each tensor compared with its hash."""
+        """Reads a backup into a model, each tensor compared with its hash; arguments and errors as of `ModelFiles`."""
         (commit,) = (one for one, (known, _) in self._known.items() if known == candidate)
         store = BackupStore(self._storage)
         try:
@@ -184,6 +171,9 @@ class Backups:
             return None
         model.take_backup(saved, self._storage.display(commit.name))
         return candidate
+
+
+Source = ModelFiles | Backups
 
 
 def _candidate(checkpoint: Checkpoint, file: Path | None = None) -> Candidate:

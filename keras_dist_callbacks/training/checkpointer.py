@@ -23,29 +23,17 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.schedule import MAX_OVERHEAD, Schedule, parse_save_freq
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.inputs.loop import LoopInput
-from keras_dist_callbacks.options import (
-    ShutdownOptions,
-    WriteOptions,
-    open_to_write,
-    shutdown_options_of,
-    write_options_of,
-)
+from keras_dist_callbacks.options import ShutdownOptions, WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.restored import Restored, describe_run
 from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
-from keras_dist_callbacks.validation import (
-    OF_SHUTDOWN_OPTIONS,
-    OF_STRATEGY,
-    OF_WRITE_OPTIONS,
-    explains_arguments,
-    verbosity,
-)
+from keras_dist_callbacks.validation import verbosity
 
 
-@explains_arguments(OF_WRITE_OPTIONS | OF_SHUTDOWN_OPTIONS | OF_STRATEGY)
+@explains_arguments
 class Checkpointer(NotCopyable):
     """Saves the complete state of a custom training loop, and restores it exactly.
 
@@ -119,7 +107,8 @@ class Checkpointer(NotCopyable):
         shutdown_options: ShutdownOptions | None = None,
     ) -> None:
         verbose = verbosity("verbose", verbose)
-        write, shutdown = write_options_of(write_options), shutdown_options_of(shutdown_options)
+        write = group_of("write_options", write_options, WriteOptions)
+        shutdown = group_of("shutdown_options", shutdown_options, ShutdownOptions)
         self._trained, self.state = TrainingObjects.of(model, optimizer, metrics, variables), user_state(state)
         self._delete = validation.check("delete_checkpoint", delete_checkpoint, bool)
         self._strict = validation.check("strict", strict, bool | Literal["certain"])

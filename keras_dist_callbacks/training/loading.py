@@ -13,15 +13,15 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training import capture
-from keras_dist_callbacks.validation import OF_READERS, explains_arguments
 
 _TAG = "load_backup"
 
 
-@explains_arguments(OF_READERS)
+@explains_arguments
 def load_backup(
     backup_dir: str | os.PathLike[str],
     model: Any = None,
