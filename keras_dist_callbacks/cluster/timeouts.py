@@ -58,9 +58,5 @@ def seconds_of(name: str) -> float:
     text = os.environ.get(variable, "").strip()
     if given is not None or not text:
         return DEFAULTS[name] if given is None else given
-    try:
-        value: float | str = float(text)
-    except ValueError:
-        value = text
-    checked: float = validation.check(variable, value, _Seconds, default=DEFAULTS[name])
+    checked: float = validation.check(variable, text, _Seconds, default=DEFAULTS[name], strict=False)
     return checked

@@ -67,15 +67,13 @@ def directory(purpose: str) -> Iterator[Path]:
         yield Path(path)
 
 
-@contextlib.contextmanager
-def file(purpose: str) -> Iterator[IO[bytes]]:
+def file(purpose: str) -> contextlib.AbstractContextManager[IO[bytes]]:
     """A temporary file with a name, open for the block.
 
     Args:
         purpose: A word for its name.
     """
-    with tempfile.NamedTemporaryFile(prefix=f"{purpose}-", dir=_own_directory()) as opened:
-        yield opened
+    return tempfile.NamedTemporaryFile(prefix=f"{purpose}-", dir=_own_directory())
 
 
 def keep(path: Path) -> Path:

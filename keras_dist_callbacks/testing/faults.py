@@ -89,10 +89,10 @@ class KillAt(keras.callbacks.Callback):
         found: dict[str, Any] = {}
         for part in filter(None, text.split(",")):
             name, _, value = (piece.strip() for piece in part.partition("="))
-            if name not in _READERS:
-                raise ConfigError(f"{text!r}: {part!r} is not name=value with one of {', '.join(_READERS)}")
+            if name not in _KINDS:
+                raise ConfigError(f"{text!r}: {part!r} is not name=value with one of {', '.join(_KINDS)}")
             try:
-                found[name] = _READERS[name](value)
+                found[name] = validation.convert(value, _KINDS[name], strict=False)
             except ValueError as error:
                 raise ConfigError(f"{text!r}: {name} cannot be {value!r}") from error
         return cls(**found)
@@ -161,18 +161,12 @@ def _place(name: str, value: int | None) -> int | None:
     return checked
 
 
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(text)
-    return text.lower() == "true"
-
-
-_READERS: dict[str, Any] = {
+_KINDS: dict[str, Any] = {
     "step": int,
     "epoch": int,
     "batch": int,
     "phase": str,
     "worker": int,
     "sig": str,
-    "after_commit": _truth,
+    "after_commit": bool,
 }

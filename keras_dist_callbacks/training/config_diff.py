@@ -76,15 +76,15 @@ class Fingerprint:
             tensors: Those of the backup; where they hold no description, nothing differs.
             rate_is_loaded: The model came from a checkpoint, and so did its learning rate.
         """
-        if _TENSOR not in tensors:
+        before = _described(tensors)
+        if not before:
             return []
-        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
         changed = [_changed(name, before.get(name), self._facts.get(name)) for name in self._differing(before)]
         return first_few(changed if rate_is_loaded else changed + self._changed_rates(before))
 
     def names_that_differ(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> set[str]:
         """The last parts of the names of facts that `differences` reports."""
-        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
+        before = _described(tensors)
         return {name.rpartition("/")[2] for name in self._differing(before)} if before else set()
 
     def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
@@ -92,9 +92,9 @@ class Fingerprint:
 
         The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process.
         """
-        if _TENSOR not in tensors:
+        before = _described(tensors)
+        if not before:
             return []
-        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
         now = {**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}}
         rates = [name for name in now if name.startswith(_RATE) and before.get(name) != now[name]]
         others = [name for name in self._differing(before) if not _is_input_seed(name)]
@@ -119,7 +119,7 @@ class Fingerprint:
 
     def conditions(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """What of the input may be another one, and was not looked at."""
-        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
+        before = _described(tensors)
         found = [
             f"the {name.removesuffix(_UNREAD)} holds what it held ({why})"
             for name, why in self._facts.items()
@@ -137,17 +137,17 @@ class Fingerprint:
 
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """What may have made another model of the one in a backup, one clause each."""
-        if _TENSOR not in tensors:
+        before = _described(tensors)
+        if not before:
             return []
-        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
         trainable = _changes_of_trainable(before, self._facts) if self._is_built else []
         return trainable + _changes_of_rate(before, self._facts)
 
     def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
-        if _TENSOR not in tensors:
+        before = _described(tensors)
+        if not before:
             return []
-        before: dict[str, Any] = json.loads(bytes(tensors[_TENSOR]))
         rates = {f"{_RATE}{name}": rate for name, rate in self._rates.items()}
         now = {**self._compiled, **rates}
         return [_changed(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
@@ -165,6 +165,11 @@ class Fingerprint:
             for name, rate in self._rates.items()
             if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
         ]
+
+
+def _described(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """The facts of the run that wrote a backup; empty where they are not known."""
+    return json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
 
 
 def _compiled_rates(model: Any) -> dict[str, float]:
