@@ -52,6 +52,8 @@ class Finding:
     assertion: str = ""
 
 
+BECAUSE = " because "
+"""Between the name of a PyDataset and why its batches may be others when they are read again."""
 _LOOP = "your loop changes nothing but what the Checkpointer was given"
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
@@ -177,6 +179,12 @@ def _random_operations_reason(labels: list[str]) -> str:
 
 
 def _untracked_in_input(name: str) -> str:
+    dataset, _, doubt = name.partition(BECAUSE)
+    if doubt:
+        return (
+            f"{dataset} gives the same batches when an interrupted epoch is read again: {doubt} (give it get_state and "
+            "set_state, or wrap it in kdc.stateless_input if that is so)"
+        )
     # A plain generator's thread draws while states are being put back; of parallel calls no one orders the draws.
     is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel"))
     random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"

@@ -17,6 +17,7 @@ from keras_dist_callbacks._compat import input_inspection, pipeline, replay, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.verdict import BECAUSE
 from keras_dist_callbacks.inputs.passes import DatasetPasses
 from keras_dist_callbacks.inputs.sources import is_stateless, stateful_source_of
 from keras_dist_callbacks.inputs.variables import InputVariables
@@ -207,17 +208,21 @@ class DataPosition:
         if count is not None and self._fit.shuffles_py_dataset and rng.is_shuffle_of(count, since):
             self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
 
-    def topic(self, used_by_training: Callable[[int], bool], *, python_is_saved: bool) -> JSON:
+    def topic(self, used_by_training: Callable[[int], bool], doubt: str | None) -> JSON:
         """What was found in the input, for the snapshot.
 
         Args:
             used_by_training: Tells of a variable's key whether the model has it or its train step uses it.
-            python_is_saved: Whether all is saved that the batches of a PyDataset depend on.
+            doubt: Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found.
         """
-        is_saved = python_is_saved and not self._addressing
+        python = self._unsettled()
+        if not self._addressing:
+            names = [name for name in python if _is_read_in_order(name)]
+            python = [name for name in python if name not in names]
+            python += [f"{name}{BECAUSE}{doubt}" for name in names if doubt is not None]
         untold = [_BEGUN] if self._source_state is not None and not self.state else []
         return {
-            "python": [name for name in self._unsettled() if not (is_saved and _is_read_in_order(name))],
+            "python": python,
             "unordered": [*self.reasons, *untold, *self.hides.shared(used_by_training)],
         }
 

@@ -61,8 +61,7 @@ class UntrackedState:
         topics.update({INPUT_PYTHON: records} if records else {})
         tensors.update(held)
         topics[verdict.NOT_SAVED] = self._not_saved()
-        is_saved = self._user.input.is_all
-        topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training, python_is_saved=is_saved)
+        topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training, self._user.input.doubt)
         topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions, *self._user.input.conditions]
         topics[verdict.LOST] = [*self._step.lost, *self._user.lost]
         topics[ENVIRONMENT] = self._environment

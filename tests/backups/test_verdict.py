@@ -39,11 +39,18 @@ def test_what_was_seen_whole_is_exact() -> None:
 def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
     state = saved(
         **{
-            verdict.UNTRACKED_INPUT: {"python": ["the PyDataset Rows"], "unordered": []},
+            verdict.UNTRACKED_INPUT: {
+                "python": ["the PyDataset Rows because reading a batch changes its state", "the PyDataset Rows"],
+                "unordered": [],
+            },
             verdict.CONDITIONS: ["x holds"],
         }
     )
-    first, second = verdict.conditions(state)
+    read_again, first, second = verdict.conditions(state)
+    assert read_again == (
+        "the PyDataset Rows gives the same batches when an interrupted epoch is read again: reading a batch changes "
+        "its state (give it get_state and set_state, or wrap it in kdc.stateless_input if that is so)"
+    )
     assert first.startswith("the Python code of the PyDataset Rows keeps no state")
     assert second == "x holds"
 

@@ -7,6 +7,7 @@ compared, and if reading does not change it.
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import types
@@ -98,7 +99,7 @@ class InputState:
     def _compare(self) -> None:
         if self._is_read and not self._has_changed:
             now = self._walk()
-            self._has_changed = _tokens(now) != _tokens(self._begun) or not _is_compared(now)
+            self._has_changed = _tokens(now) != _tokens(self._begun) or _uncompared_path(now) is not None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """What had changed when the epoch began, as records and tensors."""
@@ -107,10 +108,20 @@ class InputState:
     @property
     def is_all(self) -> bool:
         """Whether that is all that the batches of a PyDataset depend on."""
-        if not self._roots or self._fit.steps_per_epoch or self._changes.lost or not _is_compared(self._begun):
-            return False
+        return bool(self._roots) and self.doubt is None
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found."""
+        if self._fit.steps_per_epoch:
+            return "with steps_per_epoch, it is read ahead of training across epochs"
+        uncompared = next(iter(self._changes.lost), None) or _uncompared_path(self._begun)
+        if uncompared is not None:
+            return f"`{words(uncompared)[1] or uncompared}` cannot be inspected"
         self._compare()
-        return not self._has_changed and not _draws(self._begun)
+        if self._has_changed:
+            return "reading a batch changes its state"
+        return "reading a batch may draw random numbers that others draw too" if _draws(self._begun) else None
 
     @property
     def conditions(self) -> list[str]:
@@ -158,11 +169,11 @@ def _mutable(found: Found) -> set[int]:
     return {id(node.value) for node in nodes if not isinstance(node.value, tuple | frozenset)}
 
 
-def _is_compared(found: Found) -> bool:
-    """Whether a walk has compared everything that it reached."""
-    if found.unknown or any(isinstance(node.value, types.ModuleType) for node in found.nodes.values()):
-        return False
-    return all(node.kind in _COMPARED for node in found.nodes.values())
+def _uncompared_path(found: Found) -> str | None:
+    """The first path of what a walk has reached and not compared; None if it has compared everything."""
+    nodes = found.nodes.items()
+    others = (p for p, node in nodes if node.kind not in _COMPARED or isinstance(node.value, types.ModuleType))
+    return next(itertools.chain(found.unknown, others), None)
 
 
 def _tokens(found: Found) -> dict[str, Any]:

@@ -279,4 +279,4 @@ def test_whether_reading_may_draw_from_shared_random_states_is_seen(
 
     policy = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
     found = walk({"input": Root(Steps())}, policy)
-    assert (input_state._is_compared(found) and not input_state._draws(found)) is is_known
+    assert ((input_state._uncompared_path(found) is None) and not input_state._draws(found)) is is_known
