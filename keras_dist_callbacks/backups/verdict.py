@@ -37,7 +37,8 @@ class Finding:
     """One object of the user's code that is neither saved, constant, asserted to be stateless nor output-only.
 
     Attributes:
-        kind: `"unknown"`: it cannot be inspected, so it may hold state. `"traced"`: it has changed since TensorFlow
+        kind: `"unknown"`: it cannot be inspected, so it may hold state. `"code"`: it is a function of which the same
+            holds. `"traced"`: it has changed since TensorFlow
             traced a function that may have read it. `"lost"`: it has changed and is not saved.
         owner: The callback, function, class or module that it belongs to.
         place: Where in it; empty for the owner's own code.
@@ -141,6 +142,7 @@ def group(findings: Iterable[Finding]) -> tuple[list[str], list[str]]:
     for finding in findings:
         owners.setdefault((finding.kind, finding.owner), []).append(finding)
     conditions = [_condition(owner, found) for (kind, owner), found in owners.items() if kind == "unknown"]
+    conditions += [_unused_code(owner, f) for (kind, owner), found in owners.items() if kind == "code" for f in found]
     conditions += [_unused_by_traces(owner, found) for (kind, owner), found in owners.items() if kind == "traced"]
     return conditions, [_lost(owner, found) for (kind, owner), found in owners.items() if kind == "lost"]
 
@@ -149,6 +151,11 @@ def _condition(owner: str, found: list[Finding]) -> str:
     assertion = next((finding.assertion for finding in found if finding.assertion), None)
     advice = f"; {assertion} asserts that" if assertion else ""
     return f"{owner} keeps no state in {_places(found)}{advice}"
+
+
+def _unused_code(owner: str, finding: Finding) -> str:
+    function = f"{finding.place} of {owner}" if finding.place else owner
+    return f"training does not depend on what {function} does: {finding.why}"
 
 
 def _unused_by_traces(owner: str, found: list[Finding]) -> str:

@@ -79,7 +79,7 @@ def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: 
     namespace = function.__globals__
     module = str(namespace.get("__name__", "?"))
     if why := _why_unknown(reads, namespace, is_traced):
-        walk.found.unknown[path] = why
+        walk.found.code_conditions[path] = why
     for name in sorted(reads.global_names & namespace.keys()):
         value = namespace[name]
         if isinstance(value, types.ModuleType):

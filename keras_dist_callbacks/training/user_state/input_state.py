@@ -173,7 +173,7 @@ def _uncompared_path(found: Found) -> str | None:
     """The first path of what a walk has reached and not compared; None if it has compared everything."""
     nodes = found.nodes.items()
     others = (p for p, node in nodes if node.kind not in _COMPARED or isinstance(node.value, types.ModuleType))
-    return next(itertools.chain(found.unknown, others), None)
+    return next(itertools.chain(found.unknown, found.code_conditions, others), None)
 
 
 def _tokens(found: Found) -> dict[str, Any]:

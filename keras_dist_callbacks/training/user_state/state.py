@@ -95,6 +95,7 @@ class UserState:
         found = changes.changes_between(self._start, now, remade=self._remade(now))
         findings = [
             *(_finding("unknown", path, why, now) for path, why in now.unknown.items()),
+            *(_finding("code", path, why, now) for path, why in now.code_conditions.items()),
             *(_finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
             *(_finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),

@@ -63,7 +63,8 @@ class Found:
 
     Attributes:
         nodes: By path.
-        unknown: By path, what could not be looked into: a type, or what its code does.
+        unknown: By path, what could not be looked into.
+        code_conditions: By the path of a function, what it does that cannot be looked into.
         labels: Functions, classes and library objects by their full names.
         code: A hash of each function of the user's by `file: name`.
         traced_names: Names that functions which TensorFlow traces use.
@@ -74,6 +75,7 @@ class Found:
 
     nodes: dict[str, Node] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
+    code_conditions: dict[str, str] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
     traced_names: set[str] = field(default_factory=set)
@@ -214,7 +216,7 @@ class Walker:
 
     def add_unknown(self, path: str, slot: Slot | None, value: Any, is_traced: bool, what: str = "") -> None:
         """Notes an object that cannot be looked into."""
-        self.found.unknown[path] = what or f"a {name_of(type(value))}"
+        self.found.unknown[path] = what or _with_article(name_of(type(value)))
         self.add(path, slot, value, "unknown", is_traced)
 
     def token_at_start(self, path: str, default: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -252,3 +254,7 @@ def name_of(value: Any) -> str:
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
     return f"{module}.{name}" if module and module != "builtins" else str(name)
+
+
+def _with_article(name: str) -> str:
+    return f"an {name}" if name[:1].lower() in "aeio" else f"a {name}"
