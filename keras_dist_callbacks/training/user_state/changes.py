@@ -28,6 +28,7 @@ _FIXED = ("owned", "asserted", "unknown")
 _NOT_STORED = {
     "generator": "a Python generator was advanced, and its position cannot be saved",
     "dataset": "a dataset that training has made, which cannot be made again from a backup",
+    "environment": "training has changed this variable, and backups hold no environment",
 }
 _NAMED = ("function", "class", "constant")
 

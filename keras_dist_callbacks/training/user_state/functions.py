@@ -160,7 +160,16 @@ def _push_used_of_library(walk: Walker, module: types.ModuleType, reads: Reads, 
             walk.push(join(path, name), Slot("attribute", module, name), value, is_traced)
         _push_used_of_class(walk, value, reads, is_traced)
     if module.__name__ == "os" and reads.names & {"environ", "getenv", "putenv"}:
-        walk.push(join(path, "environ"), None, dict(os.environ), is_traced)
+        look_at_environment(walk, join(path, "environ"), is_traced)
+
+
+def look_at_environment(walk: Walker, path: str, is_traced: bool) -> None:
+    """Whether variables of the process' environment change: not their values, which may be credentials."""
+    if path not in walk.found.nodes:
+        walk.add(path, None, os.environ, "constant", is_traced)
+        for name, value in os.environ.items():
+            token = ("environment", hash(value))
+            walk.add(join(path, name), Slot("item", os.environ, name), token, "environment", is_traced, token)
 
 
 def _push_classes_of_library(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:

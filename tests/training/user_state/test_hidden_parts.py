@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import operator
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from numpy.random import default_rng
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.training.callback_state import own_state
+from keras_dist_callbacks.training.user_state.changes import changes_between
 from tests.support import tiny
 from tests.training.user_state.test_changes import Holder, carried_over, looked_at
 
@@ -480,3 +482,19 @@ def test_layers_that_training_adapts_again_are_not_restored(tmp_path: Path, epoc
     assert backup.restored is not None
     assert backup.restored.verdict == ("not exact" if names else "exact"), backup.restored
     assert all(any(f"{name} (training has called adapt()" in note for note in backup.restored.notes) for name in names)
+
+
+def test_environment_variables_that_training_changes_are_named_and_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDC_TESTS_RATE", "a-secret")
+    monkeypatch.delenv("KDC_TESTS_NEW", raising=False)
+    holder = Holder(rate=lambda: os.environ["KDC_TESTS_RATE"])
+    start = looked_at(holder)
+    monkeypatch.setenv("KDC_TESTS_RATE", "b-secret")
+    monkeypatch.setenv("KDC_TESTS_NEW", "c-secret")
+    now = looked_at(holder, start)
+    found = changes_between(start, now)
+    assert set(found.lost) == {f"module os/environ/KDC_TESTS_{name}" for name in ("RATE", "NEW")}
+    assert not found.records
+    held = [(node.value, node.token) for path, node in now.nodes.items() if "environ/" in path]
+    assert held
+    assert "secret" not in repr(held)
