@@ -90,6 +90,7 @@ class CapturedVariables:
         self._queues: list[str] = []
         self._unordered: list[str] = []
         self._functions: dict[int, graphs.Operations] = {}
+        self._optimizers: list[Any] = []
 
     @property
     def conditions(self) -> list[str]:
@@ -147,7 +148,7 @@ class CapturedVariables:
         if not traced:
             return [_lost(wanted, "the train step cannot be traced")]
         self._inspect()
-        self._seen = -1  # in eager mode, the next step may make more
+        self._seen = -1
         difference = _first_difference(wanted, self._found, tensors)
         if difference:
             return [_lost(wanted, difference)]
@@ -176,9 +177,11 @@ class CapturedVariables:
             self._unordered = sorted({label for operations in found for label in operations.unordered})
 
     def _look_at_objects(self) -> None:
-        """In eager mode there is no trace: what belongs to the model's objects."""
-        if self._seen < 0:
-            self._seen = 0
+        """In eager mode there is no trace: what belongs to the model's objects, of which a step may make more."""
+        optimizers = self._optimizers or variables.optimizers_within(self._model)
+        count = sum(len(optimizer.variables) for optimizer in optimizers)
+        if count != self._seen:
+            self._optimizers, self._seen = optimizers, count
             found = variables.untracked_variables(self._model)
             self._found = [graphs.of_component(name, c) for name, v in found for c in variables.components(v)]
             self._unordered = ["the gradient of an Embedding"] * model_parts.has_embeddings(self._model)
