@@ -196,8 +196,8 @@ def _untracked_in_input(name: str) -> str:
     is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel"))
     random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"
     return (
-        f"the Python code of {name} keeps no state of its own, and {random} (give the "
-        "input get_state and set_state, or wrap it in kdc.stateless_input if that is so)"
+        f"the Python code of {name} keeps no state of its own, reads nothing that training changes, and {random} "
+        "(give the input get_state and set_state, or wrap it in kdc.stateless_input if that is so)"
     )
 
 

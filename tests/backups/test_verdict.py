@@ -67,7 +67,7 @@ def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
 )
 def test_code_that_runs_in_parallel_must_draw_from_no_global_random_state(name: str, draws: str) -> None:
     (condition,) = verdict.conditions(saved(**{verdict.UNTRACKED_INPUT: {"python": [name], "unordered": []}}))
-    assert f"keeps no state of its own, and {draws} (" in condition
+    assert f"keeps no state of its own, reads nothing that training changes, and {draws} (" in condition
 
 
 def test_kernels_with_a_state_and_open_orders_are_reasons() -> None:
