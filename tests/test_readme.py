@@ -19,6 +19,13 @@ from tests.versions import kill_and_resume, matrix
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
 def build_model() -> keras.Model:
     return tiny.model()
 
@@ -28,7 +35,7 @@ def build_model() -> keras.Model:
 def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (code,) = [block for block in python_blocks(ROOT / "README.md") if "gs://bucket" in block]
     assert code.count("gs://bucket") == 4
     local = code.replace("gs://bucket", str(tmp_path)).replace("epochs=12", "epochs=2, verbose=0")
     x, y = tiny.data()
@@ -45,6 +52,29 @@ def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
     assert np.isfinite(histories[0]["loss"]).all()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_examples_run_as_they_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, in an empty directory: a page may read what the README's example has saved."""
+    monkeypatch.chdir(tmp_path)
+    local, _ = python_blocks(ROOT / "README.md")
+    run = local.replace("save_freq=20", "save_freq=20, delete_checkpoint=False").replace("verbose=2", "verbose=0")
+    assert run.count("delete_checkpoint=False") == 1
+    for code in [run, *(block for page in DOCS for block in python_blocks(page))]:
+        exec(compile(code, "an example", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= 150
+    for page in [ROOT / "README.md", *DOCS]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_each_page_is_linked_from_the_readme() -> None:
+    assert {f"docs/{page.name}" for page in DOCS} <= set(re.findall(r"\]\(([^)]+)\)", README))
+
+
 def test_the_readmes_make_targets_exist() -> None:
     targets = set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE))
     assert targets == {"demo", "test", "quick", "chaos", "bench"}
@@ -56,10 +86,11 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert "make test" in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
 
-def test_every_public_name_is_in_the_readme_and_can_be_imported() -> None:
+def test_every_public_name_is_in_the_list_of_names_and_can_be_imported() -> None:
+    names = (ROOT / "docs/names.md").read_text(encoding="utf-8")
     for name in kdc.__all__:
         assert getattr(kdc, name) is not None
-        assert name in README or name.startswith("__")
+        assert f"`{name}`" in names or name.startswith("__")
 
 
 def test_the_table_of_examples_names_each_of_them_once() -> None:

@@ -135,5 +135,5 @@ def _incompatible(what: str) -> CompatError:
 
     return CompatError(
         f"TensorFlow {tf.__version__} has no {what} that this package can use, so multi-worker training cannot start; "
-        "install a TensorFlow that the README lists under Supported versions, or a newer keras-dist-callbacks"
+        "install a TensorFlow that docs/limits.md lists, or a newer keras-dist-callbacks"
     )

@@ -105,7 +105,7 @@ def _check(trainer: Any) -> None:
             raise CompatError(
                 f"Keras {keras.__version__} with TensorFlow {tf.__version__}: keras.src.backend.tensorflow.trainer."
                 f"{name} is not as expected ({', '.join(parameters)}); multi-worker fit cannot be enabled. Install a "
-                "Keras that the README lists, or a newer keras-dist-callbacks"
+                "Keras that docs/limits.md lists, or a newer keras-dist-callbacks"
             )
 
 

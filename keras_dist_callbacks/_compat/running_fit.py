@@ -292,5 +292,5 @@ def incompatible(what: str) -> CompatError:
 
     return CompatError(
         f"Keras {keras.__version__} with TensorFlow {tf.__version__}: {what}, which exact resume needs; install a "
-        "Keras that the README lists, or a newer keras-dist-callbacks"
+        "Keras that docs/limits.md lists, or a newer keras-dist-callbacks"
     )

@@ -128,6 +128,6 @@ def _check() -> None:
 
 def _incompatible(what: str) -> CompatError:
     return CompatError(
-        f"Keras {keras.__version__}: ModelCheckpoint {what}; install a Keras that the README lists, or a newer "
+        f"Keras {keras.__version__}: ModelCheckpoint {what}; install a Keras that docs/limits.md lists, or a newer "
         "keras-dist-callbacks"
     )

@@ -77,7 +77,7 @@ class TensorBoardWithState(keras.callbacks.TensorBoard):
         if not all(hasattr(self, name) for name in _NEEDED) or not hasattr(type(self), "_train_writer"):
             raise CompatError(
                 f"Keras {keras.__version__}: TensorBoard has no {', '.join((*_NEEDED, '_train_writer'))}; install a "
-                "Keras that the README lists, or a newer keras-dist-callbacks"
+                "Keras that docs/limits.md lists, or a newer keras-dist-callbacks"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Every row of the README's table of strategies, killed with SIGKILL in its second epoch, ends as if it never was."""
+"""Each row of the table of strategies in docs/limits.md: killed with SIGKILL in its second epoch, and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's first example, killed by SIGKILL and resumed; must end as the uninterrupted run, bit by bit.
+"""The README's example of a cluster, killed by SIGKILL and resumed; must end as the uninterrupted run, bit by bit.
 
 `python kill_and_resume.py README.md DIRECTORY` runs it on one worker and on two, with the package that is
 installed, and prints a line for each: `1 ok`, or `2 failed: ...`. Nothing of `tests` is imported: the
@@ -69,11 +69,11 @@ class RunError(Exception):
 
 
 def example(readme: Path, directory: Path) -> str:
-    """The first Python block of the README, with a local directory, data and a place for the kill."""
-    found = re.search(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
-    if found is None:
-        raise RunError(f"{readme} has no example in Python")
-    code = found[1]
+    """The Python block of the README with a store, with a local directory, data and a place for the kill."""
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    code = next((block for block in blocks if "gs://bucket" in block), None)
+    if code is None:
+        raise RunError(f"{readme} has no example in Python with a store")
     for old, new in (
         ("gs://bucket", str(directory)),
         ("model.fit(", f"{DATA}\nmodel.fit("),
