@@ -150,6 +150,8 @@ def group(findings: Iterable[Finding]) -> tuple[list[str], list[str]]:
 def _condition(owner: str, found: list[Finding]) -> str:
     assertion = next((finding.assertion for finding in found if finding.assertion), None)
     advice = f"; {assertion} asserts that" if assertion else ""
+    if not advice and owner.startswith("the callback "):
+        advice = "; get_state and set_state of the callback settle it"
     return f"{owner} keeps no state in {_places(found)}{advice}"
 
 

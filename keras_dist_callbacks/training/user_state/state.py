@@ -94,7 +94,7 @@ class UserState:
         now = self._walk()
         found = changes.changes_between(self._start, now, remade=self._remade(now))
         findings = [
-            *(_finding("unknown", path, why, now) for path, why in now.unknown.items()),
+            *(_finding("unknown", path, why, now, found.records) for path, why in now.unknown.items()),
             *(_finding("code", path, why, now) for path, why in now.code_conditions.items()),
             *(_finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
@@ -457,16 +457,19 @@ def _not_restored(failed: Mapping[str, str]) -> list[str]:
     return group(_finding("lost", path, why, Found()) for path, why in failed.items())[1]
 
 
-def _finding(kind: str, path: str, why: str, now: Found) -> Finding:
+def _finding(kind: str, path: str, why: str, now: Found, records: Collection[str] = ()) -> Finding:
     owner, place = words(path)
-    return Finding(kind, owner, place, why, _assertion(path, now) if kind == "unknown" else "")
+    return Finding(kind, owner, place, why, _assertion(path, now, records) if kind == "unknown" else "")
 
 
-def _assertion(path: str, now: Found) -> str:
-    """The line by which the user asserts that what is below a path keeps no state."""
+def _assertion(path: str, now: Found, records: Collection[str]) -> str:
+    """The line by which the user asserts that what is below a path keeps no state; none if other state of it is saved.
+
+    Backups then save nothing of it.
+    """
     root = path.partition("/")[0]
     node = now.nodes.get(root) or now.nodes.get(path)
-    if node is None or root.startswith(("model", "optimizer")):
+    if node is None or root.startswith(("model", "optimizer")) or any(r.startswith(f"{root}/") for r in records):
         return ""
     if not isinstance(node.value, type) and hasattr(
         node.value, "__code__" if node.kind == "function" else "cache_info"

@@ -498,3 +498,30 @@ def test_environment_variables_that_training_changes_are_named_and_not_saved(mon
     held = [(node.value, node.token) for path, node in now.nodes.items() if "environ/" in path]
     assert held
     assert "secret" not in repr(held)
+
+
+class Cycles(keras.callbacks.Callback):
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.rates, self.counts, self.seen = itertools.cycle([0.1, 0.05]), counts, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = next(self.rates)
+        self.seen += self.counts
+
+
+@pytest.mark.parametrize(
+    ("counts", "advice"),
+    [
+        (False, "kdc.register_callback_state(Cycles, None) asserts that"),
+        (True, "get_state and set_state of the callback settle it"),
+    ],
+)
+def test_an_assertion_that_would_lose_other_state_is_not_suggested(tmp_path: Path, counts: bool, advice: str) -> None:
+    tiny.interrupt(tmp_path, 1, 2, callbacks=[Cycles(counts=counts)])
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=1)
+    tiny.fit(tiny.model(), None, [Cycles(counts=counts), backup])
+    assert backup.restored is not None
+    assert backup.restored.conditions == (
+        f"the callback Cycles keeps no state in rates (an itertools.cycle); {advice}",
+    )
