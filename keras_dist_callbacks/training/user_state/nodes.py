@@ -16,6 +16,7 @@ import re
 import sys
 import types
 import uuid
+import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ ITERATORS: tuple[type, ...] = (
     type(reversed([])),
     type(iter(np.zeros(1))),
     itertools.count,
+    itertools.cycle,
 )
 _RANGE_ITERATOR = type(iter(range(0)))
 _HIDDEN_SEGMENTS = ("self", "function", "func", "python_function", "__func__", "__wrapped__", "fget", "fset")
@@ -292,6 +294,8 @@ def iterator_position(iterator: Any) -> Any:
     """How far an iterator is: the index of the next item, for a range how many are left, for a counter its text."""
     if isinstance(iterator, itertools.count):
         return repr(iterator)
+    if isinstance(iterator, itertools.cycle):
+        return list(cycle_position(iterator)[:2])
     if isinstance(iterator, _RANGE_ITERATOR):
         return operator.length_hint(iterator)
     reduced = iterator.__reduce__()
@@ -302,6 +306,8 @@ def set_iterator_position(iterator: Any, position: Any) -> bool:
     """Moves an iterator to what `iterator_position` returned; False if it is beyond."""
     if isinstance(iterator, itertools.count):
         return _advance_counter(iterator, position)
+    if isinstance(iterator, itertools.cycle):
+        return _advance_cycle(iterator, *position)
     if isinstance(iterator, _RANGE_ITERATOR):
         for _ in range(operator.length_hint(iterator) - position):
             next(iterator)
@@ -312,13 +318,40 @@ def set_iterator_position(iterator: Any, position: Any) -> bool:
     return True
 
 
+def cycle_position(cycle: Any) -> tuple[int, int, Any]:
+    """How many items an `itertools.cycle` remembers, the index of the next one, and the iterator of its first pass.
+
+    The index is -1 in the first pass.
+
+    Raises:
+        TypeError: This version of Python does not tell; up to 3.13 each does.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        _, (items,), (remembered, is_later) = cycle.__reduce__()
+    count = len(remembered)
+    return (count, count - operator.length_hint(items), items) if is_later else (count, -1, items)
+
+
+def _advance_cycle(cycle: Any, count: int, index: int) -> bool:
+    now, place, _ = cycle_position(cycle)
+    if place >= 0:
+        return _skip(cycle, (index - place) % max(count, 1))
+    in_later_passes = 0 if index < 0 else index or count
+    return _skip(cycle, count - now + in_later_passes)
+
+
+def _skip(iterator: Any, items: int) -> bool:
+    if not 0 <= items <= _MOST_COUNTED:
+        return False
+    collections.deque(itertools.islice(iterator, items), maxlen=0)
+    return True
+
+
 def _advance_counter(counter: Any, text: str) -> bool:
     (now, *step), (then, *_) = numbers_of_counter(repr(counter)), numbers_of_counter(text)
     missing = round((then - now) / (step[0] if step else 1))
-    if not 0 <= missing <= _MOST_COUNTED:
-        return False
-    collections.deque(itertools.islice(counter, missing), maxlen=0)
-    return repr(counter) == text
+    return _skip(counter, missing) and repr(counter) == text
 
 
 _MOST_COUNTED = 10**7

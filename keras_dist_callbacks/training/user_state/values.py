@@ -137,6 +137,20 @@ def look_at_iterator(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     walk.add(path, slot, value, "iterator", is_traced, n.iterator_token(value))
 
 
+def look_at_cycle(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+    """Looks at an `itertools.cycle`, which a restart can move on if it makes the items again."""
+    try:
+        _, index, items = n.cycle_position(value)
+    except TypeError:
+        walk.add_unknown(path, slot, value, is_traced)
+        return
+    before = walk.token_at_start(path, ("iterator",)) or ("unknown",)
+    if isinstance(items, n.ITERATORS) if index < 0 else before[0] == "iterator":
+        look_at_iterator(walk, path, slot, value, is_traced)
+    else:
+        walk.add_unknown(path, slot, value, is_traced)
+
+
 def look_at_generator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at generator."""
     walk.add(path, slot, value, "generator", is_traced, n.generator_token(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import random
 import struct
@@ -130,6 +131,7 @@ _LOOKS: Looks = (
         (staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper),
         functions.look_at_wrapper,
     ),
+    (itertools.cycle, values.look_at_cycle),
     (n.ITERATORS, values.look_at_iterator),
     (types.GeneratorType, values.look_at_generator),
     (threading.Event, values.look_at_event),

@@ -154,6 +154,28 @@ def test_an_iterator_over_an_array_resumes_where_it_was() -> None:
     assert next(ours.it) == next(theirs.it)
 
 
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("already", [0, 2, 4])
+def test_a_cycle_resumes_where_it_was(steps: int, already: int) -> None:
+    def make() -> Any:
+        rates = itertools.cycle([0.1, 0.2, 0.3])
+        collections.deque(itertools.islice(rates, already), maxlen=0)
+        return Holder(rates=rates)
+
+    ours, theirs, lost = carried_over(make, lambda holder: [next(holder.rates) for _ in range(steps)])
+    assert not lost
+    assert [next(ours.rates) for _ in "abcd"] == [next(theirs.rates) for _ in "abcd"]
+
+
+def test_a_cycle_of_what_cannot_be_made_again_is_a_condition() -> None:
+    holder = Holder(rates=itertools.cycle(rate for rate in (0.1, 0.2)))
+    start = looked_at(holder)
+    assert start.unknown
+    for _ in range(5):
+        next(holder.rates)
+        assert looked_at(holder, start).unknown
+
+
 def test_a_counter_that_others_hold_is_moved_on() -> None:
     ours, theirs, lost = carried_over(
         lambda: Holder(draw=itertools.count(0.5, 0.1).__next__), lambda holder: [holder.draw() for _ in "abc"]
@@ -500,10 +522,10 @@ def test_environment_variables_that_training_changes_are_named_and_not_saved(mon
     assert "secret" not in repr(held)
 
 
-class Cycles(keras.callbacks.Callback):
+class Chains(keras.callbacks.Callback):
     def __init__(self, *, counts: bool) -> None:
         super().__init__()
-        self.rates, self.counts, self.seen = itertools.cycle([0.1, 0.05]), counts, 0
+        self.rates, self.counts, self.seen = itertools.chain([0.1, 0.05], [0.1]), counts, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.model.optimizer.learning_rate = next(self.rates)
@@ -513,15 +535,15 @@ class Cycles(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     ("counts", "advice"),
     [
-        (False, "kdc.register_callback_state(Cycles, None) asserts that"),
+        (False, "kdc.register_callback_state(Chains, None) asserts that"),
         (True, "get_state and set_state of the callback settle it"),
     ],
 )
 def test_an_assertion_that_would_lose_other_state_is_not_suggested(tmp_path: Path, counts: bool, advice: str) -> None:
-    tiny.interrupt(tmp_path, 1, 2, callbacks=[Cycles(counts=counts)])
+    tiny.interrupt(tmp_path, 1, 2, callbacks=[Chains(counts=counts)])
     backup = kdc.BackupAndRestore(tmp_path, save_freq=1)
-    tiny.fit(tiny.model(), None, [Cycles(counts=counts), backup])
+    tiny.fit(tiny.model(), None, [Chains(counts=counts), backup])
     assert backup.restored is not None
     assert backup.restored.conditions == (
-        f"the callback Cycles keeps no state in rates (an itertools.cycle); {advice}",
+        f"the callback Chains keeps no state in rates (an itertools.chain); {advice}",
     )
