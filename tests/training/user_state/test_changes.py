@@ -665,7 +665,7 @@ def test_state_of_special_methods_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: itertools.cycle([1]), lambda: multiprocessing.Value("i", 0), lambda: threading.local()]
+    "make", [lambda: itertools.chain([1]), lambda: multiprocessing.Value("i", 0), lambda: threading.local()]
 )
 def test_what_cannot_be_looked_into_is_unknown(make: Callable[[], Any]) -> None:
     assert looked_at(Holder(value=make())).unknown
