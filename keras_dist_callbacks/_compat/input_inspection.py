@@ -157,8 +157,8 @@ def _early_ends(dataset: Any) -> Iterator[str]:
     for end, stage in pipeline.early_termination_paths(dataset):
         if any(place[: len(path)] == path and path[: len(end)] == end for place in late for path in ahead):
             yield (
-                f"the input's {_public_name(stage)} ends a pass while orders in front of it are being drawn ahead, so "
-                "that two runs differ; put it in front of what repeats or joins shuffled data, or prefetch behind it"
+                f"the input's {_public_name(stage)} ends a pass while orders before it are being drawn ahead, so "
+                "that two runs differ; put it before what repeats or joins shuffled data, or prefetch after it"
             )
 
 

@@ -373,7 +373,7 @@ def check_header(header: bytes | memoryview, tensors: Iterable[TensorInfo], size
             raise DamagedBackupError(f"{where}: its tensors overlap or leave gaps at byte {len(header) + end}")
         end = entry.data_offsets[1]
     if len(header) + end != size:
-        raise DamagedBackupError(f"{where}: its header tells of {len(header) + end} bytes, it has {size}")
+        raise DamagedBackupError(f"{where}: its header declares {len(header) + end} bytes, it has {size}")
     for info in tensors:
         found = entries.get(info.key)
         if found != _entry(info, len(header)):

@@ -190,7 +190,7 @@ def check_topics(state: Mapping[str, JSON], tensors: Collection[str], where: str
         place = f"{where}: {topic}"
         if topic.startswith(CALLBACK) or _TYPES.get(topic) is _STORABLE:
             if not isinstance(value, dict):
-                raise DamagedBackupError(f"{place} is no dict")
+                raise DamagedBackupError(f"{place} is not a dict")
             check_storable(value, tensors, place)
         elif topic not in _TYPES:
             raise DamagedBackupError(f"{where}: the topic {topic!r} is not one that a backup holds")

@@ -124,7 +124,7 @@ class Format(Generic[_T]):
 def require_time(value: float | None) -> None:
     """Refuses what is no number: it is neither below a bound nor above one."""
     if value is not None and not math.isfinite(value):
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is not a time")
 
 
 def parse(content: bytes | memoryview, where: str, limit: int = MAX_RECORD_BYTES) -> Any:

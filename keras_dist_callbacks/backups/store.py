@@ -340,7 +340,7 @@ class BackupStore:
                 try:
                     manifests.append(self.manifest(commit))
                 except DamagedBackupError as error:
-                    self.notes.append(f"{error}; it is set aside in {DAMAGED}/")
+                    self.notes.append(f"{error}; it is quarantined in {DAMAGED}/")
                     self.quarantine(commit)
         return manifests
 

@@ -215,7 +215,7 @@ def not_saved_reason(names: list[str]) -> str:
 def _missed_hooks_reason(names: list[str]) -> str:
     return (
         f"an exception in a callback ended the interrupted run, and {', '.join(names)} did not hear of its last batch, "
-        "or hear of the next one twice; to go on from the backup before, delete the newest file of commits/"
+        "or hear of the next one twice; to continue from the backup before, delete the newest file of commits/"
     )
 
 

@@ -247,7 +247,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         session.set_initial_epoch(origin.epoch)
         self._say_problem(
             f"No backup in {self._storage.display()}; continuing at epoch {origin.epoch + 1} with the weights of "
-            f"{origin.path}: not exact (callbacks, random states and the position in the data start afresh)"
+            f"{origin.path}: not exact (callbacks, random states and the position in the data are not restored)"
         )
         self.model._kdc_restored_from = None
 
@@ -268,7 +268,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     def _require_session(self) -> FitSession:
         if self._session is None:
-            raise ConfigError("BackupAndRestore was not told of its fit(): pass it in the callbacks of model.fit()")
+            raise ConfigError("BackupAndRestore does not know its fit(): pass it in the callbacks of model.fit()")
         return self._session
 
 

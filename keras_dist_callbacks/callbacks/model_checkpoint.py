@@ -304,12 +304,12 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
         raise ConfigError(f"with save_weights_only=True the filepath must end in .weights.h5, got {shown!r}")
     if not weights_only and not template.endswith(".keras"):
         advice = "; add save_weights_only=True" if template.endswith(".weights.h5") else ""
-        raise ConfigError(f"the filepath must end in .keras for whole models, got {shown!r}{advice}")
+        raise ConfigError(f"the filepath must end in .keras for complete models, got {shown!r}{advice}")
     try:
         in_directory = [field for _, field, _, _ in string.Formatter().parse(directory) if field is not None]
         in_name = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
     except ValueError as error:
-        raise ConfigError(f"filepath={shown!r} is no valid template: {error}") from error
+        raise ConfigError(f"filepath={shown!r} is not a valid template: {error}") from error
     if in_directory:
         name = in_directory[0] if in_directory[0] in shown else "..."
         raise ConfigError(

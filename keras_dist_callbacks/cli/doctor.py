@@ -135,7 +135,7 @@ def check_access(storage: Storage) -> Check:
             warnings.simplefilter("always")
             storage.probe()
     except (StorageError, OSError) as error:
-        return Check("access", "fail", str(error), "mend this first; --storage-options go to the store's client")
+        return Check("access", "fail", str(error), "fix this first; --storage-options go to the store's client")
     if caught:
         return Check("access", "warn", str(caught[0].message), "without deletion, every backup ever written stays")
     return Check("access", "ok", "an object was written, read and deleted")
@@ -170,7 +170,7 @@ def check_create(storage: Storage) -> Check:
 def check_direct(storage: Storage) -> Check:
     """Whether blobs of backups go around the page cache, where they do not disturb training."""
     if not storage.is_local:
-        return Check("direct writes", "ok", "nothing to try: this is no local directory")
+        return Check("direct writes", "ok", "nothing to try: this is not a local directory")
     with scratch(storage) as name:
         storage.create(name, [bytes(_LARGE)])
     if storage.writes_directly:
@@ -309,7 +309,7 @@ def _check_commits(inventory: Inventory) -> Check:
     damaged = sum(entry.state == "damaged" for entry in inventory.entries)
     if damaged:
         detail = f"{damaged} of {manifests} cannot be read"
-        return Check("backups", "warn", detail, "`kdc verify` tells what is wrong; a run takes the newest whole one")
+        return Check("backups", "warn", detail, "`kdc verify` reports what is wrong; a run takes the newest intact one")
     if not inventory.entries and inventory.newest_generation in inventory.committed:
         return Check("backups", "warn", "a run has committed here, but no manifest is left", "restore the files")
     if inventory.set_aside:

@@ -208,7 +208,7 @@ def liveness(inventory: Inventory, now: float, quiet: float = QUIET_SECONDS) -> 
     claimed = inventory.owners.get(newest)
     signs = sorted([*created, *([] if claimed is None else [claimed])])
     if not signs:
-        return Liveness(False, newest, "nothing in it tells a time")
+        return Liveness(False, newest, "no file in it has a time")
     interval = signs[-1] - signs[-2] if len(signs) > 1 else 0.0
     silence = now - signs[-1]
     what = "the last backup was written" if signs[-1] in created else "a run began"

@@ -233,7 +233,7 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
 
 
 def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[Entry]:
-    """The newest `keep` commits, and the newest whole one if there is none among these.
+    """The newest `keep` commits, and the newest intact one if there is none among these.
 
     Commits are verified from the newest on until one is whole, and no further.
     """
@@ -250,7 +250,7 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
             if verdict.state == "whole":
                 return [*newest_first[:keep], *([entry] if number >= keep else [])]
     raise DamagedBackupError(
-        f"none of the {len(newest_first)} backups is whole; nothing is deleted. `kdc verify` tells what is wrong"
+        f"none of the {len(newest_first)} backups is intact; nothing is deleted. `kdc verify` reports what is wrong"
     )
 
 

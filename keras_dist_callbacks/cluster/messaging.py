@@ -70,7 +70,7 @@ def raise_if_lost() -> None:
     """
     known = lost()
     if known is not None:
-        raise PeerLostError(f"{known}. Training cannot go on without it: start all workers again")
+        raise PeerLostError(f"{known}. Training cannot continue without it: start all workers again")
 
 
 def publish(key: str, value: bytes, timeout: float) -> int:
@@ -168,7 +168,7 @@ def invalid_message(source: str) -> ClusterError:
     """The error for what no worker of this version would say."""
     return ClusterError(
         f"{source}: what was published there is not what a worker of this version publishes. Install the same version "
-        "of keras-dist-callbacks for all workers, and let nobody else reach their ports"
+        "of keras-dist-callbacks for all workers, and let no other process reach their ports"
     )
 
 

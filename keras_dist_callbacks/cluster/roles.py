@@ -75,7 +75,7 @@ def _version_6(host: str, address: str) -> str:
     try:
         ipaddress.IPv6Address(host)
     except ValueError:
-        raise _malformed(address, f"; {host!r} is no IPv6 address") from None
+        raise _malformed(address, f"; {host!r} is not an IPv6 address") from None
     return host
 
 
@@ -84,7 +84,7 @@ def _same(host: str) -> str:
 
 
 def _malformed(address: str, why: str = "") -> ConfigError:
-    return ConfigError(f"TF_CONFIG: {address!r} is no address of the form host:port{why}")
+    return ConfigError(f"TF_CONFIG: {address!r} is not an address of the form host:port{why}")
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class BackupEngine:
             return None
         commit = CommitId.parse(name.rpartition("/")[2])
         if commit is None:
-            raise BackupError(f"{name!r} is no commit")
+            raise BackupError(f"{name!r} is not a commit")
         state = self._cluster.agree(
             lambda: chosen[1] if chosen else load(self._store, self._store.manifest(commit), workers, worker, allocate),
             f"reading {self._store.storage.display(name)}",
@@ -333,7 +333,7 @@ class BackupEngine:
             limit = self._options.write.max_failed_saves
             if limit is not None and self._failed >= limit:
                 raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
-            goes_on = "" if messaging.lost() or self._worker_states.abort.is_set() else " and training goes on"
+            goes_on = "" if messaging.lost() or self._worker_states.abort.is_set() else " and training continues"
             self._note(f"the backup at {snapshot.position} failed{goes_on}: {error}")
         else:
             self._failed = 0

@@ -145,7 +145,7 @@ def _read_intact(store: BackupStore, commit: CommitId, workers: int, allocate: A
 
 def _quarantine(store: BackupStore, damaged: Mapping[CommitId, DamagedBackupError]) -> None:
     for commit, reason in damaged.items():
-        warn(f"a damaged backup was set aside: {reason}")
+        warn(f"a damaged backup was quarantined: {reason}")
         store.quarantine(commit)
 
 
@@ -157,6 +157,6 @@ def _nothing_intact(directory: str, errors: list[DamagedBackupError]) -> str:
             "successive backups share no file."
         )
     return (
-        f"none of the {len(errors)} backups in {directory} is whole; the newest: {errors[0]}.{shared} Nothing was "
+        f"none of the {len(errors)} backups in {directory} is intact; the newest: {errors[0]}.{shared} Nothing was "
         "changed: restore the files, or start with another directory"
     )

@@ -334,7 +334,9 @@ class EvaluatorDirectories:
         path = self.checkpoints.root if self.checkpoints.is_local else self._path.rstrip("/")
         inner = path.split("://", 1)[-1] if _scheme(path) == "memory" else path.split("://", 1)[-1].partition("/")[2]
         if not inner:
-            raise ConfigError(f"checkpoint_dir={redact(self._path)!r} has nothing beside it: give log_dir or state_dir")
+            raise ConfigError(
+                f"checkpoint_dir={redact(self._path)!r} has nothing next to it: give log_dir or state_dir"
+            )
         return f"{path}-evaluator"
 
 

@@ -115,7 +115,7 @@ class LoopInput:
         """Lets the dataset draw the orders of past epochs."""
         if self._dataset is not None and self._dataset is not dataset and pipeline.reshuffling_stages(dataset):
             raise ConfigError(
-                "batches() got another dataset than in the last epoch, which shuffles anew for each iterator: make it "
+                "batches() got another dataset than in the last epoch, which shuffles again for each iterator: make it "
                 "once before the loop, or pass made_for_epoch=True"
             )
         self._dataset = dataset

@@ -110,7 +110,7 @@ class DatasetPasses:
         if addressed or now == self._before or not saved.position.step:
             return []
         return [
-            f"this dataset object shuffles anew each time, and had been read {_times(self._before)} before the "
+            f"this dataset object shuffles again each time, and had been read {_times(self._before)} before the "
             f"interrupted run, but {_times(now)} before this one; build the dataset again before each fit(), or use "
             "EpochDataset"
         ]

@@ -182,7 +182,7 @@ class ShutdownController:
             text = f"{_cause(request, self._cluster.num_workers)} at {position}: {error}"
         if not preempted:
             raise KeyboardInterrupt(text)
-        self._say(f"{text}. Start the job again to go on")
+        self._say(f"{text}. Start the job again to continue")
         handler = None if self._signalled is None else self._signals.previous_handler(self._signalled)
         if handler is not None and self._signalled is not None:
             handler(int(self._signalled), None)
@@ -384,8 +384,10 @@ class ShutdownController:
         self._peer_loss_watchdog.start()
 
     def _message_after_loss(self) -> str:
-        lost = f"{self._cluster.name}: {messaging.lost() or 'another worker is lost'}. Training cannot go on without it"
-        return "; ".join([f"{lost}, and this process did not end by itself: it is ended", *self._newest()])
+        lost = (
+            f"{self._cluster.name}: {messaging.lost() or 'another worker is lost'}. Training cannot continue without it"
+        )
+        return "; ".join([f"{lost}, and this process did not exit and is terminated", *self._newest()])
 
     def _last_message(self) -> str:
         over = (

@@ -109,7 +109,7 @@ def require_regular(path: str, mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        raise StorageError(f"{path} is no regular file, but a pipe, a device or the like; remove it")
+        raise StorageError(f"{path} is not a regular file, but a pipe, a device or the like; remove it")
 
 
 def make_directory(path: str) -> None:

@@ -241,7 +241,11 @@ def restore_callbacks(
     new = [name for name, member in members.items() if member.entry is not None and name not in state]
     gone = [name for name in state if name not in members]
     return [
-        *(f"the callback {n} was not in the interrupted run; it starts afresh" for n in new if _is_announced(n)),
+        *(
+            f"the callback {n} was not in the interrupted run; it starts without saved state"
+            for n in new
+            if _is_announced(n)
+        ),
         *(f"the callback {n} of the interrupted run is not in the list now" for n in gone if _is_announced(n)),
     ]
 
@@ -249,7 +253,7 @@ def restore_callbacks(
 def _not_accepted(name: str, error: Exception) -> BackupMismatchError:
     return BackupMismatchError(
         f"the callback {name} does not accept its saved state ({type(error).__name__}: {error}); the backup is "
-        "untouched. Remove the callback or mend its set_state"
+        "untouched. Remove the callback or fix its set_state"
     )
 
 

@@ -204,10 +204,12 @@ def match_variables(
         matched[name] = stored[partner[name]]
         _check_shape(name, variables.components(variable)[0], matched[name][0])
     gone = sorted(stored.keys() - set(partner.values()))
-    notes = [f"metrics that the backup does not hold start afresh ({_some(afresh)})"] if afresh else []
+    notes = [f"metrics that the backup does not hold are not restored ({_some(afresh)})"] if afresh else []
     notes += [f"metrics of the backup are not in the model now ({_some(gone)})"] if gone else []
     if new:
-        notes.append(f"the optimizer has variables now that the backup does not have ({_some(new)}); they start afresh")
+        notes.append(
+            f"the optimizer has variables now that the backup does not have ({_some(new)}); they are not restored"
+        )
     return matched, notes
 
 

@@ -194,7 +194,7 @@ class CapturedVariables:
 
 def _lost(wanted: list[JSON], why: str) -> str:
     names = ", ".join(str(name) for name, _ in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
-    return f"variables that the train step uses and Keras does not list ({names}) start afresh: {why}"
+    return f"variables that the train step uses and Keras does not list ({names}) are not restored: {why}"
 
 
 def _first_difference(wanted: list[JSON], found: list[graphs.Resource], tensors: Mapping[str, Any]) -> str | None:

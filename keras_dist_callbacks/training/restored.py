@@ -65,7 +65,7 @@ class Restored:
         if refused and strict:
             certain = "would not be exact" if self.notes else "is exact only if"
             raise BackupError(
-                f"strict={strict!r}, and going on from {self.commit} {certain}: {'; '.join(refused)}. Nothing "
+                f"strict={strict!r}, and continuing from {self.commit} {certain}: {'; '.join(refused)}. Nothing "
                 "was changed"
             )
 

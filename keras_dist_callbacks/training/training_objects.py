@@ -94,8 +94,8 @@ def _require(fits: bool, saved: WorkerState, one: str, other: str) -> WorkerStat
     if fits:
         return saved
     raise BackupMismatchError(
-        f"the backup ({saved.position}) is that of {one}, and {other} cannot go on from it. Nothing was changed: give "
-        "another directory, and load_backup(directory, model) for the weights, optimizer and metrics of this one"
+        f"the backup ({saved.position}) is that of {one}, and {other} cannot continue from it. Nothing was changed: "
+        "give another directory, and load_backup(directory, model) for the weights, optimizer and metrics of this one"
     )
 
 

@@ -110,7 +110,7 @@ LATE: dict[str, Callable[[], tf.data.Dataset]] = {
 @pytest.mark.parametrize("name", EARLY)
 def test_orders_that_are_drawn_ahead_of_an_early_end_are_named(name: str) -> None:
     [why] = inspect_dataset(EARLY[name]()).unordered
-    assert "while orders in front of it are being drawn ahead" in why
+    assert "while orders before it are being drawn ahead" in why
 
 
 @pytest.mark.parametrize("name", LATE)

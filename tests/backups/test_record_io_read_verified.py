@@ -165,7 +165,7 @@ def test_a_backup_that_is_really_damaged_is_quarantined_without_a_word_of_bad_re
     content = bytearray(blob.read_bytes())
     content[-1] ^= 1
     blob.write_bytes(content)
-    with pytest.warns(RuntimeWarning, match="a damaged backup was set aside") as told:
+    with pytest.warns(RuntimeWarning, match="a damaged backup was quarantined") as told:
         found = latest_intact(BackupStore(Storage.open(backup)), 1)
     assert found is not None
     assert found[0].sequence == 1

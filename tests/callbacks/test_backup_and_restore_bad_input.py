@@ -185,7 +185,7 @@ def test_a_renamed_metric_is_labelled_and_everything_else_restored(backup: Path)
     model, steps = tiny.rich_model(), tiny.CountSteps()
     renamed = [keras.metrics.BinaryAccuracy(name="renamed"), "AUC"]
     model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=renamed)
-    match = r"metrics that the backup does not hold start afresh \(renamed/total, renamed/count\)"
+    match = r"metrics that the backup does not hold are not restored \(renamed/total, renamed/count\)"
     with pytest.warns(RuntimeWarning, match=match):
         tiny.fit(model, backup, [steps])
     assert steps.trained[0] == (1, 1)

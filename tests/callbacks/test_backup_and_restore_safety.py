@@ -40,7 +40,7 @@ def test_a_damaged_newest_backup_is_set_aside_and_the_one_before_taken(
     else:
         blob.unlink()
     model, steps = tiny.model(), tiny.CountSteps()
-    with pytest.warns(RuntimeWarning, match=f"damaged backup was set aside.*{blob.name}"):
+    with pytest.warns(RuntimeWarning, match=f"damaged backup was quarantined.*{blob.name}"):
         tiny.fit(model, tmp_path, [steps])
     assert steps.trained[0] == (1, 2)
     tiny.assert_same(model, uninterrupted[0])
@@ -174,7 +174,7 @@ def test_a_failed_backup_warns_and_training_goes_on(tmp_path: Path, uninterrupte
                 (tmp_path / "aside").rename(blobs)
 
     model = tiny.model()
-    with pytest.warns(RuntimeWarning, match=r"the backup at .* failed and training goes on: cannot create .*blobs"):
+    with pytest.warns(RuntimeWarning, match=r"the backup at .* failed and training continues: cannot create .*blobs"):
         tiny.fit(model, backup, [BreakTheStore()])
     tiny.assert_same(model, uninterrupted[0])
 
@@ -190,7 +190,7 @@ def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) 
                 (backup / "blobs").write_text("in the way")
 
     with (
-        pytest.warns(RuntimeWarning, match="training goes on"),
+        pytest.warns(RuntimeWarning, match="training continues"),
         pytest.raises(BackupError, match="3 backups failed in a row, the last one: cannot create"),
     ):
         tiny.fit(tiny.model(), backup, [BreakTheStore()], options={"max_failed_saves": 3})
@@ -211,7 +211,7 @@ def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
 
     monkeypatch.setattr(committer, "fingerprints", run_out)
     model = tiny.model()
-    with pytest.warns(RuntimeWarning, match="failed and training goes on: no memory"):
+    with pytest.warns(RuntimeWarning, match="failed and training continues: no memory"):
         tiny.fit(model, tmp_path)
     tiny.assert_same(model, uninterrupted[0])
 
@@ -235,7 +235,7 @@ def test_two_successive_backups_share_no_file_also_after_one_whose_fate_is_unkno
 
     with monkeypatch.context() as patch:
         patch.setattr(run.backups, "_read_back", fail)
-        with pytest.warns(RuntimeWarning, match="training goes on"):
+        with pytest.warns(RuntimeWarning, match="training continues"):
             run.save()
     run.save()
     store = BackupStore(run.store.storage())

@@ -135,7 +135,7 @@ def interrupting_later(theirs: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")  # Keras' tests set no seed
-@pytest.mark.filterwarnings("ignore:a damaged backup was set aside:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:a damaged backup was quarantined:RuntimeWarning")
 @pytest.mark.parametrize(
     ("later", "deviations", "excluded"), [(True, BETWEEN_HOOKS, {}), (False, WITHIN_HOOKS, NOT_WITHIN_HOOKS)]
 )

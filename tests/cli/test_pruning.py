@@ -97,7 +97,7 @@ def test_where_no_backup_is_whole_nothing_is_deleted(url: str) -> None:
     before = everything(url)
     result = kdc("prune", url, "--keep", 1, "--yes")
     assert result.exit_code == 1
-    assert "none of the 2 backups is whole" in result.stderr
+    assert "none of the 2 backups is intact" in result.stderr
     assert everything(url) == before
 
 

@@ -47,7 +47,7 @@ def test_a_worse_one_does_not_replace_the_best(run: Path) -> None:
 
 
 def test_an_unknown_metric_is_named(run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"monitor='f1' is no metric of the model; there are .*accuracy"):
+    with pytest.raises(ConfigError, match=r"monitor='f1' is not a metric of the model; there are .*accuracy"):
         evaluator(run, export_best=run / "best.keras", monitor="val_f1").start()
 
 

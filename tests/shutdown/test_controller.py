@@ -71,7 +71,7 @@ def test_a_signal_saves_the_step_and_leaves(
         fit(tmp_path, steps, At(hook, when, raise_signal()), save_freq=False)
     assert left.value.code == 138
     assert "Preempted by SIGUSR1" in left.value.reason
-    assert "everything is saved. Start the job again to go on" in capsys.readouterr().out
+    assert "everything is saved. Start the job again to continue" in capsys.readouterr().out
     position = goes_on(tmp_path, reference, steps).restored.position
     assert (position.epoch, position.batch) == (epoch, batch)
     assert steps.trained == [(e, b) for e in range(3) for b in range(tiny.STEPS)]

@@ -26,7 +26,7 @@ Scenario = Callable[[RecordingStore], None]
 
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*set aside:RuntimeWarning"),  # torn manifests are named
+    pytest.mark.filterwarnings("ignore:.*quarantined:RuntimeWarning"),  # torn manifests are named
     pytest.mark.slow,
 ]
 

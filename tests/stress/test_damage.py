@@ -22,7 +22,7 @@ from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.errors import DamagedBackupError
 from tests.support.recording import ROOT, Files, RecordingStore, Run, tensors_at
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*set aside:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*quarantined:RuntimeWarning")
 KINDS = ("flip", "truncate", "empty", "delete", "swap", "zero", "insert", "append")
 
 
@@ -100,7 +100,7 @@ def restore(files: Files, expected: Manifest | None, where: str) -> str:
     store = RecordingStore(files)
     run = Run(store, workers=2)
     if expected is None:
-        with pytest.raises(DamagedBackupError, match=r"none of the .* backups in .* is whole") as caught:
+        with pytest.raises(DamagedBackupError, match=r"none of the .* backups in .* is intact") as caught:
             run.engine.pick()
         assert store.files == files, "an error leaves everything as it was"
         return str(caught.value)

@@ -111,7 +111,7 @@ def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(dir
             continue
         assert time.monotonic() - began < SECONDS, what
         assert found[0] == CommitId.parse(older.name), f"taken: {what}"
-        assert "set aside" in str(told[0].message), what
+        assert "quarantined" in str(told[0].message), what
         assert not newer.exists(), what
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20 * 8, "kilobytes; TensorFlow's included"
 

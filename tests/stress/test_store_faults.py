@@ -145,7 +145,7 @@ def test_a_store_that_is_long_away_costs_backups_and_no_training(
     options = {"storage_options": place.through(proxy).options, "retry": ImpatientOnceDown(proxy=proxy)}
     breaks = [At(1, 1, proxy.take_down), At(1, 3, proxy.heal)]
     began = time.monotonic()
-    with pytest.warns(RuntimeWarning, match=r"backup at .* failed and training goes on: cannot list"):
+    with pytest.warns(RuntimeWarning, match=r"backup at .* failed and training continues: cannot list"):
         interrupt(place, 2, 2, breaks, options)
     shared_writer().wait()
     assert time.monotonic() - began < 40

@@ -267,7 +267,7 @@ def test_keras_callbacks_without_state_are_named_too_when_they_come_or_go(tmp_pa
     with pytest.warns(RuntimeWarning) as caught, pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), tmp_path, [keras.callbacks.TerminateOnNaN(), tiny.StopAt(0, 3)])
     text = str(caught[0].message)
-    assert "TerminateOnNaN() was not in the interrupted run; it starts afresh" in text
+    assert "TerminateOnNaN() was not in the interrupted run; it starts without saved state" in text
     assert "LearningRateScheduler() of the interrupted run is not in the list now" in text
 
 
