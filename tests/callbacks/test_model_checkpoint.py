@@ -278,7 +278,7 @@ def test_a_zombie_is_told_that_a_newer_run_writes_here(tmp_path: Path) -> None:
         ({"filepath": "model.keras", "save_weights_only": True}, "must end in .weights.h5"),
         ({"filepath": "{epoch}/model.keras"}, "in its directory"),
         ({"filepath": "model-{}.keras"}, "need names"),
-        ({"filepath": "model-{epoch.keras"}, "no valid template"),
+        ({"filepath": "model-{epoch.keras"}, "not a valid template"),
         ({"filepath": "m.keras", "save_freq": 0}, "save_freq"),
         ({"filepath": "m.keras", "save_freq": -1}, "save_freq"),
         ({"filepath": "m.keras", "save_freq": True}, "save_freq"),

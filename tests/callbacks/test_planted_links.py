@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks import ModelCheckpoint, latest_checkpoint
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
 from tests.support import tiny
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
@@ -78,6 +79,7 @@ def test_a_link_that_is_planted_while_training_goes_on_is_named_and_leads_nowher
     class Plant(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
             if batch == 1:
+                assert shared_writer().wait(30), "a save while the directory is moved away fails in another way"
                 (backup / "blobs").mkdir(exist_ok=True)
                 (backup / "blobs/000001").rename(backup / "elsewhere") if (backup / "blobs/000001").exists() else None
                 (backup / "blobs/000001").symlink_to(outside)

@@ -123,7 +123,7 @@ def test_without_logs_results_are_kept_beside_the_checkpoints(run: Path) -> None
 
 
 def test_a_bucket_has_nothing_beside_it() -> None:
-    with pytest.raises(ConfigError, match="has nothing beside it: give log_dir or state_dir"):
+    with pytest.raises(ConfigError, match="has nothing next to it: give log_dir or state_dir"):
         kdc.SidecarEvaluator(None, DATA, "s3://bucket/")
 
 

@@ -137,7 +137,7 @@ def test_a_spare_file_behind_a_linked_directory_is_left_alone(storage: Storage, 
 @pytest.mark.timeout(60)
 def test_a_pipe_does_not_hold_up_a_reader(storage: Storage, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "root/x.json")
-    with pytest.raises(StorageError, match=r"root/x\.json is no regular file"):
+    with pytest.raises(StorageError, match=r"root/x\.json is not a regular file"):
         storage.read("x.json")
     (tmp_path / "root/d").mkdir()
     with pytest.raises(StorageError, match="Is a directory"):
@@ -148,7 +148,7 @@ def test_what_has_the_name_of_a_new_file_and_is_in_no_listing_is_an_error(storag
     (tmp_path / "root/000001.json").mkdir()
     os.mkfifo(tmp_path / "root/000002.json")
     assert storage.files() == []
-    for name, reason in {"000001.json": "Is a directory", "000002.json": "is no regular file"}.items():
+    for name, reason in {"000001.json": "Is a directory", "000002.json": "is not a regular file"}.items():
         with pytest.raises(StorageError, match=reason):
             storage.create(name, [b"claim"])
 
