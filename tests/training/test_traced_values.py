@@ -22,7 +22,7 @@ class Scaled(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.hidden, self.drop, self.end = keras.layers.Dense(7), keras.layers.Dropout(0.3), keras.layers.Dense(1)
-        self.scale = 1.0
+        self.scale = self.weight = 1.0
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.end(self.drop(self.hidden(x), training=training))
@@ -30,7 +30,7 @@ class Scaled(keras.Model):
     def train_step(self, data: Any) -> Any:
         x, y = data
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) * self.scale
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) * self.scale * self.weight
         weights = self.trainable_weights
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return {"loss": loss}
@@ -73,6 +73,7 @@ def drop(model: Any) -> Any:
 CASES = {
     "changed after the trace": {1: to("scale", 3.0)},
     "changed before the trace, and back": {0: to("scale", 3.0), 1: to("scale", 1.0), 2: to("scale", 1.0, traces=True)},
+    "one changed before the trace, another one after it": {0: to("scale", 3.0), 2: to("weight", 0.5)},
     "changed, and traced again": {1: to("scale", 3.0, traces=True)},
     "traced again, and changed": {1: to("scale", 3.0, traces=True), 2: to("scale", 5.0)},
     "rate of a dropout": {1: to("rate", 0.6, of=drop)},

@@ -163,12 +163,21 @@ class UserState:
                 return []  # a function that is opaque, which is a condition already
         self.note_trace()
         if self._traced[-1].digests != wanted:
+            changed = changes.changes_between(self._start, self._walk()).records
+            self._put_back_start(changed.keys() - wanted.keys())
             changes.restore(traced, tensors, self._walk())
             self._trace()
             self._note_trace()
         now = self._traced[-1].digests
         differing = [path for path in dict.fromkeys([*wanted, *now]) if wanted.get(path) != now.get(path)]
         return group(_finding("traced", path, "", Found()) for path in differing)[0]
+
+    def _put_back_start(self, paths: Collection[str]) -> None:
+        """Gives values that a callback has changed in this epoch already those of the start."""
+        for path in paths:
+            node = self._start.nodes.get(path)
+            if node is not None and node.kind == "value" and node.slot is not None:
+                node.slot.bind(node.value)
 
     def _trace(self) -> bool:
         self._fit.model.make_train_function(force=True)
