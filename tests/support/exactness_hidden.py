@@ -210,7 +210,7 @@ class AdaptsAgain(keras.callbacks.Callback):
 
 
 UNSEEN = tiny.data()
-STRENGTH = tf.Variable(1.0)
+STRENGTH: list[tf.Variable] = []  # made where the strategy is there
 WEIGHTS = {0: 1.0, 1: 1.0}
 
 
@@ -219,12 +219,15 @@ class Fades(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         UNSEEN[0][:] *= np.float32(0.5)
-        STRENGTH.assign(0.5 * STRENGTH)
+        for strength in STRENGTH:
+            strength.assign(0.5 * strength)
         WEIGHTS[1] *= 1.5
 
 
 def strengthened() -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH).map(lambda x, y: (x * STRENGTH, y))
+    STRENGTH.append(tf.Variable(1.0))
+    strength = STRENGTH[-1]
+    return tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH).map(lambda x, y: (x * strength, y))
 
 
 def rate(make: Callable[[], Callable[[], float]]) -> Callable[[], list[Any]]:
