@@ -7,8 +7,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
 from keras_dist_callbacks.checkpoints import files, foreign
@@ -17,6 +15,7 @@ from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Entry, blob_sizes, created_at, read_entries
 from keras_dist_callbacks.cli.output import Target
+from keras_dist_callbacks.validation import convert
 
 _BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
 _CHECKPOINT_HEADERS = ("checkpoint", ">epoch", "kind", ">step", "monitored", ">size")
@@ -179,7 +178,7 @@ def commit_row(entry: Entry, before: Collection[BlobInfo], stored: Mapping[str, 
 def checkpoint_row(checkpoint: Checkpoint) -> CheckpointRow:
     """One checkpoint as `kdc ls` shows it."""
     its_own = {"name": checkpoint.name, "kind": checkpoint.kind, "bytes": checkpoint.file_size}
-    return msgspec.convert({**dataclasses.asdict(checkpoint.record), **its_own}, CheckpointRow)
+    return convert({**dataclasses.asdict(checkpoint.record), **its_own}, CheckpointRow)
 
 
 def _verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:

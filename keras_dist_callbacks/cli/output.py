@@ -29,6 +29,7 @@ from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import escape_controls, stderr_is_terminal, write_line
+from keras_dist_callbacks.validation import convert
 
 _USUAL = ["backup", "backups", "checkpoints"]
 """Directories that are looked for in stores, which list files only."""
@@ -121,7 +122,7 @@ class Target:
             text = json.dumps({**conclusions, **plain}, indent=2)
             print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
         else:
-            show(Page(), msgspec.convert(_changed(plain, escape_controls), type(result)))
+            show(Page(), convert(_changed(plain, escape_controls), type(result)))
         if problem:
             raise typer.Exit(PROBLEM)
 
