@@ -178,7 +178,8 @@ def commit_row(entry: Entry, before: Collection[BlobInfo], stored: Mapping[str, 
 def checkpoint_row(checkpoint: Checkpoint) -> CheckpointRow:
     """One checkpoint as `kdc ls` shows it."""
     its_own = {"name": checkpoint.name, "kind": checkpoint.kind, "bytes": checkpoint.file_size}
-    return convert({**dataclasses.asdict(checkpoint.record), **its_own}, CheckpointRow)
+    row: CheckpointRow = convert({**dataclasses.asdict(checkpoint.record), **its_own}, CheckpointRow)
+    return row
 
 
 def _verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
