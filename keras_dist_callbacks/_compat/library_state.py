@@ -226,8 +226,13 @@ def _names_of_layers(cls: Any) -> tuple[tuple[str, ...], frozenset[str]]:
 _ADAPTED = ("lookup_table", "mean", "variance", "bin_boundaries")
 
 
+def can_adapt(value: Any) -> bool:
+    """Whether an object is a preprocessing layer with Keras' own `adapt`, or extends one."""
+    return any(base.__module__.startswith("keras.") and "adapt" in vars(base) for base in type(value).__mro__)
+
+
 def adapted(layer: Any) -> dict[str, Any]:
-    """What `adapt` of a preprocessing layer makes beside variables, as far as it was made."""
+    """What `adapt` of a preprocessing layer has made so far that is not a variable."""
     return {name: vars(layer)[name] for name in _ADAPTED if vars(layer).get(name) is not None}
 
 

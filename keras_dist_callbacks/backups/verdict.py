@@ -37,9 +37,9 @@ class Finding:
     """One object of the user's code that is neither saved, constant, asserted to be stateless nor output-only.
 
     Attributes:
-        kind: `"unknown"`: it cannot be inspected, so it may hold state. `"code"`: it is a function of which the same
-            holds. `"traced"`: it has changed since TensorFlow
-            traced a function that may have read it. `"lost"`: it has changed and is not saved.
+        kind: `"unknown"`: it cannot be inspected, so it may hold state. `"code"`: a function, of which
+            the same holds. `"traced"`: it has changed since TensorFlow traced a function that may have read it.
+            `"lost"`: it has changed and is not saved.
         owner: The callback, function, class or module that it belongs to.
         place: Where in it; empty for the owner's own code.
         why: What it is.

@@ -71,7 +71,7 @@ def count(number: int, noun: str) -> str:
 
 
 def sum_of_sizes(sizes: Collection[int], noun: str = "") -> str:
-    """`2 blobs, 6.9 MiB`, or without a noun `2, 6.9 MiB`; nothing if there are none."""
+    """`2 blobs, 6.9 MiB`, or without a noun `2, 6.9 MiB`; an empty text for no sizes."""
     if not sizes:
         return ""
     number = count(len(sizes), noun) if noun else str(len(sizes))

@@ -106,7 +106,7 @@ class Target:
     as_json: bool
 
     def report(self, result: _R, show: Callable[[Page, _R], None], problem: bool = False, **conclusions: bool) -> None:
-        """Prints a result without credentials, whoever wrote the texts in it.
+        """Prints a result without credentials, also where texts of a store contain some.
 
         Args:
             result: A dataclass.
@@ -193,7 +193,7 @@ class RedactingGroup(TyperGroup):
 
 
 class _CleanHandler(logging.StreamHandler[Any]):
-    """Clients write warnings to a log, which goes to the standard error unless somebody takes it."""
+    """Clients write warnings to a log, which goes to the standard error unless a handler takes it."""
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__(sys.stderr)

@@ -180,7 +180,7 @@ class PrunePlan:
     Attributes:
         url: The directory, without credentials.
         kept: Paths of the commits that stay, the newest first.
-        spared_generation: The generation of a run that seems to be writing and is left alone; 0 if there is none.
+        spared_generation: The generation of a run that seems to be writing and is left alone; 0 without such a run.
         commits: Paths of manifests, the oldest first.
         blobs: Sizes of blobs by path.
         temporaries: Sizes of unfinished files by path.
@@ -233,7 +233,7 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
 
 
 def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[Entry]:
-    """The newest `keep` commits, and the newest intact one if there is none among these.
+    """The newest `keep` commits, and the newest intact one unless it is among these.
 
     Commits are verified from the newest on until one is whole, and no further.
     """

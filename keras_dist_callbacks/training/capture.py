@@ -193,18 +193,18 @@ def match_variables(
         current = {name: v for name, v in current.items() if name != variables.GLOBAL_SEED_GENERATOR}
     metrics = metrics | set(saved.state["metric_variables"])
     matched: dict[str, list[np.ndarray[Any, Any]]] = {}
-    afresh: list[str] = []
+    not_restored: list[str] = []
     new = _new_and_unused(list(current), list(stored), metrics, fresh)
     current = {name: v for name, v in current.items() if name not in set(new)}
     partner = _partners(list(current), list(stored), metrics)
     for name, variable in current.items():
         if name not in partner:
-            afresh.append(name)
+            not_restored.append(name)
             continue
         matched[name] = stored[partner[name]]
         _check_shape(name, variables.components(variable)[0], matched[name][0])
     gone = sorted(stored.keys() - set(partner.values()))
-    notes = [f"metrics that the backup does not hold are not restored ({_some(afresh)})"] if afresh else []
+    notes = [f"metrics that the backup does not hold are not restored ({_some(not_restored)})"] if not_restored else []
     notes += [f"metrics of the backup are not in the model now ({_some(gone)})"] if gone else []
     if new:
         notes.append(

@@ -211,6 +211,9 @@ class _Comparison:
     def _note_absence(self, path: str) -> None:
         above, last = parent_of(path)
         before, holder = self._start.nodes[path], self._now.nodes.get(above)
+        if before.kind == "environment" and holder is not None:
+            self._changes.lost[path] = _NOT_STORED["environment"]
+            return
         slot = before.slot
         if slot is None or holder is None or holder.kind not in ("object", "class") or slot.kind != "attribute":
             return

@@ -69,10 +69,8 @@ class UserState:
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
         self._start = self._walk()
-        layers = {path: node.value for path, node in self._start.nodes.items() if node.kind == "layer"}
-        self._adapted = {
-            path: library_state.adapted(layer) for path, layer in layers.items() if hasattr(layer, "adapt")
-        }
+        layers = {p: node.value for p, node in self._start.nodes.items() if library_state.can_adapt(node.value)}
+        self._adapted = {path: library_state.adapted(layer) for path, layer in layers.items()}
         described = edits.describe(self._start, self.input.start, self._names_of_the_user(), is_loaded=_is_loaded(fit))
         first = shared(_Descriptions).of_models.setdefault(fit.model, {}).setdefault(directory, described)
         self._description = edits.with_first(described, first)
@@ -320,7 +318,8 @@ class UserState:
         found = []
         for path, before in self._adapted.items():
             node = now.nodes.get(path)
-            if node is not None and library_state.is_adapted_otherwise(node.value, before):
+            is_there = node is not None and library_state.can_adapt(node.value)
+            if node is not None and is_there and library_state.is_adapted_otherwise(node.value, before):
                 found.append(path)
         return found
 
