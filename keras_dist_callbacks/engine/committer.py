@@ -82,11 +82,6 @@ class Committer:
         self.newest: Position | None = None
         self.state_bytes = 0
 
-    @property
-    def has_committed(self) -> bool:
-        """Whether this run knows of a backup of its own."""
-        return bool(self._known)
-
     def commit(self, save: int, snapshot: Snapshot) -> None:
         """Writes and publishes a snapshot, then deletes what it makes needless.
 
