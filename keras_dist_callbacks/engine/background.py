@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from keras_dist_callbacks.process import Shared, shared
 
-_NICENESS = int(os.environ.get("KDC_NICE", "5"))
-"""A quarter of a processor that training leaves no time of: a save is complete before the next one is due."""
+_NICENESS = 5
+"""A third of training's share: where training uses every processor, a backup is still written before the next is due."""
 
 
 def lower_priority() -> None:
@@ -45,13 +45,13 @@ def gc_paused() -> Iterator[None]:
     """No collection starts within the block.
 
     A save of thousands of variables makes tens of thousands of objects and frees them again without any cycle. A full
-    collection that they set off would find nothing and take, beside a large model, up to seconds (measured: 3 s with
+    collection that they set off would find nothing and take, with a large model, up to seconds (measured: 3 s with
     1,000 layers), in which training stands still.
     """
     pauses = shared(_Pauses)
     with pauses.lock:
         if pauses.count == 0 and not gc.isenabled():
-            paused = False  # whoever disabled it decides
+            paused = False  # the user has disabled it
         else:
             paused, pauses.count = True, pauses.count + 1
             gc.disable()
