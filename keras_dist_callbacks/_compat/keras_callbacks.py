@@ -8,14 +8,12 @@ from __future__ import annotations
 import csv
 import os
 import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import xxhash
 
 from keras_dist_callbacks._compat import running_fit as seam
@@ -162,51 +160,11 @@ UNANNOUNCED = ("ProgbarLogger", "History")
 """Added by fit() itself, `verbose` deciding: nobody needs to be told when one is new or gone."""
 
 
-_COUNT = (int, np.integer)
-_NUMBER = (int, float, np.number)
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("wait", "stopped_epoch", "best_epoch", "cooldown_counter", "seen"), _COUNT),
-    **dict.fromkeys(("_batches_seen_since_last_saving", "_last_batch_seen"), (*_COUNT, types.NoneType)),
-    "best": (*_NUMBER, np.ndarray, types.NoneType),
-    "best_weights": (list, types.NoneType),
-    "_ema_weights_in_model": (bool,),
-    "epoch": (list,),
-    "history": (dict,),
-    "target": (*_COUNT, types.NoneType),
-    "size": (*_COUNT, types.NoneType),
-    "digest": (str, types.NoneType),
-    "keys": (list, types.NoneType),
-    "counters": (list,),
-}
-_ITEMS: dict[str, tuple[type, ...]] = {
-    "best_weights": (np.ndarray, np.generic), "epoch": _COUNT, "history": (list,), "keys": (str,), "counters": _COUNT
-}  # fmt: skip
-
-
-def require_kind(name: str, value: Any) -> None:
-    """Refuses a value that Keras' callback would stumble over later.
-
-    Raises:
-        TypeError: It is of another kind than what the callback keeps under that name.
-    """
-    items = list(value.values() if isinstance(value, dict) else value) if isinstance(value, list | dict) else []
-    wrong = [item for item in items if not _is(item, _ITEMS.get(name, (object,)))]
-    if not _is(value, _KINDS[name]) or wrong:
-        raise TypeError(f"{name} cannot be {wrong[0] if wrong else value!r}")
-
-
-def _is(value: Any, kinds: tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds or object in kinds)
-
-
 def _attributes(*names: str, identity: tuple[str, ...] = (), finer: tuple[str, ...] = ()) -> Known:
     def get(callback: Any) -> dict[str, Any]:
         return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
     def put(callback: Any, state: dict[str, Any]) -> None:
-        for name in names:
-            if name in state:
-                require_kind(name, state[name])
         for name in names:
             if name in state:
                 setattr(callback, name, state[name])
@@ -219,8 +177,6 @@ def _get_progress(callback: Any) -> dict[str, Any]:
 
 
 def _set_progress(callback: Any, state: dict[str, Any]) -> None:
-    require_kind("seen", state["seen"])
-    require_kind("target", state["target"])
     callback.seen = state["seen"]
     if callback.target is None:  # an input whose length an earlier epoch has shown
         callback.target = state["target"]
@@ -228,17 +184,8 @@ def _set_progress(callback: Any, state: dict[str, Any]) -> None:
             callback.progbar.target = callback.target
 
 
-def _set_histories(history: Any, state: dict[str, Any]) -> None:
-    for fit in [*state.get("earlier", []), state]:
-        require_kind("epoch", fit["epoch"])
-        require_kind("history", fit["history"])
-    set_back(history, state)
-
-
 def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
     append = callback.append
-    for name in ("size", "digest", "keys"):
-        require_kind(name, state[name])
     if state["size"] is None:
         return Prepared(lambda: None, None)
     note = cut(callback, state["size"], state["digest"])
@@ -247,7 +194,6 @@ def _prepare_rows(callback: Any, state: dict[str, Any]) -> Prepared:
 
 
 def _prepare_steps(board: Any, state: dict[str, Any]) -> Prepared:
-    require_kind("counters", state["counters"])
     # Within an epoch the state itself comes back later only, and on_epoch_begin would log at step 0.
     return Prepared(lambda: tensorboard_state.set_counters(board, state), None)
 
@@ -277,7 +223,7 @@ _TABLE: dict[str, Known] = {
     "SwapEMAWeights": _attributes("_ema_weights_in_model", finer=("swap_on_epoch",)),
     "CSVLogger": Known(get_rows, set_rows, ("filename",), prepare=_prepare_rows),
     "ProgbarLogger": Known(_get_progress, _set_progress),
-    "History": Known(get, _set_histories, attributes=frozenset(["epoch", "history"])),
+    "History": Known(get, set_back, attributes=frozenset(["epoch", "history"])),
     # Without a state; known so that one that is new or gone is named.
     "LearningRateScheduler": _attributes(),
     "TerminateOnNaN": _attributes(finer=("raise_error",)),

@@ -11,13 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Count, Digest, checked, parse
+from keras_dist_callbacks.backups.record_io import Count, Digest
 from keras_dist_callbacks.backups.snapshot import BlobInfo, SharedTensor, TensorInfo, WorkerRecord
-from keras_dist_callbacks.errors import DamagedBackupError
 
 BLOB_BYTES = 64 * 2**20
 _WORTH_KEEPING = 0.5
@@ -155,14 +153,6 @@ class Blob:
     starts: Mapping[str, int]
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A tensor as safetensors' header describes it."""
-
-    dtype: str
-    shape: tuple[Count, ...]
-    data_offsets: tuple[Count, Count]
-
-
 class Fingerprint(NamedTuple):
     """What makes two tensors the same."""
 
@@ -259,37 +249,3 @@ def _head(tensors: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)  # so that tensors begin where vector instructions like them to
     return len(text).to_bytes(8, "little") + text
-
-
-def check_header(header: bytes | memoryview, tensors: Iterable[TensorInfo], size: int, where: str) -> None:
-    """Makes sure that a blob's own header says the same of it as a manifest does.
-
-    Args:
-        header: The blob's first bytes, up to where its tensors begin.
-        tensors: Those of its tensors that the manifest names.
-        size: Bytes of the blob.
-        where: Its path, for messages.
-
-    Raises:
-        DamagedBackupError: It does not; or its tensors overlap, or leave gaps.
-    """
-    length = int.from_bytes(header[:8], "little")
-    if length != len(header) - 8:
-        raise DamagedBackupError(f"{where}: its header has {length} bytes instead of {len(header) - 8}")
-    entries: dict[str, _Entry] = checked(parse(header[8:], where, MAX_MANIFEST_BYTES), dict[str, _Entry], where)
-    end = 0
-    for entry in sorted(entries.values(), key=lambda entry: entry.data_offsets):
-        if entry.data_offsets[0] != end or entry.data_offsets[1] < end:
-            raise DamagedBackupError(f"{where}: its tensors overlap or leave gaps at byte {len(header) + end}")
-        end = entry.data_offsets[1]
-    if len(header) + end != size:
-        raise DamagedBackupError(f"{where}: its header declares {len(header) + end} bytes, it has {size}")
-    for info in tensors:
-        found = entries.get(info.key)
-        if found != _entry(info, len(header)):
-            raise DamagedBackupError(f"{where}: its header says something else of {info.key!r} than the manifest")
-
-
-def _entry(info: TensorInfo, begin: int) -> _Entry:
-    known, size = _DTYPES.get(info.dtype), tensor_bytes(info)
-    return _Entry(known or "U8", info.shape if known else (size,), (info.start - begin, info.start - begin + size))

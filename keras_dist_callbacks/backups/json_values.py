@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
-from keras_dist_callbacks.errors import BackupError, DamagedBackupError
+from keras_dist_callbacks.errors import BackupError
 
 _ARRAY, _TUPLE, _SCALAR, _TORCH = "$array", "$tuple", "$scalar", "$torch"
 _ADVICE = "use dicts with string keys, lists, tuples, numbers, strings, booleans, None and numeric arrays"
 _DEEPEST, _SHOWN = 100, 100
-_SCALARS = frozenset(
-    ["bool", "float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
-)
 
 
 def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: bool = True, depth: int = 0) -> JSON:
@@ -61,55 +58,6 @@ def _put_array(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy
         name += "'"
     tensors[name] = SharedArray(np.array(array, order="C") if copy else array)
     return {kind: name}
-
-
-def check_storable(
-    value: JSON, tensors: Collection[str], where: str, *, also: Collection[str] = (), depth: int = 0
-) -> None:
-    """Makes sure that `from_json` can make sense of a value.
-
-    Args:
-        value: JSON, as `to_json` makes it.
-        tensors: Names of the arrays that there are.
-        where: What it is, for messages.
-        also: Further keys that stand for something else, alone in a dict.
-        depth: How deep in the whole `value` is.
-
-    Raises:
-        DamagedBackupError: It cannot.
-    """
-    if depth > 2 * _DEEPEST + 2:  # a tuple is a list in a dict
-        raise DamagedBackupError(f"{where[:_SHOWN]}...: it is nested more than {_DEEPEST} levels deep")
-    if isinstance(value, list):
-        for item in value:
-            check_storable(item, tensors, where, also=also, depth=depth + 1)
-    elif isinstance(value, dict):
-        special = [key for key in value if key.startswith("$")]
-        if special and (len(value) > 1 or not _is_special(special[0], value[special[0]], tensors, also)):
-            raise DamagedBackupError(f"{where}: {special[0]!r} stands for nothing that can be restored")
-        for key, item in value.items():
-            if key not in (_ARRAY, _SCALAR, _TORCH):
-                check_storable(item, tensors, f"{where}/{key}"[:_SHOWN], also=also, depth=depth + 1)
-
-
-def _is_special(key: str, value: JSON, tensors: Collection[str], also: Collection[str]) -> bool:
-    if key in (_ARRAY, _TORCH):
-        return isinstance(value, str) and value in tensors
-    if key == _TUPLE:
-        return isinstance(value, list)
-    if key == _SCALAR:
-        return isinstance(value, list) and len(value) == 2 and _is_scalar(*value)
-    return key in also
-
-
-def _is_scalar(name: JSON, item: JSON) -> bool:
-    if not (isinstance(name, str) and name in _SCALARS and isinstance(item, bool | int | float)):
-        return False
-    try:
-        made = np.dtype(name).type(item)
-    except (OverflowError, ValueError):
-        return False
-    return type(made.item()) is type(item)
 
 
 def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:

@@ -11,14 +11,14 @@ import datetime
 import enum
 import math
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
-from keras_dist_callbacks.errors import BackupError, DamagedBackupError
+from keras_dist_callbacks.errors import BackupError
 
 _DEEPEST = 100
 _LONG = 64
@@ -212,7 +212,7 @@ def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Ob
     """What `encode` was given.
 
     Args:
-        value: JSON, checked by `check`.
+        value: JSON.
         tensors: The arrays.
         objects: What references stand for.
         present: What is now in its place.
@@ -269,76 +269,3 @@ def _key(value: JSON, tensors: Mapping[str, Any], objects: Objects) -> Any:
 
 def _plain(value: JSON) -> Any:
     return value if isinstance(value, str | int | float | bool) else None
-
-
-def check(value: JSON, tensors: Collection[str], where: str, depth: int = 0) -> None:
-    """Makes sure that `decode` can make sense of a value.
-
-    Raises:
-        DamagedBackupError: It cannot.
-    """
-    if depth > 3 * _DEEPEST:
-        raise DamagedBackupError(f"{where[:_DEEPEST]}...: it is nested more than {_DEEPEST} levels deep")
-    if isinstance(value, list):
-        for item in value:
-            check(item, tensors, where, depth + 1)
-    elif isinstance(value, dict):
-        try:
-            ((kind, content),) = value.items()
-            _check_tagged(kind, content, tensors, where, depth + 1)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise DamagedBackupError(f"{where}: a value of {list(value)[:2]} cannot be restored: {error}") from error
-
-
-def _check_tagged(kind: str, content: Any, tensors: Collection[str], where: str, depth: int) -> None:
-    _require(kind in _CHECKS or kind in _TEXTS or kind in _SEQUENCES or kind in _NESTED)
-    if kind in _CHECKS:
-        _require(_CHECKS[kind](content, tensors))
-    elif kind in _TEXTS:
-        _require(isinstance(content, str) and len(content) < _LONGEST_TEXT)
-        _TEXTS[kind](content)
-    elif kind in _SEQUENCES:
-        _require(isinstance(content, list))
-    elif kind == "$dict":
-        _require(isinstance(content, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in content))
-    elif kind == "$deque":
-        _require(isinstance(content, list) and len(content) == 2 and isinstance(content[1], list))
-        collections.deque(maxlen=content[0])
-    if kind not in _TEXTS and kind not in _CHECKS:
-        check(content, tensors, where, depth)
-
-
-_LONGEST_TEXT = 2**20
-_NESTED = frozenset(["$random", "$iterator", "$new", "$variable", "$tensor", "$bound", "$own", "$event", "$table"])
-_NESTED |= {"$dict", "$deque", "$bind", "$view"}
-
-
-def _is_pair_of_texts(content: Any, tensors: Collection[str]) -> bool:
-    return isinstance(content, list) and len(content) == 2 and all(isinstance(text, str) for text in content)
-
-
-def _is_array(content: Any, tensors: Collection[str]) -> bool:
-    if isinstance(content, str):
-        return content in tensors
-    name, strides = content
-    return isinstance(name, str) and name in tensors and all(type(stride) is int for stride in strides)
-
-
-def _is_texts(content: Any, tensors: Collection[str]) -> bool:
-    np.empty(len(content[1])).reshape(content[0])
-    return all(isinstance(text, str) for text in content[1])
-
-
-_CHECKS: dict[str, Callable[[Any, Collection[str]], bool]] = {
-    **dict.fromkeys(("$scalar", "$numbers"), lambda c, tensors: isinstance(c, str) and c in tensors),
-    "$array": _is_array,
-    **dict.fromkeys(("$ref", "$made", "$named", "$keep"), lambda c, tensors: isinstance(c, str)),
-    "$timedelta": lambda c, tensors: isinstance(datetime.timedelta(*c), datetime.timedelta),
-    "$texts": _is_texts,
-    "$member": _is_pair_of_texts,
-}
-
-
-def _require(holds: bool) -> None:
-    if not holds:
-        raise ValueError("it is not as it was written")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.backups.codec import check_header, dtype_of, raw_bytes, tensor_bytes
+from keras_dist_callbacks.backups.codec import dtype_of, raw_bytes, tensor_bytes
 from keras_dist_callbacks.backups.record_io import read_verified
 from keras_dist_callbacks.backups.snapshot import BlobInfo, TensorInfo
 from keras_dist_callbacks.errors import BackupError, DamagedBackupError
@@ -76,7 +76,7 @@ def read_tensors(
     """
     needed = [blobs[path] for path in sorted({info.blob for info in tensors.values()})]
     check_sizes(storage, needed)
-    _check_headers(storage, needed, tensors.values())
+    _check_headers(storage, needed)
     found: dict[str, np.ndarray[Any, Any]] = {}
     # Equal tensors lie in the same place, such as what a variable holds on each replica: read once, they share memory.
     places = {name: (info.blob, info.start, info.dtype, info.shape) for name, info in tensors.items()}
@@ -100,7 +100,7 @@ def verify_tensors(storage: Storage, tensors: Iterable[TensorInfo], blobs: Itera
     needed = list(blobs)
     unique = {f"{info.blob} {info.start} {info.hash}": info for info in tensors}
     check_sizes(storage, needed)
-    _check_headers(storage, needed, unique.values())
+    _check_headers(storage, needed)
 
     def verify(run: _Run) -> None:
         read_verified(storage, run.blob, lambda: _verify_run(storage, run))
@@ -181,17 +181,12 @@ def _verify_run(storage: Storage, run: _Run) -> None:
         raise _differs(storage, info)
 
 
-def _check_headers(storage: Storage, blobs: Sequence[BlobInfo], tensors: Iterable[TensorInfo]) -> None:
-    within: dict[str, list[TensorInfo]] = {}
-    for info in tensors:
-        within.setdefault(info.blob, []).append(info)
-
+def _check_headers(storage: Storage, blobs: Sequence[BlobInfo]) -> None:
     def check(blob: BlobInfo) -> None:
         buffer = _aligned(blob.header_size)
         _fill(storage, blob.path, 0, buffer.data)
         if xxhash.xxh3_128_hexdigest(buffer.data) != blob.header_hash:
             raise DamagedBackupError(f"{storage.display(blob.path)}: the header differs from its hash")
-        check_header(buffer.data, within.get(blob.path, ()), blob.size, storage.display(blob.path))
 
     for _ in _in_parallel(storage, lambda blob: read_verified(storage, blob.path, lambda: check(blob)), blobs):
         pass

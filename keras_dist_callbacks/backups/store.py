@@ -17,7 +17,7 @@ from typing import Any
 
 from keras_dist_callbacks.backups import names, owner_records, record_io
 from keras_dist_callbacks.backups.codec import Blob
-from keras_dist_callbacks.backups.manifest import check_content, decode_manifest, encode_manifest
+from keras_dist_callbacks.backups.manifest import check_topics, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, read_verified
@@ -143,7 +143,7 @@ class BackupStore:
         if self._newest is None:
             decode_manifest(content, where, self._limit)
         else:
-            check_content(manifest, where)
+            check_topics(manifest, where)
 
     def _read_back(self, name: str) -> bytes | None:
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from keras_dist_callbacks.process import Shared, shared
 
 _NICENESS = 5
-"""A third of training's share: where training uses every processor, a backup is still written before the next one."""
+"""A third of training's share: where training uses every processor, a backup is still written before the next."""
 
 
 def lower_priority() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.backups.manifest import MANIFEST, Info
+from keras_dist_callbacks.backups.manifest import MANIFEST
 from keras_dist_callbacks.backups.owner_records import OWNER, read_owner
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints.end_note import END_NOTE
@@ -79,14 +79,12 @@ CHECKPOINT_FIELDS = (
     "template published_name run_token generation sequence epoch step monitor value best_only size digest"
 )
 EVALUATION_FIELDS = "name step epoch plot_step metrics weights_digest checkpoints evaluated_at"
-INFO_FIELDS = "keras tensorflow python strategy model replicas workers seed steps_per_execution steps_per_epoch created"
 
 
 @pytest.mark.parametrize(
     ("version", "schema", "fields"),
     [
         (MANIFEST.version, MANIFEST.schema, "id position blobs workers info"),
-        (MANIFEST.version, Info, INFO_FIELDS),
         (OWNER.version, OWNER.schema, "claimed token made_directory by script host pid info"),
         (CHECKPOINT.version, CHECKPOINT.schema, CHECKPOINT_FIELDS),
         (END_NOTE.version, END_NOTE.schema, "template generation is_ended last token"),

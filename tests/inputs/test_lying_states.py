@@ -1,4 +1,4 @@
-"""Saved states of callbacks that are senseless: refused by name before a step is trained, never stumbled over later."""
+"""Invalid saved states of this package's callbacks are refused by name, before a step is trained."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ from keras_dist_callbacks.errors import BackupMismatchError
 from tests.support import tiny
 
 LIES: list[tuple[str, str, Any]] = [
-    ("EarlyStopping", "wait", "x"),
-    ("EarlyStopping", "wait", None),
-    ("EarlyStopping", "best", "x"),
-    ("EarlyStopping", "best_weights", [1, 2]),
-    ("ReduceLROnPlateau", "cooldown_counter", 0.5),
-    ("History", "epoch", {"a": 1}),
-    ("History", "history", {"loss": 3}),
-    ("CSVLogger", "size", "x"),
-    ("CSVLogger", "keys", [1]),
     ("kdc.ModelCheckpoint", "best", "x"),
     ("kdc.ModelCheckpoint", "counters", ["a", "b"]),
     ("kdc.ModelCheckpoint", "last_saved", [-1, 0]),
@@ -34,8 +25,6 @@ LIES: list[tuple[str, str, Any]] = [
 
 def callbacks(directory: Path) -> list[Any]:
     return [
-        keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
-        keras.callbacks.ReduceLROnPlateau("loss"),
         keras.callbacks.CSVLogger(directory / "log.csv"),
         kdc.ModelCheckpoint(directory / "models/best.keras", monitor="loss", save_best_only=True),
         kdc.PrintLR(),
@@ -58,7 +47,7 @@ def test_a_senseless_state_of_a_callback_is_refused_by_its_name(tmp_path: Path) 
     first = callbacks(tmp_path)
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), tmp_path / "b", [*first, tiny.StopAt(1, 3)], save_freq=1)
-    first[2].csv_file.close()
+    first[0].csv_file.close()
     good = {path: path.read_bytes() for path in (tmp_path / "b/commits").iterdir()}
     rows = (tmp_path / "log.csv").read_bytes()
     for callback, name, value in LIES:
@@ -68,7 +57,7 @@ def test_a_senseless_state_of_a_callback_is_refused_by_its_name(tmp_path: Path) 
         given = callbacks(tmp_path)
         with pytest.raises(BackupMismatchError, match=callback):
             tiny.fit(tiny.model(), tmp_path / "b", given, save_freq=1)
-        log = getattr(given[2], "csv_file", None)  # Keras leaves it open where training did not begin
+        log = getattr(given[0], "csv_file", None)  # Keras leaves it open where training did not begin
         if log is not None:
             log.close()
         assert (tmp_path / "log.csv").read_bytes().startswith(rows), (callback, name)
