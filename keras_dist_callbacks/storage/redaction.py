@@ -1,4 +1,4 @@
-"""Keeps credentials out of every text that leaves: what the user gave is known, the rest goes by its looks.
+"""Keeps credentials out of every text that leaves: user info and queries of URLs, and the secrets that the user gave.
 
 What is hidden by mistake costs a reader a moment, and what is shown by mistake costs more: in doubt, it is hidden.
 """
@@ -28,7 +28,6 @@ _MISTYPED = re.compile(
 )
 _LINK = re.compile(r"(?:::)?(?:[A-Za-z][\w+.-]*::)*([A-Za-z][\w+.-]*)://")
 _ANY_URL = re.compile(r"\b[A-Za-z][\w+.-]*://[^\s'\"<>]*")
-_COLON = re.compile(":|%3a", re.IGNORECASE)
 _PORT = re.compile(r"[^:@]*:\d{1,5}$|\[[0-9a-fA-F:.]*\](:\d{1,5})?$")
 _SECRET_NAMES = re.compile("key|secret|token|passw|sig|sas|credential|connection_string", re.IGNORECASE)
 _OPEN_NAMES = re.compile(
@@ -36,14 +35,6 @@ _OPEN_NAMES = re.compile(
     r"account_name|addressing_style|version|encoding|compression)|access"
 )
 _KNOWN_WORDS = {"anon", "browser", "cache", "cloud", "default", "false", "google_default", "none", "true"}
-_SECRET_FIELDS = re.compile(
-    r"(?i)\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|accountkey|sharedaccesssignature|access_token|upload_id|"
-    r"awsaccesskeyid|password|secret)=[^\s&;,'\"<>]+"
-)
-_QUOTED_FIELDS = re.compile(
-    r"(?i)(['\"]?\b\w*(?:password|passwd|secret|token|account_?key|access_?key|private_?key|signature|credential)\w*"
-    r"['\"]?\s*[:=]\s*)(['\"])(?:(?!\2).)+\2"
-)
 _HEADERS = re.compile(r"(?i)\b(basic|bearer|sharedkey|aws4-hmac-sha256)\s+(?!auth|token\b)[^\s'\"]{8,}")
 _SHORTEST = 4
 _SHORT = 8
@@ -124,7 +115,7 @@ class Redactor:
         return cls(re.compile("|".join(map(_spellings, sorted(found, key=len, reverse=True))), re.IGNORECASE))
 
     def clean(self, text: str) -> str:
-        """`text` without secrets, signatures and query strings."""
+        """`text` without secrets, user info and query strings."""
         if self.known is not None:
             text = self.known.sub(_HIDDEN, text)
         return redact_text(text)
@@ -152,40 +143,33 @@ class Redactor:
 
 
 def redact_text(text: str) -> str:
-    """A text of unknown origin without what looks like credentials, signatures or query strings."""
-    text = _QUOTED_FIELDS.sub(rf"\1\2{_HIDDEN}\2", text)
-    text = _HEADERS.sub(rf"\1 {_HIDDEN}", _SECRET_FIELDS.sub(rf"\1={_HIDDEN}", text))
-    return _ANY_URL.sub(lambda found: _shown(found.group(), with_ports=True), text)
+    """A text of unknown origin without what HTTP headers and URLs hold of credentials."""
+    return _ANY_URL.sub(lambda found: _shown(found.group()), _HEADERS.sub(rf"\1 {_HIDDEN}", text))
 
 
-def _shown(url: str, *, with_ports: bool = False) -> str:
-    return "".join(link.start + link.place for link in _links(url, with_ports=with_ports))
+def _shown(url: str) -> str:
+    return "".join(link.start + link.place for link in _links(url))
 
 
-def _links(url: str, *, with_ports: bool = False) -> Iterator[_Link]:
-    """The URLs of a chain; a plain path is one without a protocol.
-
-    Args:
-        url: What the user gave, or what stands in a text.
-        with_ports: Take `host:8080/a@b` for a place, not for a password with a slash in it.
-    """
+def _links(url: str) -> Iterator[_Link]:
+    """The URLs of a chain; a plain path is one without a protocol."""
     found = list(_LINK.finditer(url))
     yield _Link("", "", "", url[: found[0].start()] if found else url, "")
     for match, following in itertools.zip_longest(found, found[1:]):
         rest = url[match.end() : following.start() if following else len(url)]
         protocol = match.group(1).lower()
-        end = _credentials_end(protocol, rest, with_ports)
+        end = _credentials_end(protocol, rest)
         place, _, query = rest[end:].partition("?")
         yield _Link(match.group(), protocol, rest[:end], place, query)
 
 
-def _credentials_end(protocol: str, rest: str, with_ports: bool) -> int:
+def _credentials_end(protocol: str, rest: str) -> int:
     """Where the place begins. A secret may have any character, so that the last @ is taken for its end."""
     head = re.split("[/?#]", rest, maxsplit=1)[0]
     is_bucket = protocol in _BUCKETS  # which has neither port nor colon
-    if rest.startswith("arn:") or (with_ports and not is_bucket and _PORT.fullmatch(head)):
+    if rest.startswith("arn:") or (not is_bucket and _PORT.fullmatch(head)):
         return 0
-    if _COLON.search(head):
+    if ":" in head:
         return rest.rfind("@") + 1 or (len(head) if is_bucket else 0)
     user, at, host = head.rpartition("@")
     # In abfs://container@account.dfs.core.windows.net the container is no secret, but part of the place.
@@ -197,7 +181,7 @@ def _secrets_in_url(url: str) -> Iterator[str]:
     for link in _links(url):
         credentials = link.credentials.removesuffix("@")
         yield credentials
-        user, _, password = (_COLON.sub(":", credentials, count=1)).partition(":")
+        user, _, password = credentials.partition(":")
         yield from (user, password)
         # yarl takes a secret apart at the signs of a URL and complains about a part.
         yield from (part for part in re.split("[/@:?#]", credentials) if len(part) >= _SHORTEST)
