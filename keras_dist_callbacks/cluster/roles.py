@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import json
 import os
 import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Literal, Self
 
+import msgspec
 from msgspec import Meta
 
-from keras_dist_callbacks import terminal
+from keras_dist_callbacks import terminal, validation
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.validation import Count
 
-_T = TypeVar("_T")
-_TRAINING_TASKS = ("chief", "worker")
-_DROPPED_TASKS = ("ps", "evaluator")
-_INDEX = re.compile(r"[0-9]{1,5}")
-_PORT = re.compile(r"[0-9]{1,5}")
-_HOST = re.compile(r"[^\s/\\:,@\[\]\"'\x00-\x1f]+")
+_HOST = re.compile(r"[^\s/\\,@\"'\x00-\x1f]+")
 _Task = Annotated[str, Meta(pattern=r"\A(chief|worker|evaluator)\Z", description="'chief', 'worker' or 'evaluator'")]
 _Index = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="a whole number of -1 or more, below 2**63")]
 _Addresses = Annotated[tuple[str, ...], Meta(description="a tuple of host:port")]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` as a pair; an IPv6 address without its brackets.
+    """`host:port` as a pair, in lower case; an IPv6 address without its brackets.
 
     Raises:
-        ConfigError: It is not of that form; the message says why.
+        ConfigError: It is not of that form.
     """
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not _PORT.fullmatch(port):
-        raise _malformed(address)
-    if not 0 < int(port) < 65536:
-        raise _malformed(address, "; a port is a number from 1 to 65535")
-    if "://" in address:
-        raise _malformed(address, f"; leave {address.partition('://')[0]}:// out")
-    if any(character.isspace() for character in address):
-        raise _malformed(address, "; there is a space in it")
-    if host[0] == "[" and host[-1] == "]":
-        return _version_6(host[1:-1], address), int(port)
-    if ":" in host:
-        raise _malformed(address, "; an IPv6 address stands in brackets, such as [::1]:2222")
-    if not _HOST.fullmatch(host):
-        raise _malformed(address)
-    return host, int(port)
+    with contextlib.suppress(ValueError):
+        parts = urllib.parse.urlsplit(f"//{address}")
+        host, port = parts.hostname or "", parts.port
+        if parts.netloc == address and port and _HOST.fullmatch(host):
+            return host, port
+    raise ConfigError(
+        f"TF_CONFIG: {address!r} is not an address of the form host:port, with a port from 1 to 65535 and an IPv6 "
+        "address in brackets, such as [::1]:2222"
+    )
 
 
 def check_addresses(named: Sequence[tuple[str, str]]) -> None:
@@ -62,29 +52,12 @@ def check_addresses(named: Sequence[tuple[str, str]]) -> None:
     """
     seen: dict[tuple[str, int], str] = {}
     for name, address in named:
-        host, port = split_address(address)
-        first = seen.setdefault((_same(host), port), name)
+        first = seen.setdefault(split_address(address), name)
         if first != name:
             raise ConfigError(
                 f"TF_CONFIG: {first} and {name} have the same address {address!r}; each worker needs an address of "
                 "its own, and a chief is not listed as a worker too"
             )
-
-
-def _version_6(host: str, address: str) -> str:
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError:
-        raise _malformed(address, f"; {host!r} is not an IPv6 address") from None
-    return host
-
-
-def _same(host: str) -> str:
-    return str(ipaddress.IPv6Address(host)) if ":" in host else host.lower()
-
-
-def _malformed(address: str, why: str = "") -> ConfigError:
-    return ConfigError(f"TF_CONFIG: {address!r} is not an address of the form host:port{why}")
 
 
 @dataclass(frozen=True)
@@ -151,74 +124,52 @@ class Role:
         return {"chief": [self.addresses[0]], "worker": list(self.addresses[1:])}
 
 
+class _ClusterSpec(msgspec.Struct, forbid_unknown_fields=True):
+    chief: list[str] = []
+    master: list[str] = []
+    worker: list[str] = []
+    ps: list[str] = []
+    evaluator: list[str] = []
+
+
+class _TaskSpec(msgspec.Struct):
+    type: Literal["chief", "master", "worker", "evaluator", "ps"]
+    index: Count = 0
+
+
+class _Config(msgspec.Struct):
+    cluster: _ClusterSpec = msgspec.field(default_factory=_ClusterSpec)
+    task: _TaskSpec | None = None
+
+
 def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
     """The fields of a `Role`, in their order."""
     try:
-        config = json.loads(text)
-    except RecursionError:
-        raise ConfigError("TF_CONFIG is not valid: brackets within brackets, too deep to be read") from None
-    except ValueError as error:
-        raise ConfigError(f"TF_CONFIG is not valid JSON: {error}") from error
-    spec = _field(config, "cluster", dict, "TF_CONFIG") if "cluster" in _mapping(config) else {}
-    task = _field(config, "task", dict, "TF_CONFIG") if "task" in config or spec else {}
-    if not spec and not task:
-        return "worker", 0, 0, ()
-    task_type = _field(task, "type", str, "TF_CONFIG['task']")
-    index = _index(task)
-    if task_type == "master":
-        task_type = "chief"
-    if "master" in spec:
-        spec = {("chief" if job == "master" else job): hosts for job, hosts in spec.items()}
-    _check_jobs(spec, task_type)
-    chiefs, workers = list(spec.get("chief", [])), list(spec.get("worker", []))
+        config: _Config = validation.convert(json.loads(text), _Config, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"TF_CONFIG is not valid: {str(error).replace('`$', '`TF_CONFIG')}") from error
+    spec = config.cluster
+    if config.task is None:
+        if spec == _ClusterSpec():
+            return "worker", 0, 0, ()
+        raise ConfigError("TF_CONFIG['task'] is missing: it says which of the workers of TF_CONFIG['cluster'] this is")
+    task_type, index = "chief" if config.task.type == "master" else config.task.type, config.task.index
+    if task_type == "ps":
+        raise ConfigError("TF_CONFIG['task']['type'] is 'ps'; parameter servers do not work with Keras 3's fit()")
+    chiefs = spec.chief or spec.master
     if len(chiefs) > 1:
         raise ConfigError(f"TF_CONFIG['cluster']['chief'] names {len(chiefs)} addresses; there can be one chief")
-    addresses = tuple(chiefs + workers)
-    check_addresses([(f"{job} {i}", host) for job in _TRAINING_TASKS for i, host in enumerate(spec.get(job, []))])
+    jobs = {"chief": chiefs, "worker": spec.worker}
+    check_addresses([(f"{job} {i}", host) for job, hosts in jobs.items() for i, host in enumerate(hosts)])
+    addresses = (*chiefs, *spec.worker)
     if task_type == "evaluator":
         return "evaluator", index, -1, addresses
-    count = len(spec.get(task_type, []))
+    count = len(jobs[task_type])
     if index >= count:
         raise ConfigError(
             f"TF_CONFIG['task']['index'] is {index}, but TF_CONFIG['cluster'][{task_type!r}] names {count} address(es)"
         )
     return task_type, index, index + (len(chiefs) if task_type == "worker" else 0), addresses
-
-
-def _check_jobs(spec: dict[str, Any], task_type: str) -> None:
-    known = (*_TRAINING_TASKS, *_DROPPED_TASKS)
-    for job, hosts in spec.items():
-        if job not in known:
-            raise ConfigError(f"TF_CONFIG['cluster'] has the unknown job {job!r}; known ones are {', '.join(known)}")
-        if not isinstance(hosts, list) or not all(isinstance(h, str) for h in hosts):
-            raise ConfigError(f"TF_CONFIG['cluster'][{job!r}] must be a list of 'host:port' strings, got {hosts!r}")
-    if task_type == "ps":
-        raise ConfigError("TF_CONFIG['task']['type'] is 'ps'; parameter servers do not work with Keras 3's fit()")
-    if task_type not in known:
-        raise ConfigError(f"TF_CONFIG['task']['type'] is {task_type!r}; known ones are {', '.join(known)}")
-
-
-def _index(task: dict[str, Any]) -> int:
-    index = task.get("index", 0)
-    if isinstance(index, str) and _INDEX.fullmatch(index):
-        index = int(index)
-    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise ConfigError(f"TF_CONFIG['task']['index'] must be an integer of 0 or more, got {task.get('index')!r}")
-    return index
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"TF_CONFIG must be a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _field(mapping: Any, name: str, kind: type[_T], where: str) -> _T:
-    value = _mapping(mapping).get(name)
-    if not isinstance(value, kind):
-        wanted = "an object" if kind is dict else "a string"
-        raise ConfigError(f"{where}[{name!r}] must be {wanted}, got {value!r}")
-    return value
 
 
 def _prints() -> bool:
