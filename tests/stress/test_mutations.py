@@ -66,8 +66,8 @@ def cases(count: int, body: Any, free: Any, share: float) -> Iterator[tuple[str,
 
 
 def is_content(place: Place) -> bool:
-    """Whether a place in a manifest is within a worker's state or the description of the run: a seal vouches for it."""
-    return place[2:3] == ("state",) or place[:1] == ("info",)
+    """Whether a place in a manifest is within what its seal alone vouches for: state, info, a tensor's key."""
+    return place[2:3] == ("state",) or place[:1] == ("info",) or place[-1] == "key"
 
 
 def sealed(text: bytes) -> bytes:
