@@ -7,8 +7,6 @@ format version. What a topic holds is not checked: the seal tells whether it is 
 
 from __future__ import annotations
 
-import dataclasses
-
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.names import blob_generation
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format
@@ -48,19 +46,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return MANIFEST.encode(manifest)
 
 
-def decode_manifest(content: bytes, where: str, limit: int = MAX_MANIFEST_BYTES) -> Manifest:
+def decode_manifest(content: bytes, where: str) -> Manifest:
     """Reads and checks a manifest.
 
     Args:
         content: The file.
         where: Its path, for messages.
-        limit: Bytes that it may have.
 
     Raises:
         DamagedBackupError: It is not what was written, or names what no backup may name.
         BackupMismatchError: A newer version of this package wrote it.
     """
-    manifest = dataclasses.replace(MANIFEST, max_bytes=limit).decode(content, where)
+    manifest = MANIFEST.decode(content, where)
     for blob in manifest.blobs:
         if blob_generation(blob.path) != manifest.id.generation:
             raise DamagedBackupError(f"{where}: the blob name {blob.path!r} is not one that a backup writes there")

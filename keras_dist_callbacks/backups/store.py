@@ -38,19 +38,15 @@ from keras_dist_callbacks.storage.storage import Storage
 class BackupStore:
     """The backup directory as its readers and its owner see it."""
 
-    def __init__(
-        self, storage: Storage, *, recycle: bool = False, max_manifest_bytes: int = MAX_MANIFEST_BYTES
-    ) -> None:
+    def __init__(self, storage: Storage, *, recycle: bool = False) -> None:
         """Opens a backup directory; nothing is contacted yet.
 
         Args:
             storage: The directory.
             recycle: Write over local files that are not needed any more instead of into new ones. They are this
                 owner's own, no manifest names them, and until then they are kept; see `delete_recycled`.
-            max_manifest_bytes: A manifest that is longer counts as damaged.
         """
         self.storage = storage
-        self._limit = max_manifest_bytes
         self._staging = Staging(storage, recycle=recycle)
         self.generation = 0  # 0: not an owner
         self._claim = b""
@@ -141,7 +137,7 @@ class BackupStore:
         """Refuses to write what no restart would take; of later commits only what may have changed in kind."""
         where = f"the manifest that was to be written ({manifest.position})"
         if self._newest is None:
-            decode_manifest(content, where, self._limit)
+            decode_manifest(content, where)
         else:
             check_topics(manifest, where)
 
@@ -270,7 +266,7 @@ class BackupStore:
         where = self.storage.display(commit.name)
 
         def read() -> Manifest:
-            manifest = decode_manifest(record_io.read(self.storage, commit.name, self._limit), where, self._limit)
+            manifest = decode_manifest(record_io.read(self.storage, commit.name, MAX_MANIFEST_BYTES), where)
             if manifest.id != commit:
                 raise DamagedBackupError(f"{where} holds the manifest of another commit")
             return manifest
@@ -325,7 +321,7 @@ class BackupStore:
     def quarantine(self, commit: CommitId) -> None:
         """Moves a damaged manifest aside, so that it is neither taken nor lost."""
         try:
-            content = self.storage.read(commit.name, 0, self._limit)
+            content = self.storage.read(commit.name, 0, MAX_MANIFEST_BYTES)
         except FileNotFoundError:
             return
         name = f"{DAMAGED}/{uuid.uuid4().hex[:8]}-{commit.name.removeprefix(COMMITS + '/')}"

@@ -28,7 +28,6 @@ from keras_dist_callbacks.storage.storage import Storage
 _RANDOM = ("rng", "rng_before_epoch", "rng_at_epoch", "rng_at_input")
 _VERSIONS = ("python", "keras", "tensorflow")
 _METADATA, _WEIGHTS = "metadata.json", "model.weights.h5"
-_MOST_TENSORS = 2**17
 _SHOWN_TENSORS = 40
 _OPTIMIZER = "optimizer/"
 
@@ -336,27 +335,19 @@ def _read(file: Path, shown: str) -> tuple[Mapping[str, str], tuple[TensorRow, .
     """
     try:
         if file.name.endswith(".weights.h5"):
-            return {}, _tensors(file, shown)
+            return {}, _tensors(file)
         with zipfile.ZipFile(file) as archive:
-            said = record_io.parse(archive.read(_stored(archive, _METADATA, shown)), f"{shown}: {_METADATA}")
+            said = record_io.parse(archive.read(_METADATA), f"{shown}: {_METADATA}")
             saved_by = {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
-            with archive.open(_stored(archive, _WEIGHTS, shown)) as weights:
-                return saved_by, _tensors(weights, shown)
+            with archive.open(_WEIGHTS) as weights:
+                return saved_by, _tensors(weights)
     except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         if isinstance(error, DamagedBackupError):
             raise
         raise DamagedBackupError(f"{shown} is not what Keras writes: {type(error).__name__} {error}") from error
 
 
-def _stored(archive: zipfile.ZipFile, name: str, shown: str) -> zipfile.ZipInfo:
-    """A member that takes no more memory than it takes in the file."""
-    member = archive.getinfo(name)
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise DamagedBackupError(f"{shown}: {name} is compressed, which Keras does not do")
-    return member
-
-
-def _tensors(file: Any, shown: str) -> tuple[TensorRow, ...]:
+def _tensors(file: Any) -> tuple[TensorRow, ...]:
     import h5py
 
     found: list[TensorRow] = []
@@ -364,8 +355,6 @@ def _tensors(file: Any, shown: str) -> tuple[TensorRow, ...]:
     def add(name: str, item: Any) -> None:
         if not isinstance(item, h5py.Dataset):
             return
-        if len(found) == _MOST_TENSORS:
-            raise DamagedBackupError(f"{shown} holds more than {_MOST_TENSORS} tensors")
         dtype = str(item.attrs.get("dtype", item.dtype))  # types that HDF5 has not are named there
         kind = "optimizer" if name.startswith(_OPTIMIZER) else "variable"
         found.append(TensorRow(name, kind, None, dtype, tuple(item.shape or ()), int(item.nbytes), (0,)))

@@ -10,15 +10,14 @@ from typing import TypeVar
 from keras_dist_callbacks.backups import names, owner_records, record_io
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, blob_generation
+from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import formatting
-from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
 
-MOST_RECORDS = 10_000
-MOST_BYTES = 2**25
 _READERS = 8
 QUIET_SECONDS = 15 * 60.0
 SURELY_DEAD_SECONDS = 12 * 3600.0
@@ -101,7 +100,6 @@ def read_entries(store: BackupStore) -> list[Entry]:
         except BackupMismatchError as error:
             return Entry(commit, None, str(error), "too new")
 
-    _check_size(store.storage)
     return [entry for entry in parallel(read, store.commits()) if entry is not None]
 
 
@@ -109,7 +107,6 @@ def take_inventory(store: BackupStore) -> Inventory:
     """Lists everything in the directory and reads every manifest."""
     storage = store.storage
     claims = _owners(storage)
-    _check_size(storage)
     set_aside = _quarantined(storage)
     # Blobs before manifests: a blob that a running fit adds in between is not listed, so it cannot look dangling.
     # The store cannot list directories; blobs are only ever below the number of a generation that is still told of.
@@ -218,8 +215,6 @@ def liveness(inventory: Inventory, now: float, quiet: float = QUIET_SECONDS) -> 
 
 def _owners(storage: Storage) -> dict[int, float | None]:
     found = owner_records.generations(storage)
-    if len(found) > MOST_RECORDS:
-        raise BackupError(f"{storage.display(OWNERS)} holds {len(found)} records, more than jobs leave; look into it")
     owners = parallel(lambda generation: owner_records.read_owner(storage, generation), found)
     return {g: owner.claimed if owner else None for g, owner in zip(found, owners, strict=True)}
 
@@ -231,20 +226,8 @@ def _quarantined(storage: Storage) -> tuple[Entry, ...]:
         if commit is None:
             return None
         try:
-            return Entry(commit, decode_manifest(record_io.read(storage, path, MOST_BYTES), path, MOST_BYTES))
+            return Entry(commit, decode_manifest(record_io.read(storage, path, MAX_MANIFEST_BYTES), path))
         except (FileNotFoundError, DamagedBackupError, BackupMismatchError) as error:
             return Entry(commit, None, str(error), "damaged")
 
     return tuple(entry for entry in parallel(read, storage.files(DAMAGED)) if entry is not None)
-
-
-def _check_size(storage: Storage) -> None:
-    """Refuses what would take more memory and time than anybody expects of a look into a directory."""
-    sizes = [f.size for f in storage.files(COMMITS) if names.commit_parts(f.name)]
-    sizes += [f.size for f in storage.files(DAMAGED) if names.quarantined_name(f.name)]
-    sizes = [size for size in sizes if size <= MOST_BYTES]  # no more is read of a longer one: it is damaged
-    if len(sizes) > MOST_RECORDS or sum(sizes) > MOST_BYTES:
-        raise BackupError(
-            f"{storage.display()} holds {len(sizes)} manifests of {sum(sizes)} bytes, more than is read at once "
-            f"({MOST_RECORDS}, or {MOST_BYTES} bytes); a fit() that may delete removes all but the newest two"
-        )

@@ -23,7 +23,6 @@ from keras_dist_callbacks.backups.names import COMMITS, OWNERS
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cli.formatting import Page
-from keras_dist_callbacks.cli.inventory import MOST_BYTES
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
 from keras_dist_callbacks.storage.redaction import Redactor, redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
@@ -146,7 +145,7 @@ def opened(url: str, options: str | None, as_json: bool) -> Iterator[Target]:
             stack.callback(logging.getLogger().removeHandler, handler)
             storage = _open(url, parsed, redactor)
             require_no_file(storage)
-            store = BackupStore(storage, max_manifest_bytes=MOST_BYTES)
+            store = BackupStore(storage)
             yield Target(storage.display(), storage, store, parsed, redactor, as_json)
     except (BrokenPipeError, typer.Exit, typer.Abort):
         raise  # whoever read our output has left, or the command has told what there is to tell
