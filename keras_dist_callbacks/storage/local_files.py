@@ -8,12 +8,11 @@ import os
 import re
 import shutil
 import stat
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BufferedReader, BufferedWriter, FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 
 from keras_dist_callbacks.storage import plain_files
@@ -23,7 +22,6 @@ from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter
 TEMPORARY_MARK = ".tmp-"
 _MARKED = re.compile(r"\.(?P<final>.+)\.tmp-[0-9a-f]{32}", re.DOTALL)
 _COPY_CHUNK = 16 * 2**20
-_CANNOT_SEND = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTSOCK}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -104,7 +102,7 @@ class LocalFiles:
     def download(self, path: str, target: Path) -> None:
         """Copies a file."""
         with self._reading(path) as file, open(target, "wb") as copy:
-            _copy(file, copy)
+            shutil.copyfileobj(file, copy, _COPY_CHUNK)
 
     def create(self, path: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
         """Publishes a new file.
@@ -166,9 +164,10 @@ class LocalFiles:
             Path(path).unlink()
 
     def remove_empty(self, path: str) -> None:
-        """Removes an empty directory, unless it is a link, a mount point or where this process works."""
+        """Removes an empty directory, unless it is where this process works; the system keeps links and mounts."""
         plain_files.refuse_links_to(self.root, path)
-        plain_files.remove_empty_directory(path)
+        if not os.path.samefile(path, os.curdir):  # noqa: PTH121
+            Path(path).rmdir()
 
     def refuse_links(self, path: str) -> None:
         """Makes sure that neither a directory, if it exists, nor anything directly in it is a link."""
@@ -254,18 +253,6 @@ class LocalFiles:
     def _flush_directory(self, path: str) -> None:
         if self.fsync:
             plain_files.flush_directory(path)
-
-
-def _copy(source: BufferedReader, target: BufferedWriter) -> None:
-    if sys.platform == "linux":
-        try:
-            while os.sendfile(target.fileno(), source.fileno(), None, _COPY_CHUNK):
-                pass
-            return
-        except OSError as error:
-            if error.errno not in _CANNOT_SEND:  # some file systems: the rest is copied
-                raise
-    shutil.copyfileobj(source, target)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ file itself is opened without following one.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -131,13 +130,3 @@ def flush_directory(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def remove_empty_directory(path: str) -> None:
-    """Removes an empty directory, unless it is a link, a mount point or where this process works."""
-    found, above = Path(path).lstat(), Path(path).parent.stat()
-    with contextlib.suppress(FileNotFoundError):  # the working directory was removed
-        if os.path.samestat(found, Path().stat()):
-            return
-    if stat.S_ISDIR(found.st_mode) and found.st_dev == above.st_dev:
-        Path(path).rmdir()
