@@ -14,8 +14,8 @@ OWNER, WITNESS = ".json", ".committed"
 MOST_GENERATIONS = 10**8
 """A generation is below it; far more runs than any job has, and few enough for names to stay short."""
 
-GENERATION = r"[0-9]{6,8}"
-SEQUENCE = r"[0-9]{8,12}"
+GENERATION = "(?:[0-9]{6}|[1-9][0-9]{6,7})"  # as it is written, with zeros in front up to six digits alone
+SEQUENCE = "(?:[0-9]{8}|[1-9][0-9]{8,11})"
 RANDOM = r"[0-9a-f]{12}"
 HASH = r"[0-9a-f]{32}"
 
@@ -44,7 +44,7 @@ def owner_name(generation: int, suffix: str = OWNER) -> str:
 def owner_generation(name: str) -> int | None:
     """The generation in an owner record's file name, or None if it is no such name."""
     found = _owner.fullmatch(name)
-    return None if found is None else _canonical(found.group(1), 6)
+    return None if found is None else int(found.group(1))
 
 
 def commit_name(generation: int, sequence: int, token: str) -> str:
@@ -55,10 +55,7 @@ def commit_name(generation: int, sequence: int, token: str) -> str:
 def commit_parts(name: str) -> tuple[int, int, str] | None:
     """Generation, sequence and token in a manifest's file name, or None if it is no such name."""
     found = _commit.fullmatch(name)
-    if found is None:
-        return None
-    generation, sequence = _canonical(found.group(1), 6), _canonical(found.group(2), 8)
-    return None if generation is None or sequence is None else (generation, sequence, found.group(3))
+    return None if found is None else (int(found.group(1)), int(found.group(2)), found.group(3))
 
 
 def quarantined_name(name: str) -> str | None:
@@ -75,7 +72,7 @@ def blob_directory(generation: int) -> str:
 def blob_generation(path: str) -> int | None:
     """The generation in a blob's path, or None if it is no such path."""
     found = _blob_path.fullmatch(path)
-    return None if found is None else _canonical(found.group(1), 6)
+    return None if found is None else int(found.group(1))
 
 
 def is_blob(name: str) -> bool:
@@ -87,9 +84,3 @@ def is_partial(name: str, place: str) -> bool:
     """Whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
     final = final_name(name)
     return final is not None and bool(_finals[place].fullmatch(final))
-
-
-def _canonical(digits: str, width: int) -> int | None:
-    """The number, if it is written as we write it: with as many zeros in front as make `width` digits."""
-    number = int(digits)
-    return number if f"{number:0{width}d}" == digits else None

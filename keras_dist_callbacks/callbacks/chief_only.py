@@ -10,7 +10,6 @@ from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.training.callback_state import register_wrapper
 
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 
@@ -34,6 +33,8 @@ class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
     Raises:
         ConfigError: It is no Keras callback, or one of this package, which knows about workers itself.
     """
+
+    wraps_callback = True  # a backup keeps the state of `callback`
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:
         enable_for_cluster()
@@ -74,6 +75,3 @@ class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
         super().set_model(model)
         if self._active:
             self.callback.set_model(model)
-
-
-register_wrapper(ChiefOnly, lambda wrapper: (wrapper.callback, wrapper.runs_here))

@@ -24,7 +24,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
-from keras_dist_callbacks.storage.redaction import Redactor, redact
+from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import escape_controls, stderr_is_terminal, write_line
@@ -143,7 +143,7 @@ def opened(url: str, options: str | None, as_json: bool) -> Iterator[Target]:
             handler = _CleanHandler(redactor)
             logging.getLogger().addHandler(handler)
             stack.callback(logging.getLogger().removeHandler, handler)
-            storage = _open(url, parsed, redactor)
+            storage = Storage.open(url, parsed, retry=_PATIENCE)
             require_no_file(storage)
             store = BackupStore(storage)
             yield Target(storage.display(), storage, store, parsed, redactor, as_json)
@@ -212,17 +212,6 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [_changed(item, change) for item in value]
     return value
-
-
-def _open(url: str, options: Mapping[str, Any], redactor: Redactor) -> Storage:
-    try:
-        return Storage.open(url, options, retry=_PATIENCE)
-    except KdcError:
-        raise
-    except Exception as error:  # noqa: BLE001 - clients check their own options, each with exceptions of its own
-        why = f"{redact(url)!r} cannot be opened with these options: {redactor.reason(error)}"
-        failure = redactor.caused(ConfigError(why), error)
-    raise failure
 
 
 def _parse_options(options: str | None) -> dict[str, Any]:

@@ -67,11 +67,9 @@ class Classes(Shared):
 
     Attributes:
         registered: How their state is got and set; None: they have no state.
-        wrappers: How to look into callbacks that hold another one.
     """
 
     registered: dict[type, _Entry | None] = field(default_factory=dict)
-    wrappers: dict[type, Callable[[Any], tuple[Any, bool]]] = field(default_factory=dict)
 
 
 def register_callback_state(
@@ -172,16 +170,6 @@ def _says_itself(value: Any) -> bool:
     return registered or _has_own_state(value)
 
 
-def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any, bool]]) -> None:
-    """Makes a wrapper's state that of the callback within it.
-
-    Args:
-        wrapper_class: The class of the wrapper.
-        look_inside: Returns the callback, and whether it runs on this worker.
-    """
-    shared(Classes).wrappers[wrapper_class] = look_inside
-
-
 def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
     """The state of each callback that has one, and the arrays it contains.
 
@@ -273,10 +261,8 @@ def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
 
 
 def _inspect(callback: Any) -> tuple[Any, bool]:
-    for cls, look_inside in shared(Classes).wrappers.items():
-        if isinstance(callback, cls):
-            return look_inside(callback)
-    return callback, True
+    """A callback, or the one that it wraps, and whether that runs on this worker."""
+    return (callback.callback, callback.runs_here) if getattr(callback, "wraps_callback", False) else (callback, True)
 
 
 def _name(callback: Any, *, finer: bool = False) -> str:

@@ -22,7 +22,7 @@ from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_
 from tests.support.states import HASH, TOKEN
 
 url = cli_backups.url
-STORE_CHECKS = ["access", "latency", "exclusive create", "racing creates", "direct writes", "replace", "listings"]
+STORE_CHECKS = ["access", "latency", "exclusive create", "racing creates", "replace", "listings"]
 
 
 @pytest.fixture(autouse=True)
