@@ -125,11 +125,6 @@ def service_errors() -> tuple[type[Exception], ...]:
     return (*peer_errors(), tf.errors.InternalError, tf.errors.UnknownError, tf.errors.FailedPreconditionError)
 
 
-def is_peer_error(error: BaseException) -> bool:
-    """Whether an exception of a training step means that another worker is gone."""
-    return isinstance(error, peer_errors())
-
-
 def _incompatible(what: str) -> CompatError:
     import tensorflow as tf
 

@@ -71,11 +71,6 @@ class Resource:
         return id(self.handle)
 
 
-def of_component(name: str, component: Any) -> Resource:
-    """One component of a variable."""
-    return Resource(name, component.handle, component.dtype)
-
-
 def resources(function: Any) -> list[Resource]:
     """The variables that a concrete function captured, in the order in which its trace met them.
 
@@ -176,7 +171,7 @@ def is_random(op: str) -> bool:
 
 def random_operations(function: Any) -> list[str]:
     """Those with a random state of their own in what was traced of a `tf.function`, as `type (name)`."""
-    return [label for traced in _concrete(function) for label in operations(traced.graph).random]
+    return [label for traced in concrete_functions(function) for label in operations(traced.graph).random]
 
 
 def _nodes(definition: Any) -> Iterator[Any]:
@@ -194,24 +189,14 @@ def distinct(found: Iterable[Resource]) -> list[Resource]:
     return list({resource.key: resource for resource in found}.values())
 
 
-def traces(model: Any) -> list[Any]:
-    """The concrete functions of training steps; empty before the first step, and in eager mode."""
-    return _concrete(getattr(model, "train_function", None))
-
-
-def test_traces(model: Any) -> list[Any]:
-    """The concrete functions of evaluation steps."""
-    return _concrete(getattr(model, "test_function", None))
-
-
-def was_traced(function: Any) -> bool:
-    """Whether TensorFlow has traced a `tf.function`, or one of those that it is for instances of a class."""
-    return bool(_concrete(function))
+def traces(model: Any, name: str = "train_function") -> list[Any]:
+    """The concrete functions of training steps, or other ones; empty before the first step, and in eager mode."""
+    return concrete_functions(getattr(model, name, None))
 
 
 def has_other_traces(model: Any) -> bool:
     """Whether `evaluate` or `predict` of a model was traced, which a restart traces later."""
-    return any(_concrete(getattr(model, name, None)) for name in ("test_function", "predict_function"))
+    return any(traces(model, name) for name in ("test_function", "predict_function"))
 
 
 def trace_count(model: Any) -> int:
@@ -306,7 +291,8 @@ def _stand_in(fit: RunningFit) -> Any:
     return iter(fit.model.distribute_strategy.experimental_distribute_dataset(empty.with_options(options)))
 
 
-def _concrete(function: Any) -> list[Any]:
+def concrete_functions(function: Any) -> list[Any]:
+    """What was traced of a `tf.function`, or of those that it is for instances of a class."""
     compiled = None if function is None else _compiled(function)
     bound = getattr(compiled, "_descriptor_cache", None) or {}  # of a method: a function for each instance
     traced = [f for f in (compiled, *bound.values()) if f is not None and f.experimental_get_tracing_count()]

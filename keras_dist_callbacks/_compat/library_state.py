@@ -68,10 +68,10 @@ def attributes(value: Any, *, of_training: bool, is_listed: bool = False) -> Ite
                 yield name, item, "attribute"
     for name, item in _slots(value):
         yield name, item, "attribute"
-    yield from _parts(value, of_training=of_training)
+    yield from parts(value, of_training=of_training)
 
 
-def _parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
+def parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
     """Variables of what is not part of the model in training, layers within a layer, an optimizer within another."""
     import keras
 
@@ -114,14 +114,14 @@ def _is_input(layer: Any) -> bool:
 def _may_be_state(value: Any, name: str, item: Any) -> bool:
     import keras
 
-    cls = type(value)
-    if name in _saved_names(cls) or name.startswith(_MARKS):
+    cls: Any = type(value)
+    if name in keras_callbacks.saved_names(cls, _set_by_library) or name.startswith(_MARKS):
         return False
     if _is_hook_of_ours(item):
         return False
     if name in (_OF_A_CALLBACK if isinstance(value, keras.callbacks.Callback) else _OF_A_LAYER) and _is_keras(cls):
         return False
-    return name not in _library_names(cls) or _is_setting(name, item)
+    return name not in _set_by_library(cls) or _is_setting(name, item)
 
 
 def _is_hook_of_ours(item: Any) -> bool:
@@ -136,7 +136,8 @@ _MARKS = ("_self_", "_kdc_", "_obj_reference", "_tf_api", "_auto")
 
 def is_set_by_library(owner: Any, name: str) -> bool:
     """Whether an attribute is one that Keras' own methods set, and so may read."""
-    return not isinstance(owner, type | types.ModuleType) and name in _library_names(type(owner))
+    cls: Any = type(owner)
+    return not isinstance(owner, type | types.ModuleType) and name in _set_by_library(cls)
 
 
 def is_library_layer(value: Any) -> bool:
@@ -248,11 +249,6 @@ def is_adapted_otherwise(layer: Any, before: dict[str, Any]) -> bool:
     return False
 
 
-def layer_parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any]]:
-    """The variables of a layer that is not part of the model in training, and the layers within it."""
-    return ((name, item) for name, item, _ in _parts(value, of_training=of_training))
-
-
 def is_rich_progress(value: Any) -> bool:
     """Whether an object is a `rich.progress.Progress`, without importing rich."""
     return any(f"{base.__module__}.{base.__name__}" == "rich.progress.Progress" for base in type(value).__mro__)
@@ -321,15 +317,6 @@ def _is_setting(name: str, item: Any) -> bool:
     kinds = (keras.regularizers.Regularizer, keras.constraints.Constraint, keras.Loss, keras.Metric)
     schedules = keras.optimizers.schedules.LearningRateSchedule
     return isinstance(item, (*kinds, schedules)) or not _is_library(type(item).__module__)
-
-
-def _saved_names(cls: type) -> frozenset[str]:
-    """Names of attributes of a Keras callback that its entry in the table of callbacks saves."""
-    return keras_callbacks.saved_names(cls, _library_names)
-
-
-def _library_names(cls: Any) -> frozenset[str]:
-    return _set_by_library(cls)
 
 
 @functools.lru_cache(maxsize=1024)

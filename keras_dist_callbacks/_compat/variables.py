@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,7 +184,7 @@ def variable_set(model: Any) -> VariableSet:
     """Every variable of training, as `named_variables` finds it; remembered until a variable comes or goes."""
     present = list(_all_variables(model))
     known = shared(_Models).sets.get(model)
-    if known is not None and len(known[0]) == len(present) and all(map(_is, known[0], present)):
+    if known is not None and len(known[0]) == len(present) and all(map(operator.is_, known[0], present)):
         return known[1]
     named = named_variables(model)
     parts = [(name, replica, c) for name, v in named.items() for replica, c in enumerate(components(v))]
@@ -196,10 +197,6 @@ def variable_set(model: Any) -> VariableSet:
 def forget(model: Any) -> None:
     """Lets go of what `variable_set` remembers of a model."""
     shared(_Models).sets.pop(model, None)
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other
 
 
 @functools.cache

@@ -180,7 +180,7 @@ _LONGEST_REASON = 300
 def is_loss(role: Role, error: BaseException) -> bool:
     """Whether an exception of one worker means that another is gone."""
     several = role.num_workers > 1 and not role.is_evaluator
-    return several and (coordination.is_peer_error(error) or isinstance(error, PeerLostError))
+    return several and isinstance(error, (*coordination.peer_errors(), PeerLostError))
 
 
 def announce_exit(role: Role, error: BaseException) -> None:

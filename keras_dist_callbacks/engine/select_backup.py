@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS
 from keras_dist_callbacks.backups.reading import Allocate
@@ -51,9 +51,22 @@ def latest_intact(
     """
     store.storage.refuse_links((OWNERS, BLOBS, COMMITS, DAMAGED))
     for _ in range(_LISTINGS):
-        found, vanished = _walk_back(store, workers, allocate, verbose=verbose)
+        found, damaged, vanished = _search(store, lambda commit: _read_intact(store, commit, workers, allocate))
         if found or not vanished:
             break  # else a run that still goes on has pruned what was listed: look again
+    if found is None and vanished:
+        return None
+    finished = [c for c in damaged if store.has_committed(c.generation) or store.is_readable(c)]
+    if found is None and finished:
+        raise DamagedBackupError(_nothing_intact(store.storage.display(), list(damaged.values())))
+    for commit, reason in damaged.items():
+        warn(f"a damaged backup was quarantined: {reason}")
+        store.quarantine(commit)
+    if found is None and (damaged or store.has_owner_records()):
+        say(
+            f"{store.storage.display()}: an earlier run committed no backup; starting from the beginning",
+            verbose=verbose,
+        )
     return found
 
 
@@ -72,26 +85,42 @@ def find_backup(
         ConfigError: There is no backup, or none of that name.
         DamagedBackupError: It is damaged, or there are backups and none is whole.
     """
-    for last in reversed(range(_LISTINGS)):
-        commits = [commit for commit in store.commits() if name is None or commit.matches_name(name)]
-        damaged: list[DamagedBackupError] = []
-        for commit in reversed(commits):
-            try:
-                manifest = store.manifest(commit)
-                state = load(store, manifest, workers or len(manifest.workers), worker)
-            except DamagedBackupError as error:
-                damaged += [error] if last == 0 or store.storage.exists(commit.name) else []
-                continue
-            for passed in damaged:
+
+    def read(commit: CommitId) -> WorkerState:
+        manifest = store.manifest(commit)
+        return load(store, manifest, workers or len(manifest.workers), worker)
+
+    for _ in range(_LISTINGS):
+        found, damaged, vanished = _search(store, read, name)
+        if found is not None:
+            for passed in damaged.values():
                 warn(f"a damaged backup was skipped: {passed}")
-            return commit, state
-        if len(damaged) == len(commits):
+            return found
+        if not vanished:
             break  # else a run that goes on has pruned what was listed: look again
-    if damaged and name is not None:
-        raise damaged[0]  # of the others nothing is known
-    if damaged:
-        raise DamagedBackupError(_nothing_intact(store.storage.display(), damaged))
+    errors = list(damaged.values())
+    if errors and name is not None:
+        raise errors[0]  # of the others nothing is known
+    if errors:
+        raise DamagedBackupError(_nothing_intact(store.storage.display(), errors))
     raise ConfigError(_not_found(store, name))
+
+
+def _search(
+    store: BackupStore, read: Callable[[CommitId], WorkerState], name: str | None = None
+) -> tuple[tuple[CommitId, WorkerState] | None, dict[CommitId, DamagedBackupError], bool]:
+    """The newest commit that can be read, those that are damaged, and whether any was deleted meanwhile."""
+    damaged: dict[CommitId, DamagedBackupError] = {}
+    vanished = False
+    for commit in reversed([commit for commit in store.commits() if name is None or commit.matches_name(name)]):
+        try:
+            return (commit, read(commit)), damaged, vanished
+        except DamagedBackupError as error:
+            if store.storage.exists(commit.name):
+                damaged[commit] = error
+            else:
+                vanished = True
+    return None, damaged, vanished
 
 
 def _not_found(store: BackupStore, name: str | None) -> str:
@@ -103,37 +132,6 @@ def _not_found(store: BackupStore, name: str | None) -> str:
     return f"{where}: no backup is named commit={shown}; the newest: {known}"
 
 
-def _walk_back(
-    store: BackupStore, workers: int, allocate: Allocate | None, *, verbose: bool
-) -> tuple[tuple[CommitId, WorkerState] | None, bool]:
-    """The newest good commit, and whether any was deleted while it was being read."""
-    damaged: dict[CommitId, DamagedBackupError] = {}
-    unfinished, vanished = 0, False
-    for commit in reversed(store.commits()):
-        try:
-            state = _read_intact(store, commit, workers, allocate)
-        except DamagedBackupError as error:
-            if not store.storage.exists(commit.name):
-                vanished = True
-                continue
-            damaged[commit] = error
-            unfinished += not store.has_committed(commit.generation) and not store.is_readable(commit)
-            continue
-        _quarantine(store, damaged)
-        return (commit, state), vanished
-    if vanished:
-        return None, True
-    if unfinished < len(damaged):
-        raise DamagedBackupError(_nothing_intact(store.storage.display(), list(damaged.values())))
-    _quarantine(store, damaged)
-    if damaged or store.has_owner_records():
-        say(
-            f"{store.storage.display()}: an earlier run committed no backup; starting from the beginning",
-            verbose=verbose,
-        )
-    return None, False
-
-
 def _read_intact(store: BackupStore, commit: CommitId, workers: int, allocate: Allocate | None) -> WorkerState:
     """The chief's state; what it does not need itself is verified too."""
     manifest = store.manifest(commit)
@@ -141,12 +139,6 @@ def _read_intact(store: BackupStore, commit: CommitId, workers: int, allocate: A
     if len(manifest.workers) == workers > 1:
         store.verify(manifest, but_not=manifest.workers[0].tensors.values())
     return state
-
-
-def _quarantine(store: BackupStore, damaged: Mapping[CommitId, DamagedBackupError]) -> None:
-    for commit, reason in damaged.items():
-        warn(f"a damaged backup was quarantined: {reason}")
-        store.quarantine(commit)
 
 
 def _nothing_intact(directory: str, errors: list[DamagedBackupError]) -> str:

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, hash_array, raw_bytes
+from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Position, SharedArray, Snapshot
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -247,18 +247,11 @@ def _unpack_message(
     size = int.from_bytes(message[:8], "little")
     head: _Head = _understood(message[8 : 8 + size], _Head, source)
     offset, arrays = 8 + size, {}
-    try:
-        for name in head.sent:
-            dtype, shape = dtype_of(prints[name].dtype), prints[name].shape
-            if min(shape, default=0) < 0:
-                raise ValueError(f"a shape of {shape}")
-            count = math.prod(shape)
-            arrays[name] = np.frombuffer(message, dtype, count, offset).reshape(shape)
-            if hash_array(arrays[name]) != prints[name].hash:
-                raise ValueError(f"other content of {name!r}")
-            offset += count * dtype.itemsize
-    except (KeyError, ValueError, OverflowError) as error:
-        raise BackupError(f"{source} delivered other tensors than it had announced ({error})") from error
+    for name in head.sent:
+        dtype, shape = dtype_of(prints[name].dtype), prints[name].shape
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(message, dtype, count, offset).reshape(shape)
+        offset += count * dtype.itemsize
     return head, arrays
 
 

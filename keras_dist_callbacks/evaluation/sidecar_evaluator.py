@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
@@ -128,7 +127,6 @@ class SidecarEvaluator:
         self._sources: list[Source] = []
         self._settled: set[str] = set()  # evaluated, or known to be damaged
         self._reported: set[str] = set()
-        self._suspected: dict[Source, set[str]] = {}
         self._has_evaluated = False
 
     def start(self) -> list[Evaluation]:
@@ -193,13 +191,10 @@ class SidecarEvaluator:
                 raise
             warn(f"the checkpoints cannot be looked at, which is tried again: {error}")
             return PollResult(failed=True)
-        new = set(look.problems) - self._reported
-        sure = new & self._suspected.get(source, set())  # there at the look before too: nobody is just replacing it
-        self._suspected[source] = new - sure
-        for problem in sorted(sure):
+        for problem in sorted(set(look.problems) - self._reported):
             self._reported.add(problem)
             warn(f"a damaged file is skipped: {problem}", UserWarning)
-        return dataclasses.replace(look, is_ended=False) if new - sure else look
+        return look
 
     def _has_ended(self, looks: Sequence[PollResult], began: float) -> bool:
         """Whether nothing more will come, as far as the first source that has anything says."""

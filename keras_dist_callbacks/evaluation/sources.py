@@ -56,7 +56,7 @@ class PollResult:
 
     Attributes:
         candidates: The oldest first.
-        problems: One sentence for each that is damaged, or seems so while it is being replaced.
+        problems: One sentence for each that is damaged.
         is_ended: Whether the newest training here has ended.
         failed: Whether the store could not be asked.
     """

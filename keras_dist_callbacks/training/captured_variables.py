@@ -164,7 +164,7 @@ class CapturedVariables:
         if count == self._seen:
             return
         self._seen = count
-        traces, tests = graphs.traces(self._model), graphs.test_traces(self._model)
+        traces, tests = graphs.traces(self._model), graphs.traces(self._model, "test_function")
         known = variables.variable_set(self._model).keys
         captured = graphs.captured(traces)
         self._captured = {resource.key for resource in captured}
@@ -183,7 +183,8 @@ class CapturedVariables:
         if count != self._seen:
             self._optimizers, self._seen = optimizers, count
             found = variables.untracked_variables(self._model)
-            self._found = [graphs.of_component(name, c) for name, v in found for c in variables.components(v)]
+            parts = ((name, c) for name, variable in found for c in variables.components(variable))
+            self._found = [graphs.Resource(name, c.handle, c.dtype) for name, c in parts]
             self._unordered = ["the gradient of an Embedding"] * model_parts.has_embeddings(self._model)
 
     def _operations(self, function: Any) -> graphs.Operations:

@@ -14,7 +14,7 @@ from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
 from keras_dist_callbacks.training.user_state.reads import reads_of
-from keras_dist_callbacks.training.user_state.walker import Walker, name_of
+from keras_dist_callbacks.training.user_state.walker import Look, Walker, name_of
 
 
 def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -201,14 +201,9 @@ def look_at_table(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
         walk.add_unknown(path, slot, value, is_traced, "a lookup table too large to compare")
 
 
-def look_at_owned(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at owned."""
-    walk.add(path, slot, value, "owned", is_traced)
-
-
-def look_at_dataset(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at a dataset."""
-    walk.add(path, slot, value, "dataset", is_traced)
+def noting(kind: str) -> Look:
+    """Only notes an object, as one of a kind."""
+    return lambda walk, path, slot, value, is_traced: walk.add(path, slot, value, kind, is_traced)
 
 
 def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -216,7 +211,7 @@ def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: A
     walk.add(path, slot, value, "constant", is_traced)
     if drawn := graphs.random_operations(value):
         walk.found.unknown[path] = f"it draws by TensorFlow's {drawn[0]}, whose state cannot be saved"
-    if graphs.was_traced(value):
+    if graphs.concrete_functions(value):
         walk.found.names_in_functions |= reads_of(value.python_function.__code__).names
         walk.found.names_in_functions.update(value.python_function.__code__.co_freevars)
     walk.push(join(path, "python_function"), None, value.python_function, is_traced)

@@ -52,7 +52,7 @@ def look_at_library_layer(walk: Walker, path: str, slot: Slot | None, value: Any
     walk.add(path, slot, value, "layer", is_traced, ("layer", name_of(type(value)), *settings.items()))
     for name, item in others:
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
-    for name, item in library_state.layer_parts(value, of_training=is_traced):
+    for name, item, _ in library_state.parts(value, of_training=is_traced):
         walk.push(join(path, name), None, item, is_traced)
 
 
@@ -118,8 +118,8 @@ _LOOKS: Looks = (
     (tf.Tensor, values.look_at_tensor),
     (tf.random.Generator, values.look_at_generator_of_tensorflow),
     (type(tf.function(lambda: None)), values.look_at_traced_function),
-    (tf.data.Dataset, values.look_at_dataset),
-    ((keras.KerasTensor, tf.distribute.Strategy, tf.lookup.StaticHashTable), values.look_at_owned),
+    (tf.data.Dataset, values.noting("dataset")),
+    ((keras.KerasTensor, tf.distribute.Strategy, tf.lookup.StaticHashTable), values.noting("owned")),
     (tf.lookup.experimental.MutableHashTable, values.look_at_table),
     (types.FunctionType, functions.look_at_function),
     (types.MethodType, functions.look_at_method),
