@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks._compat.incompatible import incompatible
 
 
 def _context() -> Any:
@@ -31,10 +31,10 @@ def configure(
         # its own path has moved between versions: TensorFlow's context imports it in each of them
         from tensorflow.python.eager.context import coordination_config_pb2
     except ImportError as error:
-        raise _incompatible("coordination_config_pb2") from error
+        raise incompatible("TensorFlow has no coordination_config_pb2 that multi-worker training can use") from error
     configure_service = _context().configure_coordination_service
     if "heartbeat_timeout_in_ms" not in inspect.signature(configure_service).parameters:
-        raise _incompatible("configure_coordination_service")
+        raise incompatible("TensorFlow has no configure_coordination_service that multi-worker training can use")
     configure_service(
         service_type="standalone",
         service_leader=leader,
@@ -72,7 +72,7 @@ def get_value(key: str, timeout_ms: int) -> str | None:
 
     context = _context()
     if "timeout_in_ms" not in inspect.signature(context.get_config_key_value).parameters:
-        raise _incompatible("get_config_key_value")
+        raise incompatible("TensorFlow has no get_config_key_value that multi-worker training can use")
     try:
         value: str = context.get_config_key_value(key, max(1, timeout_ms))
     except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
@@ -123,12 +123,3 @@ def service_errors() -> tuple[type[Exception], ...]:
     import tensorflow as tf
 
     return (*peer_errors(), tf.errors.InternalError, tf.errors.UnknownError, tf.errors.FailedPreconditionError)
-
-
-def _incompatible(what: str) -> CompatError:
-    import tensorflow as tf
-
-    return CompatError(
-        f"TensorFlow {tf.__version__} has no {what} that this package can use, so multi-worker training cannot start; "
-        "install a TensorFlow that docs/limits.md lists, or a newer keras-dist-callbacks"
-    )

@@ -11,7 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
-from keras_dist_callbacks._compat.running_fit import RunningFit, incompatible, list_of_callbacks
+from keras_dist_callbacks._compat.incompatible import incompatible
+from keras_dist_callbacks._compat.running_fit import RunningFit, list_of_callbacks
 
 _ITERATOR_METHODS = ("_enumerate_iterator", "catch_stop_iteration")
 

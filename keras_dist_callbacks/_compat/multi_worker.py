@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_dist_callbacks._compat import coordination
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks.process import Shared, shared
 
 _MARK = "_kdc_original"
@@ -86,26 +86,16 @@ def _disable() -> None:
 
 
 def _check(trainer: Any) -> None:
-    wanted = {
-        "TensorFlowTrainer._maybe_symbolic_build": ("self", "iterator", "data_batch"),
-        "reduce_per_replica": ("values", "strategy", "reduction"),
-    }
-    found = {
-        "TensorFlowTrainer._maybe_symbolic_build": getattr(
-            getattr(trainer, "TensorFlowTrainer", None), "_maybe_symbolic_build", None
-        ),
-        "reduce_per_replica": getattr(trainer, "reduce_per_replica", None),
-    }
-    for name, parameters in wanted.items():
-        function = found[name]
+    cls = getattr(trainer, "TensorFlowTrainer", None)
+    for owner, name, parameters in (
+        (cls, "_maybe_symbolic_build", ("self", "iterator", "data_batch")),
+        (trainer, "reduce_per_replica", ("values", "strategy", "reduction")),
+    ):
+        function = getattr(owner, name, None)
         if function is None or tuple(inspect.signature(function).parameters) != parameters:
-            import keras
-            import tensorflow as tf
-
-            raise CompatError(
-                f"Keras {keras.__version__} with TensorFlow {tf.__version__}: keras.src.backend.tensorflow.trainer."
-                f"{name} is not as expected ({', '.join(parameters)}); multi-worker fit cannot be enabled. Install a "
-                "Keras that docs/limits.md lists, or a newer keras-dist-callbacks"
+            raise incompatible(
+                f"{trainer.__name__}'s {name} is not as expected ({', '.join(parameters)}), so multi-worker fit cannot "
+                "be enabled"
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks._compat.incompatible import incompatible
 
 
 def capture() -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _tensorflow_state() -> dict[str, Any]:
 
     context = _context()
     if not hasattr(context, "_seed"):
-        raise CompatError("TensorFlow's eager context no longer keeps the global seed where this package knows it")
+        raise incompatible("TensorFlow's eager context has no _seed")
     state: dict[str, Any] = {"seed": context._seed}
     if context._seed is not None:
         state["rng"] = _python_state(context._rng.getstate())

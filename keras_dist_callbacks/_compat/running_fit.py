@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks._compat.incompatible import incompatible
 
 
 @dataclass(frozen=True)
@@ -283,14 +283,3 @@ def _variables(frame: FrameType) -> dict[str, Any]:
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         seen.clear()
     return local
-
-
-def incompatible(what: str) -> CompatError:
-    """The error that says that this Keras is not as known."""
-    import keras
-    import tensorflow as tf
-
-    return CompatError(
-        f"Keras {keras.__version__} with TensorFlow {tf.__version__}: {what}, which exact resume needs; install a "
-        "Keras that docs/limits.md lists, or a newer keras-dist-callbacks"
-    )

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist_callbacks.errors import CompatError
+from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks.terminal import say, warn
 
 _METHODS = {
@@ -43,7 +43,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         _check()
         super().__init__(*args, **kwargs)
         if not all(hasattr(self, name) for name in _COUNTERS):
-            raise _incompatible(f"has no {' or no '.join(_COUNTERS)}")
+            raise incompatible(f"ModelCheckpoint has no {' or no '.join(_COUNTERS)}")
 
     def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
         """Called when a file is due.
@@ -123,11 +123,4 @@ def _check() -> None:
     for name, parameters in wanted.items():
         method = getattr(base, name, None)
         if method is None or tuple(inspect.signature(method).parameters) != parameters:
-            raise _incompatible(f"has no {name}({', '.join(parameters)})")
-
-
-def _incompatible(what: str) -> CompatError:
-    return CompatError(
-        f"Keras {keras.__version__}: ModelCheckpoint {what}; install a Keras that docs/limits.md lists, or a newer "
-        "keras-dist-callbacks"
-    )
+            raise incompatible(f"ModelCheckpoint has no {name}({', '.join(parameters)})")

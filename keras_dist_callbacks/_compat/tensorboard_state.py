@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_dist_callbacks.errors import CompatError, ConfigError
+from keras_dist_callbacks._compat.incompatible import incompatible
+from keras_dist_callbacks.errors import ConfigError
 
 _COUNTERS = ("_global_train_batch", "_global_test_batch")
 _NEEDED = (*_COUNTERS, "_writers")
@@ -75,10 +76,7 @@ class TensorBoardWithState(keras.callbacks.TensorBoard):
         require_package()
         super().__init__(*args, **kwargs)
         if not all(hasattr(self, name) for name in _NEEDED) or not hasattr(type(self), "_train_writer"):
-            raise CompatError(
-                f"Keras {keras.__version__}: TensorBoard has no {', '.join((*_NEEDED, '_train_writer'))}; install a "
-                "Keras that docs/limits.md lists, or a newer keras-dist-callbacks"
-            )
+            raise incompatible(f"TensorBoard has no {', '.join((*_NEEDED, '_train_writer'))}")
 
     @property
     def counters(self) -> list[int]:

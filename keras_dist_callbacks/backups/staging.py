@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 
 from keras_dist_callbacks.backups.codec import Blob
 from keras_dist_callbacks.backups.snapshot import BlobInfo
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.storage.transfer import has_content
 
 _UPLOADS = 4  # at once, to a store that is not local; each holds one blob's bytes
 
@@ -92,14 +94,8 @@ class Staging:
         return nearest
 
     def _holds(self, blob: Blob) -> bool:
-        if self.storage.size(blob.info.path) != blob.info.size:
-            return False
-        start = 0
+        path = blob.info.path
         try:
-            for part in blob.parts:
-                if self.storage.read(blob.info.path, start, start + len(part)) != part:
-                    return False
-                start += len(part)
+            return has_content(self.storage.size(path), partial(self.storage.read, path), map(memoryview, blob.parts))
         except FileNotFoundError:
             return False
-        return True

@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Generation, Sequence, Token
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.errors import DamagedBackupError
 
 EXTENSIONS = (".keras", ".weights.h5")
 TAIL_BYTES = 8192
@@ -131,7 +131,6 @@ def append_record(path: Path, record: Record) -> Record:
         The record with size and digest.
 
     Raises:
-        ConfigError: The texts in the record are too long.
         ValueError: A `.keras` file is not a zip archive, or has a comment.
     """
     with open(path, "r+b") as file:
@@ -141,11 +140,6 @@ def append_record(path: Path, record: Record) -> Record:
             end = file.truncate(earlier.size)
         record = dataclasses.replace(record, size=end, digest=_NO_DIGEST)
         length = len(_trailer(record))  # every digest has the same length
-        if length > _MAX_BYTES:
-            raise ConfigError(
-                f"the record of {record.published_name} would have {length} bytes of at most {_MAX_BYTES}: use a "
-                "shorter filepath, or monitor a quantity with a shorter name"
-            )
         if kind_of(path.name) == "model":
             _write_comment_length(file, path.name, length, has_comment=earlier is not None)
         record = dataclasses.replace(record, digest=digest_of(_reader(file), end))

@@ -32,16 +32,10 @@ class Notice:
 
     @classmethod
     def of(cls, source: str | os.PathLike[str] | Callable[[], bool]) -> Notice:
-        """A path that appears, or a function that returns True.
-
-        Raises:
-            ConfigError: It is neither.
-        """
+        """A path that appears, or a function that returns True."""
         if callable(source):
             return cls(getattr(source, "__name__", type(source).__name__), source)
-        if not isinstance(source, str | os.PathLike):
-            raise validation.invalid_argument("notice", source, "a path or a function, or None")
-        path = Path(validation.path("notice", source))
+        path = Path(source)
         return cls(f"the file {path}", path.exists)
 
 

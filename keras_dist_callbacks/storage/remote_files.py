@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from keras_dist_callbacks.storage import store_errors, temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy, ignore_failure
 from keras_dist_callbacks.storage.store_errors import RetryNotice, already_exists, status_of
-from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter, UnfinishedUpload
+from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter, UnfinishedUpload, has_content
 from keras_dist_callbacks.terminal import warn
 
 _T = TypeVar("_T")
@@ -211,7 +212,7 @@ class RemoteFiles:
                 taken = isinstance(error, FileExistsError) or already_exists(error)
                 if not (taken or isinstance(error, FileNotFoundError)):
                     raise
-                if not self._holds(path, size, content()):
+                if not has_content(self.size(path), partial(self.read, path), content()):
                     if taken and not isinstance(error, FileExistsError):
                         raise FileExistsError(path) from error
                     raise
@@ -219,19 +220,6 @@ class RemoteFiles:
         self._call(put, size)
         self.traffic.report(size - (progress.reported if progress else 0))
         self.traffic.pace(size, began)
-
-    def _holds(self, path: str, size: int, content: Iterator[memoryview]) -> bool:
-        """Whether the object is exactly this; it is never read as a whole."""
-        if self.size(path) != size:
-            return False
-        start = 0
-        for view in content:
-            for offset in range(0, len(view), _PIECE):
-                piece = view[offset : offset + _PIECE]
-                if self.read(path, start, start + len(piece)) != piece:
-                    return False
-                start += len(piece)
-        return True
 
     def _try(self, method: str, *arguments: Any, size: int = 0, **options: Any) -> Any:
         return self._call(lambda: self._ask(method, *arguments, size=size, **options), size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from keras_dist_callbacks import validation
@@ -35,6 +35,23 @@ class UnfinishedUpload:
 
     name: str
     age: float
+
+
+def has_content(size: int | None, read: Callable[[int, int], bytes], pieces: Iterable[memoryview]) -> bool:
+    """Whether an object of that size holds exactly these pieces; it is never read as a whole.
+
+    Args:
+        size: Bytes of the object; None if there is none.
+        read: Reads it, from a first up to a second position.
+        pieces: What it should be.
+    """
+    start = 0
+    parts = (piece[at : at + _PIECE] for piece in pieces for at in range(0, len(piece), _PIECE))
+    for part in parts if size is not None else ():
+        if read(start, start + len(part)) != part:
+            return False
+        start += len(part)
+    return start == size
 
 
 class RateLimiter:

@@ -23,7 +23,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
 from keras_dist_callbacks.training.user_state import changes
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import words
-from keras_dist_callbacks.training.user_state.reads import SEEDED, reads_of
+from keras_dist_callbacks.training.user_state.reads import SEEDED, names_reached, reads_of
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Limits, Policy, Root
 
@@ -203,15 +203,7 @@ def _functions(found: Found) -> dict[str, list[types.FunctionType]]:
 def _reading_functions(functions: Mapping[str, list[types.FunctionType]]) -> Iterator[types.FunctionType]:
     """The functions that may be called to read a batch: those of a class or module only if their name is used."""
     names = [name for name in functions if name in _READ or (name.startswith("__") and name != "__init__")]
-    seen: set[str] = set()
-    while names:
-        name = names.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for function in functions.get(name, ()):
-            yield function
-            names += reads_of(function.__code__).names
+    return (function for name in names_reached(names, functions) for function in functions.get(name, ()))
 
 
 def _names(path: str, function: types.FunctionType) -> set[str]:

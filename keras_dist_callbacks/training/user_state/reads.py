@@ -6,7 +6,7 @@ import dis
 import functools
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,18 @@ def reads_of(code: types.CodeType) -> Reads:
     draws = any(_may_draw(part) for part in _codes(code))
     seeded = any(_draws_seeded(part) for part in _codes(code))
     return Reads(frozenset(global_names), frozenset(names), frozenset(imports), dynamic, found, draws, seeded)
+
+
+def names_reached(names: Iterable[str], functions: Mapping[str, Sequence[types.FunctionType]]) -> set[str]:
+    """Names, those that functions of these names use, and so on."""
+    found: set[str] = set()
+    left = list(names)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += [other for function in functions.get(name, ()) for other in reads_of(function.__code__).names]
+    return found
 
 
 def _opens_to_read(code: types.CodeType) -> bool:

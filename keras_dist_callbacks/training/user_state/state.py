@@ -26,7 +26,7 @@ from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Node, parent_of, with_parents, words
-from keras_dist_callbacks.training.user_state.reads import reads_of
+from keras_dist_callbacks.training.user_state.reads import names_reached
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
@@ -420,12 +420,11 @@ def _changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
 
 def _names_with_callees(now: Found) -> set[str]:
     """Names in functions that were traced, and in whatever has the name of what these call."""
-    functions = [f for f in now.labels.values() if isinstance(f, types.FunctionType) and not is_library(f.__module__)]
-    found, size = set(now.names_in_functions), -1
-    while size != len(found):
-        size = len(found)
-        found.update(*(reads_of(f.__code__).names for f in functions if f.__name__ in found))
-    return found
+    functions: dict[str, list[types.FunctionType]] = {}
+    for found in now.labels.values():
+        if isinstance(found, types.FunctionType) and not is_library(found.__module__):
+            functions.setdefault(found.__name__, []).append(found)
+    return names_reached(now.names_in_functions, functions)
 
 
 def _is_setting_of_users_layer(node: Node | None) -> bool:
