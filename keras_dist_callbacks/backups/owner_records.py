@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from keras_dist_callbacks.backups import record_io
-from keras_dist_callbacks.backups.names import COMMITS, MOST_GENERATIONS, OWNERS, owner_generation, owner_name
+from keras_dist_callbacks.backups.names import OWNERS, owner_generation, owner_name
 from keras_dist_callbacks.backups.record_io import Format
 from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError, DamagedBackupError, FencedError
@@ -91,14 +91,9 @@ def take_next(storage: Storage, newest: int, content: bytes) -> int:
         content: Of the record.
 
     Raises:
-        BackupError: All numbers that were tried are taken, or they are too large for the number of runs of any job.
+        BackupError: All numbers that were tried are taken.
     """
     for generation in range(newest + 1, newest + 1 + _TRIES):
-        if generation >= MOST_GENERATIONS:
-            raise BackupError(
-                f"{storage.display()} appears to be the directory of {generation - 1} runs, which is impossible; give "
-                f"another directory, or delete the files with too large numbers in {OWNERS}/ and {COMMITS}/"
-            )
         try:
             storage.create(owner_name(generation), [content])
         except FileExistsError:

@@ -72,7 +72,7 @@ class BackupStore:
             The generation, 1 or more.
 
         Raises:
-            BackupError: No number is free: the store's listings are not consistent, or the numbers are impossible.
+            BackupError: No number is free: the store's listings are not consistent.
         """
         if self.storage.is_local and not self._made_directory:
             earlier = (owner_records.read_owner(self.storage, generation) for generation in self._owners())

@@ -40,7 +40,6 @@ _SLOW_SECONDS = 1.0
 _LISTING_SECONDS = 5.0
 _PRUNE = "harmless; `kdc prune --keep 2` deletes them"
 _SPACE_FOR_BACKUPS = 3
-_LONGEST_UPLOAD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,7 @@ def diagnose(target: Target) -> Diagnosis:
         inventory = inventories.take_inventory(target.store)
         checks += check_leftovers(inventory, inventories.liveness(inventory, time.time()))
         checks.append(check_checkpoints(target.storage))
-        is_local = target.storage.is_local
-        checks.append(check_space(inventory, target.storage) if is_local else check_uploads(target.storage))
+        checks += [check_space(inventory, target.storage)] if target.storage.is_local else []
     return Diagnosis(target.url, tuple(checks))
 
 
@@ -238,22 +236,6 @@ def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
         _none_or("dangling blobs", formatting.sum_of_sizes(blobs), _PRUNE),
         _none_or("idle owner records", idle, _PRUNE),
     ]
-
-
-def check_uploads(storage: Storage) -> Check:
-    """Looks for multipart uploads that were never completed, in stores that have such and tell of them."""
-    name = "unfinished uploads"
-    try:
-        found = storage.unfinished_uploads()
-    except (StorageError, OSError) as error:
-        return Check(name, "warn", f"they cannot be listed: {error}", "the right to list uploads would show them")
-    old = [upload.age for upload in found if upload.age > _LONGEST_UPLOAD_SECONDS]
-    if not old:
-        return Check(name, "ok", f"{formatting.count(len(found), 'recent one')}, may continue" if found else "none")
-    oldest = formatting.age(max(old))
-    detail = f"{len(old)}, the oldest begun {oldest} ago; their parts take space, but are in no listing"
-    advice = "set a lifecycle rule on the bucket that aborts incomplete multipart uploads after a day"
-    return Check(name, "warn", detail, advice)
 
 
 def check_space(inventory: Inventory, storage: Storage) -> Check:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from keras_dist_callbacks.storage import store_errors, temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy, ignore_failure
 from keras_dist_callbacks.storage.store_errors import RetryNotice, already_exists, status_of
-from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter, UnfinishedUpload, has_content
+from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter, has_content
 from keras_dist_callbacks.terminal import warn
 
 _T = TypeVar("_T")
@@ -163,26 +163,6 @@ class RemoteFiles:
         """Removes an object, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             self._try("rm_file", path)
-
-    def unfinished_uploads(self, path: str) -> list[UnfinishedUpload]:
-        """Uploads in parts below a path that were not finished, the oldest first."""
-        now = time.time()
-        begun = [(key.removeprefix(f"{path}/"), then) for key, then in self._uploads_in_parts(path)]
-        return [UnfinishedUpload(name, max(0.0, now - then)) for name, then in sorted(begun, key=lambda one: one[1])]
-
-    def _uploads_in_parts(self, path: str) -> list[tuple[str, float]]:
-        if "s3" not in self.fs.protocol:
-            return []
-        bucket, _, prefix = path.partition("/")
-        found: list[tuple[str, float]] = []
-        place: dict[str, Any] = {}
-        while True:
-            answer = self._try("call_s3", "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/", **place)
-            for upload in answer.get("Uploads", []):
-                found.append((f"{bucket}/{upload['Key']}", upload["Initiated"].timestamp()))
-            if not answer.get("IsTruncated"):
-                return found
-            place = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
     def _put_file(self, path: str, source: Path, **mode: str) -> None:
         size = source.stat().st_size

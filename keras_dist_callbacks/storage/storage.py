@@ -29,7 +29,7 @@ from keras_dist_callbacks.storage.redaction import Redactor, redact, reject_cred
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.store_errors import RetryNotice, open_error_hint, translate_error
-from keras_dist_callbacks.storage.transfer import Buffer, FileInfo, RateLimiter, UnfinishedUpload
+from keras_dist_callbacks.storage.transfer import Buffer, FileInfo, RateLimiter
 from keras_dist_callbacks.terminal import escape_controls, warn
 
 
@@ -280,10 +280,6 @@ class Storage:
         """
         for name in directories if self.is_local else ():
             self._run("list", name, partial(self._local.refuse_links, self._path_of(name)))
-
-    def unfinished_uploads(self) -> list[UnfinishedUpload]:
-        """Uploads anywhere below the directory that interrupted writes left behind; the oldest first."""
-        return [] if self.is_local else self._run("list", "", lambda: self._remote.unfinished_uploads(self.root))
 
     def probe(self) -> bool:
         """Finds out whether the directory can be used: writes, reads back and deletes a small object.

@@ -24,19 +24,6 @@ class FileInfo:
     size: int
 
 
-@dataclass(frozen=True)
-class UnfinishedUpload:
-    """An upload in parts that was begun and neither finished nor given up; it takes space and shows no object.
-
-    Attributes:
-        name: Where the object would have been, relative to the directory.
-        age: Seconds since it was begun.
-    """
-
-    name: str
-    age: float
-
-
 def has_content(size: int | None, read: Callable[[int, int], bytes], pieces: Iterable[memoryview]) -> bool:
     """Whether an object of that size holds exactly these pieces; it is never read as a whole.
 

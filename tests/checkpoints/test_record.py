@@ -21,7 +21,7 @@ from keras_dist_callbacks.checkpoints.record import (
     parse_tail,
     read_local,
 )
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
+from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
 from tests.support.checkpoints import read_model, record, write_model
 
 NAMES = ("1.keras", "1.weights.h5")
@@ -130,14 +130,6 @@ def test_a_record_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pyt
         append_record(path, record())
     with pytest.raises(BackupMismatchError, match=r"1\.keras: format version 7 is not supported \(known: 1 to 1\)"):
         tail(path)
-
-
-def test_a_record_that_would_be_too_long_is_refused_and_the_file_stays(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "1.keras")
-    before = path.read_bytes()
-    with pytest.raises(ConfigError, match="of at most 4096: use a shorter filepath"):
-        append_record(path, record(monitor="m" * 4000))
-    assert path.read_bytes() == before
 
 
 def test_a_keras_file_that_is_not_a_zip_archive_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,29 +212,6 @@ def test_too_little_space_for_the_next_backups_is_a_remark(tmp_path: Path, monke
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5000}))
     found = checks(tmp_path)["disk space"]
     assert (found["status"], found["detail"]) == ("warn", "4.9 KiB free")
-
-
-def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None:
-    class Uploads:
-        is_local = False
-
-        def __init__(self, *ages: float, error: Exception | None = None) -> None:
-            self.ages, self.error = ages, error
-
-        def unfinished_uploads(self) -> list[Any]:
-            if self.error is not None:
-                raise self.error
-            return [SimpleNamespace(name="x", age=age) for age in self.ages]
-
-    def found(store: Uploads) -> tuple[str, str]:
-        check = doctor.check_uploads(store)  # type: ignore[arg-type]
-        assert check is not None
-        return check.status, check.detail.partition(";")[0]
-
-    assert found(Uploads()) == ("ok", "none")
-    assert found(Uploads(60.0)) == ("ok", "1 recent one, may continue")
-    assert found(Uploads(60.0, 7200.0, 3 * cli_backups.DAY)) == ("warn", "2, the oldest begun 3.0 d ago")
-    assert found(Uploads(error=StorageError("forbidden"))) == ("warn", "they cannot be listed: forbidden")
 
 
 def test_an_empty_directory_has_no_leftovers() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticePoller, aws_notice, gce_notice
 
 SOON = 10.0
@@ -124,8 +123,3 @@ def test_a_function_that_fails_once_is_asked_again(recwarn: pytest.WarningsRecor
     watch.start()
     assert came.wait(SOON)
     assert "the preemption notice ask failed: away" in str(recwarn.pop(UserWarning).message)
-
-
-def test_anything_else_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a path or a function"):
-        Notice.of(3)  # type: ignore[arg-type]

@@ -144,7 +144,6 @@ def test_an_object_of_several_parts_is_created_exclusively(stores: Stores, tmp_p
     with pytest.raises(FileExistsError):
         storage.create("large", [part, part, part, part[1:], b"x"])
     assert storage.read("large", 4 * len(part) - 5) == part[-5:]
-    assert storage.unfinished_uploads() == []
     assert time.monotonic() - began < 60
     storage.delete("large")
 
@@ -248,22 +247,6 @@ def test_a_cap_holds_back_writes_here_and_in_children(
     assert time.monotonic() - began >= 0.4
     assert sum(pauses) <= 0.4, "no more than the cap asks for, however slow the store"
     assert sum(sent) == 400_000
-
-
-@pytest.mark.process
-def test_parts_of_an_interrupted_upload_are_found(stores: Stores, tmp_path: Path) -> None:
-    storage = stores.place("s3", tmp_path).open()
-    bucket, _, key = storage.root.partition("/")
-    for number in range(2):
-        storage._remote.fs.call_s3("create_multipart_upload", Bucket=bucket, Key=f"{key}/deep/x{number}")
-    storage._remote.fs.call_s3("create_multipart_upload", Bucket=bucket, Key=f"{key}-neighbour/x")
-    found = storage.unfinished_uploads()
-    assert {upload.name for upload in found} == {"deep/x0", "deep/x1"}
-    assert all(upload.age >= 0 for upload in found)  # this server gives all of them one old date
-
-
-def test_stores_without_such_leftovers_report_none(place: Place) -> None:
-    assert place.open().unfinished_uploads() == []
 
 
 def test_a_forked_process_has_a_connection_of_its_own(remote: Place) -> None:
