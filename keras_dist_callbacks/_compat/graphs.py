@@ -134,7 +134,9 @@ def _operations(definition: Any) -> Operations:
     found = list(_nodes(definition))
     nodes = [(node.op, node.name) for node in found]
     return Operations(
-        tuple(_label(op, name) for op, name in nodes if is_random(op)),
+        tuple(
+            _label(op, name) for op, name in nodes if op.startswith(_RANDOM) and not op.startswith(_NO_RANDOM_NUMBERS)
+        ),
         tuple(_label(op, name) for op, name in nodes if op in _PYTHON),
         any(op.startswith(_WRITES) for op, _ in nodes),
         any(op.startswith(_TABLE_WRITES) for op, _ in nodes),
@@ -162,11 +164,6 @@ def seeds(graph: Any) -> dict[str, str]:
         for op in graph.get_operations()
         if "seed" in op.node_def.attr and "seed2" in op.node_def.attr
     }
-
-
-def is_random(op: str) -> bool:
-    """Whether an operation draws from a random state that its kernel keeps."""
-    return op.startswith(_RANDOM) and not op.startswith(_NO_RANDOM_NUMBERS)
 
 
 def random_operations(function: Any) -> list[str]:

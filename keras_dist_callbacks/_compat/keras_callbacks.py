@@ -277,8 +277,3 @@ def describe(callback: Any, names: tuple[str, ...]) -> str:
     if isinstance(delta, int | float):
         values["min_delta"] = abs(delta)  # Keras flips its sign while it trains
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-
-
-def never_changes_arrays(callback: Any) -> bool:
-    """Whether the arrays in its state are replaced, never written to, so that they need no copy."""
-    return type(callback).__module__.startswith("keras.")

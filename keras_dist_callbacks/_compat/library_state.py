@@ -98,12 +98,6 @@ def _parts_of_a_training(value: Any) -> Iterator[tuple[str, Any, str]]:
         yield f"callback {number}", callback, ""
 
 
-def build_optimizer(model: Any, optimizer: Any) -> None:
-    """Makes the variables of an optimizer as the first training of its model does."""
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-
-
 def _is_input(layer: Any) -> bool:
     """Whether a layer only says what comes in, as Keras puts one before the others when it builds a model."""
     import keras

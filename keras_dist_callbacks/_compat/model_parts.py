@@ -14,13 +14,8 @@ def finalize(model: Any) -> None:
     Keras' own loading calls the same method; without it, a `Normalization` whose script skips `adapt()` when it starts
     again trains with mean 0 and variance 1.
     """
-    for layer in _with_constants(model):
+    for layer in layers_with_constants(model):
         layer.finalize_state()
-
-
-def has_constants(model: Any) -> bool:
-    """Whether a trace of the model holds values that `finalize` makes."""
-    return bool(_with_constants(model))
 
 
 def vocabulary_layers(model: Any) -> list[tuple[Any, list[Any]]]:
@@ -35,7 +30,8 @@ def vocabulary_layers(model: Any) -> list[tuple[Any, list[Any]]]:
     ]
 
 
-def _with_constants(model: Any) -> list[Any]:
+def layers_with_constants(model: Any) -> list[Any]:
+    """Those of which a trace holds values that `finalize` makes."""
     import keras
 
     return [layer for layer in all_layers(model) if isinstance(layer, keras.layers.Normalization) and layer.built]
@@ -166,12 +162,8 @@ def can_make(config: Any) -> bool:
         return all(map(can_make, config))
     if not isinstance(config, dict):
         return True
-    is_known = "class_name" not in config or _is_of_keras(str(config.get("module")))
+    is_known = "class_name" not in config or str(config.get("module")).partition(".")[0] == "keras"
     return is_known and not config.get("registered_name") and all(map(can_make, config.values()))
-
-
-def _is_of_keras(module: str) -> bool:
-    return module.partition(".")[0] == "keras"
 
 
 def make(fit: RunningFit, config: dict[str, Any]) -> Any:

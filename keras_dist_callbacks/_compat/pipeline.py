@@ -103,7 +103,7 @@ def is_endless(dataset: Any) -> bool:
 
 def _draws(stage: Any) -> bool:
     """Whether each iterator of a stage draws a seed from the dataset object, which its elements depend on."""
-    return _is_shuffle(stage) or bool(getattr(stage, "_rerandomize", False)) or _captures_datasets(stage)
+    return "Shuffle" in type(stage).__name__ or bool(getattr(stage, "_rerandomize", False)) or _captures_datasets(stage)
 
 
 def python_functions(dataset: Any) -> list[Any]:
@@ -139,10 +139,6 @@ def occurrences(dataset: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tupl
     yield path, dataset
     for number, source in enumerate(getattr(dataset, "_inputs", list)()):
         yield from occurrences(source, (*path, number))
-
-
-def _is_shuffle(stage: Any) -> bool:
-    return "Shuffle" in type(stage).__name__
 
 
 def writes(stage: Any) -> bool:

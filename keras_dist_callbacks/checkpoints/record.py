@@ -135,7 +135,7 @@ def append_record(path: Path, record: Record) -> Record:
     """
     with open(path, "r+b") as file:
         end = file.seek(0, os.SEEK_END)
-        earlier = parse_tail(_tail(file, end), path.name)
+        earlier = parse_tail(_reader(file)(max(0, end - TAIL_BYTES), end), path.name)
         if earlier is not None:
             end = file.truncate(earlier.size)
         record = dataclasses.replace(record, size=end, digest=_NO_DIGEST)
@@ -226,10 +226,6 @@ def _write_comment_length(file: BinaryIO, name: str, length: int, *, has_comment
         raise ValueError(f"{name} does not end like a zip archive without a comment")
     file.seek(-len(_NO_COMMENT), os.SEEK_END)
     file.write(struct.pack("<H", length))
-
-
-def _tail(file: BinaryIO, size: int) -> bytes:
-    return _reader(file)(max(0, size - TAIL_BYTES), size)
 
 
 def _reader(file: BinaryIO) -> Reader:

@@ -322,9 +322,7 @@ def _load_model(
 
     config = model_file.read_config(path)
     if config is None:
-        from keras_dist_callbacks._compat.model_file import load_model
-
-        return load_model(path, custom_objects, compile=compile)
+        return model_file.load_model(path, custom_objects, compile=compile)
     model = build_fn()
     model_file.prepare(model, config, custom_objects, compile=compile)
     _require_built(model, shown)

@@ -146,7 +146,7 @@ class Cluster(Role):
         Returns:
             The result on the chief, None elsewhere.
         """
-        return self.agree(action if self.is_chief else _nothing, tag, timeout)
+        return self.agree(action if self.is_chief else lambda: None, tag, timeout)
 
     def require_same(self, facts: Mapping[str, str], tag: str, timeout: float | None = None) -> None:
         """Checks that every worker was told the same.
@@ -230,7 +230,3 @@ class Cluster(Role):
             )
         messaging.check(said.value, kind, source)
         return said.value
-
-
-def _nothing() -> None:
-    return None

@@ -272,7 +272,7 @@ def _who(role: Role, text: str) -> str:
         return f"{_named(role, int(farewell[1]))} said that it ended with {farewell[2]}"
     told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
     told.discard(role.worker_index)
-    states = _states(role, _peers(role))
+    states = _states(role, [worker for worker in range(role.num_workers) if worker != role.worker_index])
     if told and not any(states[worker] for worker in told) and _is_cut_off_from_chief(role, states):
         told = set()  # a worker that ended its step for the same reason is named, and the chief is not
     lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in told]
@@ -309,10 +309,6 @@ def _say(text: str) -> None:
         finally:
             if take_back is not None:
                 take_back()
-
-
-def _peers(role: Role) -> list[int]:
-    return [worker for worker in range(role.num_workers) if worker != role.worker_index]
 
 
 def _named(role: Role, worker: int) -> str:

@@ -33,10 +33,6 @@ from keras_dist_callbacks.storage.transfer import Buffer, FileInfo, RateLimiter
 from keras_dist_callbacks.terminal import escape_controls, warn
 
 
-def _protocol_of(url: str) -> str:
-    return url.split("://", 1)[0].split("::")[-1] if "://" in url else "file"
-
-
 def open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) -> tuple[Any, str]:
     """The file system and the path in it; nothing is contacted yet.
 
@@ -44,7 +40,7 @@ def open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) ->
         ConfigError: The protocol is unknown, its package is missing, or its client does not take the options.
     """
     reject_credentials(url)
-    protocol = _protocol_of(url)
+    protocol = url.split("://", 1)[0].split("::")[-1] if "://" in url else "file"
     try:
         cache = {} if protocol == "file" else {"use_listings_cache": False}
         fs, root = fsspec.core.url_to_fs(url, **cache, **options)

@@ -40,8 +40,9 @@ def translate_error(
     if isinstance(error, FileExistsError) or (missing and verb in _READING):
         kind = FileNotFoundError if missing else FileExistsError
         return error if clean else kind(where)
-    if clean and not (isinstance(error, OSError) or (not is_local and is_store_error(error))):
-        return error
+    is_of_store = not is_local and (_is_of_a_client(error) or isinstance(error, ValueError | RuntimeError))
+    if clean and not (isinstance(error, OSError) or is_of_store):
+        return error  # a mistake in this package
     tried = f" (tried for {seconds:.0f} s)" if seconds is not None and seconds >= 1 and is_retryable(error) else ""
     hint = (
         _room_in_words(*room)
@@ -161,7 +162,7 @@ def is_retryable(error: BaseException) -> bool:
         return status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
     if _is_untrusted(error) or _is_about_the_request(error):
         return False
-    kinds = _passing_types(error)
+    kinds = _PASSING_TYPES.get(type(error).__module__.split(".")[0].removeprefix("aio"))
     if kinds is not None:
         return bool(kinds & {kind.__name__ for kind in type(error).__mro__}) or bool(getattr(error, "retryable", False))
     if isinstance(error, OSError):
@@ -173,11 +174,6 @@ def is_forbidden(error: BaseException) -> bool:
     """Whether it is the right to do this that is missing."""
     is_read_only = isinstance(error, OSError) and error.errno == errno.EROFS
     return is_read_only or isinstance(error, PermissionError) or status_of(error) == 403
-
-
-def is_store_error(error: Exception) -> bool:
-    """Whether an error comes from a store or its client, and not from a mistake in this package."""
-    return isinstance(error, OSError) or _is_of_a_client(error) or isinstance(error, ValueError | RuntimeError)
 
 
 def advice(error: Exception, *, missing: bool = False) -> str:
@@ -237,10 +233,6 @@ def _is_about_the_request(error: BaseException) -> bool:
     kwargs = getattr(error, "kwargs", None)
     wrapped = (getattr(error, "inner_exception", None), kwargs.get("error") if isinstance(kwargs, dict) else None)
     return isinstance(error, ValueError) or any(isinstance(e, ValueError | TypeError | RecursionError) for e in wrapped)
-
-
-def _passing_types(error: BaseException) -> set[str] | None:
-    return _PASSING_TYPES.get(type(error).__module__.split(".")[0].removeprefix("aio"))
 
 
 def _is_of_a_client(error: BaseException) -> bool:

@@ -139,7 +139,7 @@ class CapturedVariables:
         """
         wanted = saved.state.get(TOPIC) or []
         notes = self._restore_hidden(wanted, saved.tensors) if wanted else []
-        if model_parts.has_constants(self._model) and graphs.traces(self._model):
+        if model_parts.layers_with_constants(self._model) and graphs.traces(self._model):
             self._model.make_train_function(force=True)  # what was traced holds the values from before the restore
         return notes
 

@@ -102,13 +102,15 @@ class Fingerprint:
 
     def _differing(self, before: Mapping[str, Any]) -> list[str]:
         names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
-        found = [name for name in names if self._differs(name, before) and not self._untold(name, before)]
+        found = [name for name in names if self._differs(name, before)]
         one_sided = [name for name in found if name not in before or name not in self._facts]
         # Of a stage that only one of them has, the stage as a whole is named.
         return [name for name in found if not any(name.startswith(f"{other}/") for other in one_sided)]
 
     def _differs(self, name: str, before: Mapping[str, Any]) -> bool:
         was, now = before.get(name), self._facts.get(name)
+        if name.endswith(f"/{input_values.VALUES}") and None in (was, now):
+            return False  # the content of arrays is described in one of the two runs only
         if name.endswith(_SAMPLES) and was and now:
             return input_values.changed_files(was, now) > 0
         if name.endswith(_UNREAD):
@@ -151,10 +153,6 @@ class Fingerprint:
         rates = {f"{_RATE}{name}": rate for name, rate in self._rates.items()}
         now = {**self._compiled, **rates}
         return [_changed(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
-
-    def _untold(self, name: str, before: Mapping[str, Any]) -> bool:
-        """Whether the content of arrays is described in one of the two runs only."""
-        return name.endswith(f"/{input_values.VALUES}") and not (name in before and name in self._facts)
 
     def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
         in_force = {} if not self._rates else model_parts.fixed_rates(self._fit.model.optimizer)

@@ -67,7 +67,8 @@ def load_backup(
     if model is None:
         return by_path(select_backup.find_backup(store, commit, workers=0)[1].tensors)
     require_built(model)
-    cluster = _cluster_of(model)
+    # A model of this process alone is read for alone.
+    cluster = Cluster.detect() if multi_worker.is_multi_worker(model.distribute_strategy) else Cluster()
     chosen = cluster.on_chief(lambda: select_backup.find_backup(store, commit, cluster.num_workers), _TAG)
     name = cluster.broadcast(None if chosen is None else chosen[0].name, _TAG, kind=str)
     cluster.agree(lambda: _apply(store, model, cluster, name if chosen is None else chosen[1]), _TAG)
@@ -155,8 +156,3 @@ def require_built(model: Any) -> None:
             f"the model is not built ({unbuilt[0]}), so that saved weights have nowhere to go: give it an Input "
             "layer, or call it on a batch or model.build(...) first"
         )
-
-
-def _cluster_of(model: Any) -> Cluster:
-    """The workers that hold the model together; a model of this process alone is read for alone."""
-    return Cluster.detect() if multi_worker.is_multi_worker(model.distribute_strategy) else Cluster()

@@ -448,7 +448,7 @@ def _build_optimizers(records: Mapping[str, JSON], now: Found) -> bool:
     for path in models:
         model, optimizer = now.nodes.get(path), now.nodes.get(f"{path}/optimizer")
         if model is not None and optimizer is not None and not optimizer.value.built:
-            library_state.build_optimizer(model.value, optimizer.value)
+            optimizer.value.build(model.value.trainable_variables)
             built = True
     return built
 

@@ -63,7 +63,7 @@ def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_load
         is_loaded: Variables have the values of a checkpoint, and not those that the script gave them.
     """
     nodes = {**of_input.nodes, **start.nodes}
-    values = {path: _text(node) for path, node in nodes.items() if _is_compared(node)}
+    values = {path: _text(node) for path, node in nodes.items() if node.kind in _KINDS and not _is_of_step(node)}
     values.update({} if is_loaded else _settings_in_variables(start))
     values.update(_settings_of_layers(nodes))
     values.update(_tables(nodes))
@@ -100,7 +100,8 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
 def _settings_in_variables(start: Found) -> dict[str, list[str]]:
     """The numbers with which variables of training begin that no optimizer trains, such as a weight of a loss."""
     found = {path: node.value for path, node in start.nodes.items() if node.kind == "owned" or _is_of_step(node)}
-    numbers = {path: variables.setting(value) for path, value in found.items() if not _is_rate_of_compile(path)}
+    rates = {path for path in found if path.startswith("optimizer/") and path.endswith("/_learning_rate")}
+    numbers = {path: variables.setting(value) for path, value in found.items() if path not in rates}
     return {path: [_VARIABLE, repr(number)] for path, number in numbers.items() if number is not None}
 
 
@@ -121,15 +122,7 @@ def _settings_of_layers(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
     }
 
 
-def _is_rate_of_compile(path: str) -> bool:
-    return path.startswith("optimizer/") and path.endswith("/_learning_rate")  # compared with that in the backup
-
-
 _KINDS = frozenset(["value", "container", "array", "texts", "random", "variable", "tensor", "iterator", "ref"])
-
-
-def _is_compared(node: Node) -> bool:
-    return node.kind in _KINDS and not _is_of_step(node)
 
 
 def _is_of_step(node: Node) -> bool:

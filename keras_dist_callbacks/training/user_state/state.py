@@ -71,7 +71,9 @@ class UserState:
         self._start = self._walk()
         layers = {p: node.value for p, node in self._start.nodes.items() if library_state.can_adapt(node.value)}
         self._adapted = {path: library_state.adapted(layer) for path, layer in layers.items()}
-        described = edits.describe(self._start, self.input.start, self._names_of_the_user(), is_loaded=_is_loaded(fit))
+        names = [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
+        is_loaded = getattr(fit.model, "_kdc_origin", None) is not None  # from a checkpoint, with its variables
+        described = edits.describe(self._start, self.input.start, names, is_loaded=is_loaded)
         first = shared(_Descriptions).of_models.setdefault(fit.model, {}).setdefault(directory, described)
         self._description = edits.with_first(described, first)
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
@@ -237,9 +239,6 @@ class UserState:
         _remember_trace(model, self._last_trace)
         found = changes.changes_between(self._start, self._last_trace, "traced", self._remade(self._last_trace))
         self._traced.append(found)
-
-    def _names_of_the_user(self) -> list[str]:
-        return [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
 
     def _walk(self, *, only_traced: bool = False) -> Found:
         roots = _roots_of(self._fit, self._callbacks)
@@ -448,11 +447,6 @@ def _may_be_traced(path: str, now: Found) -> bool:
     if slot is not None and slot.kind == "attribute" and library_state.is_set_by_library(slot.owner, slot.key):
         return True
     return any(segment in now.traced_names for segment in segments)
-
-
-def _is_loaded(fit: RunningFit) -> bool:
-    """Whether the model came from a checkpoint, and so did the values of its variables."""
-    return getattr(fit.model, "_kdc_origin", None) is not None
 
 
 def _is_listed(model: Any, holder: Any) -> bool:
