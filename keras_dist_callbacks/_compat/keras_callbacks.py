@@ -172,10 +172,6 @@ def _attributes(*names: str, identity: tuple[str, ...] = (), finer: tuple[str, .
     return Known(get, put, identity, finer, attributes=frozenset(names))
 
 
-def _get_progress(callback: Any) -> dict[str, Any]:
-    return {"seen": callback.seen, "target": callback.target}
-
-
 def _set_progress(callback: Any, state: dict[str, Any]) -> None:
     callback.seen = state["seen"]
     if callback.target is None:  # an input whose length an earlier epoch has shown
@@ -222,7 +218,7 @@ _TABLE: dict[str, Known] = {
     ),
     "SwapEMAWeights": _attributes("_ema_weights_in_model", finer=("swap_on_epoch",)),
     "CSVLogger": Known(get_rows, set_rows, ("filename",), prepare=_prepare_rows),
-    "ProgbarLogger": Known(_get_progress, _set_progress),
+    "ProgbarLogger": Known(lambda bar: {"seen": bar.seen, "target": bar.target}, _set_progress),
     "History": Known(get, set_back, attributes=frozenset(["epoch", "history"])),
     # Without a state; known so that one that is new or gone is named.
     "LearningRateScheduler": _attributes(),

@@ -229,16 +229,12 @@ def _is_read_whole(dataset: Any, places: list[tuple[int, ...]]) -> bool:
     whole = original(dataset)
     if whole is not dataset:
         return True  # distributed datasets are read ahead for their devices
-    behind = [s for path, s in occurrences(whole) if any(_comes_after(path, place) for place in places)]
+    behind = [s for path, s in occurrences(whole) if any(path == place[: len(path)] != place for place in places)]
     if rng.is_deterministic() and any(function_stages(stage) for stage in behind):
         return False  # TensorFlow takes the asynchronous parts out then
     allowed = all(_option(whole, name) is not False for name in ("apply_default_optimizations", "inject_prefetch"))
     alone = [stage for stage in behind if "Ragged" not in type(stage).__name__]
     return (allowed and _tunes(whole)) or any(reads_ahead(stage, whole) for stage in alone)
-
-
-def _comes_after(path: tuple[int, ...], place: tuple[int, ...]) -> bool:
-    return len(path) < len(place) and place[: len(path)] == path
 
 
 def _tunes(dataset: Any) -> bool:

@@ -38,6 +38,7 @@ _RACERS = 8
 _OBJECT = b"kdc doctor".ljust(1024)
 _SLOW_SECONDS = 1.0
 _LISTING_SECONDS = 5.0
+_LARGE = 2**20  # bytes
 _PRUNE = "harmless; `kdc prune --keep 2` deletes them"
 _SPACE_FOR_BACKUPS = 3
 
@@ -164,6 +165,17 @@ def check_create(storage: Storage) -> Check:
     return Check("exclusive create", "fail", "an object was overwritten by a create", _UNSAFE)
 
 
+def check_direct(storage: Storage) -> Check:
+    """Whether blobs of backups go around the page cache, where they do not disturb training."""
+    if not storage.is_local:
+        return Check("direct writes", "ok", "nothing to try: this is not a local directory")
+    with scratch(storage) as name:
+        storage.create(name, [bytes(_LARGE)])
+    if storage.writes_directly:
+        return Check("direct writes", "ok", "taken: large files go around the page cache")
+    return Check("direct writes", "ok", "refused, or turned off: large files go through the page cache")
+
+
 def check_race(storage: Storage) -> Check:
     """Of several writers that create one name at the same time, one must win."""
     start = threading.Barrier(_RACERS)
@@ -216,6 +228,7 @@ _CHECKS: dict[str, Callable[[Storage], Check]] = {
     "latency": check_latency,
     "exclusive create": check_create,
     "racing creates": check_race,
+    "direct writes": check_direct,
     "replace": check_replace,
     "listings": check_listing,
 }

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import platform
 import queue
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from keras_dist_callbacks.backups.reading import Allocate
@@ -29,8 +29,6 @@ from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import is_shown, warn
-
-_KEPT_COMMITS = 2
 
 
 class BackupEngine:
@@ -305,16 +303,16 @@ class BackupEngine:
             self._delete_everything()
 
     def _delete_everything(self) -> None:
-        try:
-            self._store.delete_everything()
-        except StorageError as error:
-            self._note(f"the backup could not be deleted: {error}")
+        self._delete(self._store.delete_everything, "the backup")
 
     def _delete_recycled(self) -> None:
+        self._delete(self._store.delete_recycled, "files that are not needed any more")
+
+    def _delete(self, delete: Callable[[], None], what: str) -> None:
         try:
-            self._store.delete_recycled()
+            delete()
         except StorageError as error:
-            self._note(f"files that are not needed any more could not be deleted: {error}")
+            self._note(f"{what} could not be deleted: {error}")
 
     # --- in the background
 

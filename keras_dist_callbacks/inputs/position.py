@@ -217,7 +217,8 @@ class DataPosition:
         """
         python = self._unsettled()
         if not self._addressing:
-            names = [name for name in python if _is_read_in_order(name)]
+            # Those that no other thread reads at the same time, by their words.
+            names = [name for name in python if name.startswith("the PyDataset") and "in parallel" not in name]
             python = [name for name in python if name not in names]
             python += [f"{name}{BECAUSE}{doubt}" for name in names if doubt is not None]
         untold = [_BEGUN] if self._source_state is not None and not self.state else []
@@ -253,11 +254,6 @@ class DataPosition:
         if not is_stateless(self._validation):
             found += [f"{name} of the validation data" for name in self.hides.validation.python]
         return list(dict.fromkeys(found))
-
-
-def _is_read_in_order(name: str) -> bool:
-    """Whether no other thread reads a PyDataset at the same time, by its words."""
-    return name.startswith("the PyDataset") and "in parallel" not in name
 
 
 class _EpochEndReplay:

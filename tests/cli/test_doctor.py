@@ -21,7 +21,7 @@ from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_
 from tests.support.states import HASH, TOKEN
 
 url = cli_backups.url
-STORE_CHECKS = ["access", "latency", "exclusive create", "racing creates", "replace", "listings"]
+STORE_CHECKS = ["access", "latency", "exclusive create", "racing creates", "direct writes", "replace", "listings"]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_without_access_the_reason_is_told_and_the_rest_skipped(tmp_path: Path) 
     assert {found[name]["status"] for name in STORE_CHECKS[1:]} == {"skipped"}
     assert "backups" not in found
     text = kdc("doctor", tmp_path / "file" / "d").stdout
-    assert "the other 5 checks were skipped" in text
+    assert "the other 6 checks were skipped" in text
     assert text.splitlines()[-1] == "1 check failed"
 
 
