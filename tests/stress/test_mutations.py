@@ -66,8 +66,8 @@ def cases(count: int, body: Any, free: Any, share: float) -> Iterator[tuple[str,
 
 
 def is_content(place: Place) -> bool:
-    """Whether a place in a manifest is within what its seal alone vouches for: state, info, a tensor's key."""
-    return place[2:3] == ("state",) or place[:1] == ("info",) or place[-1] == "key"
+    """Whether a place in a manifest is within what its seal alone vouches for: a worker's state and tensors, info."""
+    return place[2:3] in {("state",), ("tensors",)} or place[:1] == ("info",)
 
 
 def sealed(text: bytes) -> bytes:
