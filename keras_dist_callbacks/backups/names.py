@@ -11,9 +11,6 @@ from keras_dist_callbacks.storage.local_files import final_name
 
 OWNERS, BLOBS, COMMITS, DAMAGED = "owners", "blobs", "commits", "damaged"
 OWNER, WITNESS = ".json", ".committed"
-MOST_GENERATIONS = 10**8
-"""A generation is below it; far more runs than any job has, and few enough for names to stay short."""
-
 GENERATION = "(?:[0-9]{6}|[1-9][0-9]{6,7})"  # as it is written, with zeros in front up to six digits alone
 SEQUENCE = "(?:[0-9]{8}|[1-9][0-9]{8,11})"
 RANDOM = r"[0-9a-f]{12}"

@@ -33,7 +33,7 @@ _SEAL_BYTES = 43
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """How many, or how many bytes: every JSON reader has such integers."""
 
-Generation = Annotated[int, msgspec.Meta(ge=1, lt=names.MOST_GENERATIONS)]
+Generation = Annotated[int, msgspec.Meta(ge=1, lt=10**8)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 Token = Annotated[str, msgspec.Meta(pattern=rf"^{names.RANDOM}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=rf"^{names.HASH}\Z")]

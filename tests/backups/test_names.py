@@ -51,7 +51,7 @@ def test_a_name_that_no_commit_has_is_none(name: str) -> None:
 
 
 def test_every_name_that_is_written_is_read() -> None:
-    for generation in (1, 999_999, names.MOST_GENERATIONS - 1):
+    for generation in (1, 999_999, 10**8 - 1):
         for sequence in (1, 10**8, 10**11):
             commit_id = CommitId(generation, sequence, TOKEN)
             file_name = commit_id.name.rpartition("/")[2]
