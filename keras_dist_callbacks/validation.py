@@ -29,10 +29,10 @@ _LARGEST_COUNT = 2**63 - 1
 Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS, description="a number of seconds above 0 up to 1e+07")]
 SecondsFromZero = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS, description="a number of seconds from 0 up to 1e+07")]
 Rate = Annotated[float, Meta(gt=0, le=2.0**60, description="a number of bytes per second above 0, and finite")]
-Count = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT, description="a whole number of 0 or more, below 2**63")]
-Some = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT, description="a whole number of 1 or more, below 2**63")]
+Count = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT, description="an integer of 0 or more, below 2**63")]
+Some = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT, description="an integer of 1 or more, below 2**63")]
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT, description="a number of bytes of 0 or more, below 2**63")]
-Text = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
+Text = Annotated[str, Meta(min_length=1, description="a str that is not empty")]
 Verbosity = Count | bool
 _LONGEST_SHOWN = 60
 _FLAGS_OF_NUMPY = {"numpy.bool", "numpy.bool_"}  # by name: what only starts processes does without importing numpy

@@ -213,13 +213,13 @@ def loop(directory: Path, verbose: int) -> None:
 
 
 LINES: dict[str, tuple[Callable[[Path, int], None], int, list[str]]] = {
-    "BackupAndRestore": (restore, logging.INFO, ["Restored "]),
+    "BackupAndRestore": (restore, logging.INFO, ["Resumed from "]),
     "preemption": (preempted, logging.WARNING, ["Preempted by SIGUSR1"]),
     "ModelCheckpoint": (checkpoint, logging.INFO, ["Epoch 1: saving model to", "Epoch 1: saved "]),
     "make_or_restore_model": (model, logging.INFO, ["keras_dist_callbacks: no checkpoint in"]),
     "SidecarEvaluator": (evaluator, logging.INFO, ["keras_dist_callbacks: evaluating", "no new checkpoint within"]),
     "PrintLR": (rate, logging.INFO, ["Epoch 1: learning rate 0.01"]),
-    "Checkpointer": (loop, logging.INFO, ["Restored "]),
+    "Checkpointer": (loop, logging.INFO, ["Resumed from "]),
 }
 SILENT = {"PrintLR", "Checkpointer"}  # without `verbose`
 

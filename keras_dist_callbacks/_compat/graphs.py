@@ -132,7 +132,7 @@ def operations_of_dataset(variant: Any) -> Operations:
         text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignores_state).numpy()
         return _operations(tf.compat.v1.GraphDef.FromString(text))
     except Exception:  # noqa: BLE001 - more than a GraphDef can hold, or an operation that has no graph
-        return Operations((), ("a dataset that cannot be looked into",), False, False, 0)
+        return Operations((), ("a dataset that cannot be inspected",), False, False, 0)
 
 
 def _operations(definition: Any) -> Operations:

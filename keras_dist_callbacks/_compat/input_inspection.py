@@ -121,7 +121,7 @@ def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
         if own == "false" or (own == "default" and loose):
             yield (
                 f"the input's {_public_name(stage)} with deterministic=False yields its elements in an order that "
-                "differs from run to run; leave deterministic out"
+                "differs from run to run; remove deterministic=False"
             )
         elif rng.is_deterministic():  # tf.data then runs functions that have a state one after the other
             continue
@@ -130,7 +130,7 @@ def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
                 what = found.random[0] if found.random else "a random layer or a variable"
                 yield (
                     f"the input's {_public_name(stage)} draws from a state that its parallel calls share ({what}), so "
-                    "that two runs differ; leave num_parallel_calls out there"
+                    "that two runs differ; remove its num_parallel_calls"
                 )
 
 
@@ -144,8 +144,8 @@ def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) ->
         users = [path for path, stage in occurrences if id(stage) in keyed]
         if any(0 < sum(user[: len(path)] == path and user != path for user in users) < len(users) for path in ahead):
             yield (
-                f"two parts of the input that run side by side draw from {variable.name}, so that two runs differ; "
-                "give each a random layer or generator of its own"
+                f"two parts of the input run in parallel and both draw from {variable.name}, so that two runs differ; "
+                "give each part its own random layer or generator"
             )
 
 
@@ -157,8 +157,9 @@ def _early_ends(dataset: Any) -> Iterator[str]:
     for end, stage in pipeline.early_termination_paths(dataset):
         if any(place[: len(path)] == path and path[: len(end)] == end for place in late for path in ahead):
             yield (
-                f"the input's {_public_name(stage)} ends a pass while orders before it are being drawn ahead, so "
-                "that two runs differ; put it before what repeats or joins shuffled data, or prefetch after it"
+                f"the input's {_public_name(stage)} ends a pass while the stages before it already draw the next "
+                "order, so that two runs differ; move it before the stage that repeats or joins shuffled data, or add "
+                "prefetch after it"
             )
 
 

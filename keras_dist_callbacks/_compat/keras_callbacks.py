@@ -97,7 +97,7 @@ def cut(callback: Any, size: int, digest: str) -> str | None:
             os.truncate(path, size)
         except OSError as error:
             raise BackupError(
-                f"the rows of {path} that will be written again cannot be cut off ({error}); the backup is untouched"
+                f"cannot remove the rows of {path} that training writes again: {error}. The backup is unchanged"
             ) from error
     return None
 

@@ -166,8 +166,8 @@ def drop(data: Iterator[Any], count: int, total: int, *, at_least: int | None = 
     """
     if _pull(data, count) < (count if at_least is None else at_least):
         raise BackupError(
-            f"the input ended before the {total} batches that the interrupted run had consumed; fit() must be given "
-            "the same data as before (the backup is untouched)"
+            f"the input ended before the {total} batches that the interrupted run had consumed; give fit() the same "
+            "data as before (the backup is unchanged)"
         )
 
 

@@ -100,7 +100,10 @@ def _tensorflow_state() -> dict[str, Any]:
 
     context = _context()
     if not hasattr(context, "_seed"):
-        raise CompatError("TensorFlow's eager context no longer keeps the global seed where this package knows it")
+        raise CompatError(
+            "TensorFlow's eager context does not have the global seed that backups save; install a "
+            "TensorFlow that docs/limits.md lists, or a newer keras-dist-callbacks"
+        )
     state: dict[str, Any] = {"seed": context._seed}
     if context._seed is not None:
         state["rng"] = _python_state(context._rng.getstate())

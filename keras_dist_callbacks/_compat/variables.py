@@ -227,7 +227,7 @@ def named_variables(model: Any) -> dict[str, Any]:
             count += 1
             name = f"{path}#{count}"
         if components(variable)[0].dtype.name in {"string", "resource", "variant"}:
-            raise BackupError(f"variable {path!r} has the type {variable.dtype}, which a backup cannot hold")
+            raise BackupError(f"variable {path!r} has the type {variable.dtype}, which backups do not support")
         named[name] = variable
     return named
 

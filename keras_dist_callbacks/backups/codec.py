@@ -229,7 +229,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
         ValueError: There is no such type.
     """
     if not _DTYPE_NAME.fullmatch(name):
-        raise ValueError(f"there is no type {name[:_SHOWN]!r}")
+        raise ValueError(f"unknown type {name[:_SHOWN]!r}")
     try:
         dtype: np.dtype[Any] = np.dtype(name)
         numeric = dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)  # ml_dtypes', if imported
@@ -240,7 +240,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
         numeric = isinstance(scalar, type) and issubclass(scalar, np.generic)
         dtype = np.dtype(scalar) if numeric else np.dtype("void")
     if not numeric or dtype.name != name:
-        raise ValueError(f"there is no type of numbers {name!r}")
+        raise ValueError(f"unknown numeric type {name!r}")
     return dtype
 
 
@@ -377,7 +377,7 @@ def check_header(header: bytes | memoryview, tensors: Iterable[TensorInfo], size
     for info in tensors:
         found = entries.get(info.key)
         if found != _entry(info, len(header)):
-            raise DamagedBackupError(f"{where}: its header says something else of {info.key!r} than the manifest")
+            raise DamagedBackupError(f"{where}: its header and the manifest differ in {info.key!r}")
 
 
 def _entry(info: TensorInfo, begin: int) -> _Entry:

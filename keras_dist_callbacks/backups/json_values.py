@@ -35,7 +35,7 @@ def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: b
         BackupError: It holds something that is neither JSON nor an array.
     """
     if depth > _DEEPEST:
-        raise BackupError(f"{where[:_SHOWN]}...: it is nested more than {_DEEPEST} levels deep")
+        raise BackupError(f"{where[:_SHOWN]}...: nested more than {_DEEPEST} levels deep")
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return {_SCALAR: [value.dtype.name, value.item()]}
     if value is None or isinstance(value, bool | int | float | str):
@@ -43,7 +43,9 @@ def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: b
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
-                raise BackupError(f"{where}: the key {key!r} of a dict cannot be stored; {_ADVICE}; no '$' in front")
+                raise BackupError(
+                    f"{where}: the key {key!r} of a dict cannot be stored; {_ADVICE}; a key must not start with '$'"
+                )
         return {k: to_json(v, f"{where}/{k}", tensors, copy=copy, depth=depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple):
         items = [to_json(v, f"{where}/{i}", tensors, copy=copy, depth=depth + 1) for i, v in enumerate(value)]
@@ -79,14 +81,14 @@ def check_storable(
         DamagedBackupError: It cannot.
     """
     if depth > 2 * _DEEPEST + 2:  # a tuple is a list in a dict
-        raise DamagedBackupError(f"{where[:_SHOWN]}...: it is nested more than {_DEEPEST} levels deep")
+        raise DamagedBackupError(f"{where[:_SHOWN]}...: nested more than {_DEEPEST} levels deep")
     if isinstance(value, list):
         for item in value:
             check_storable(item, tensors, where, also=also, depth=depth + 1)
     elif isinstance(value, dict):
         special = [key for key in value if key.startswith("$")]
         if special and (len(value) > 1 or not _is_special(special[0], value[special[0]], tensors, also)):
-            raise DamagedBackupError(f"{where}: {special[0]!r} stands for nothing that can be restored")
+            raise DamagedBackupError(f"{where}: {special[0]!r} is not a value that can be restored")
         for key, item in value.items():
             if key not in (_ARRAY, _SCALAR, _TORCH):
                 check_storable(item, tensors, f"{where}/{key}"[:_SHOWN], also=also, depth=depth + 1)

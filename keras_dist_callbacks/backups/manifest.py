@@ -65,7 +65,7 @@ class TensorFlowRandom(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         _require_place(self.rng)
         if self.seed is not None and self.rng is None:
-            raise ValueError("the seed comes without a random state")
+            raise ValueError("the seed has no random state")
 
 
 class Random(msgspec.Struct, forbid_unknown_fields=True):
@@ -193,7 +193,7 @@ def check_topics(state: Mapping[str, JSON], tensors: Collection[str], where: str
                 raise DamagedBackupError(f"{place} is not a dict")
             check_storable(value, tensors, place)
         elif topic not in _TYPES:
-            raise DamagedBackupError(f"{where}: the topic {topic!r} is not one that a backup holds")
+            raise DamagedBackupError(f"{where}: the topic {topic!r} is unknown")
         else:
             found = checked(value, _TYPES[topic], place)
             if topic in (PYTHON, TRACED, INPUT_PYTHON):
@@ -225,7 +225,7 @@ def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
 
 def _require_place(state: Python | None) -> None:
     if state is not None and (state[1][-1] > 624 or not math.isfinite(state[2] or 0)):
-        raise ValueError("a random state's place is beyond its words, or its rest is not finite")
+        raise ValueError("the position in a random state is out of range, or one of its values is not finite")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -262,7 +262,7 @@ def check_content(manifest: Manifest, where: str) -> None:
     """
     checked(manifest.info, Info, f"{where}: info")
     if not manifest.workers:
-        raise DamagedBackupError(f"{where} holds the state of no worker")
+        raise DamagedBackupError(f"{where} has no worker's state")
     _check_position(manifest.position, where)
     chief = manifest.workers[0]
     for worker, record in enumerate(manifest.workers):
@@ -271,13 +271,15 @@ def check_content(manifest: Manifest, where: str) -> None:
         state = {**chief.state, **record.state}
         check_complete(state, manifest.position.kind == "within", place)
         if manifest.position.epoch < state.get("first_epoch", 0):
-            raise DamagedBackupError(f"{place}: training began with a later epoch than {manifest.position.epoch}")
+            raise DamagedBackupError(f"{place}: the first epoch is after epoch {manifest.position.epoch}")
 
 
 def _check_position(position: Position, where: str) -> None:
     within = position.kind == "within"
     if position.batch > position.step or within != bool(position.batch):
-        raise DamagedBackupError(f"{where}: batch {position.batch} {position.kind} and step {position.step} do not fit")
+        raise DamagedBackupError(
+            f"{where}: batch {position.batch} {position.kind} and step {position.step} do not match"
+        )
 
 
 def _check_places(manifest: Manifest) -> None:
@@ -298,7 +300,7 @@ def _check_places(manifest: Manifest) -> None:
 def _checked_blobs(manifest: Manifest) -> dict[str, BlobInfo]:
     for blob in manifest.blobs:
         if blob_generation(blob.path) != manifest.id.generation:
-            raise ValueError(f"the blob name {blob.path!r} is not one that a backup writes there")
+            raise ValueError(f"the blob name {blob.path!r} is not valid")
         if not 8 <= blob.header_size <= min(blob.size, MAX_MANIFEST_BYTES):
             raise ValueError(f"{blob.path}: a header of {blob.header_size} bytes in a blob of {blob.size}")
     blobs = {blob.path: blob for blob in manifest.blobs}
@@ -309,10 +311,10 @@ def _checked_blobs(manifest: Manifest) -> dict[str, BlobInfo]:
 
 def _blob_of(name: str, info: TensorInfo, blobs: Mapping[str, BlobInfo]) -> BlobInfo:
     if name.startswith("variable/") and not _VARIABLE.fullmatch(name):
-        raise ValueError(f"the tensor {name!r} does not say of which replica it is")
+        raise ValueError(f"the tensor {name!r} does not name its replica")
     if info.blob not in blobs:
         raise ValueError(f"the tensor {name!r} is in {info.blob!r}, which is not listed among the blobs")
     blob = blobs[info.blob]
     if not blob.header_size <= info.start <= info.start + tensor_bytes(info) <= blob.size:
-        raise ValueError(f"the tensor {name!r} reaches beyond its blob {info.blob}")
+        raise ValueError(f"the tensor {name!r} ends after the end of its blob {info.blob}")
     return blob

@@ -96,7 +96,7 @@ def take_next(storage: Storage, newest: int, content: bytes) -> int:
     for generation in range(newest + 1, newest + 1 + _TRIES):
         if generation >= MOST_GENERATIONS:
             raise BackupError(
-                f"{storage.display()} appears to be the directory of {generation - 1} runs, which is impossible; give "
+                f"{storage.display()} appears to be the directory of {generation - 1} runs, which is impossible; use "
                 f"another directory, or delete the files with too large numbers in {OWNERS}/ and {COMMITS}/"
             )
         try:
@@ -107,7 +107,7 @@ def take_next(storage: Storage, newest: int, content: bytes) -> int:
     raise BackupError(
         f"{storage.display(OWNERS)}: the listings of this store are not consistent: the newest record in them is "
         f"{newest}, but {owner_name(newest + 1)} to {owner_name(newest + _TRIES)} exist too. Turn off the cache for "
-        "listings (in the store's client, a proxy or the mount), or give another directory"
+        "listings (in the store's client, a proxy or the mount), or use another directory"
     )
 
 

@@ -171,7 +171,7 @@ def laid_out(array: np.ndarray[Any, Any], strides: Sequence[int]) -> np.ndarray[
     """A copy of an array with these strides."""
     offset, size = _span(array.shape, strides, array.itemsize)
     if len(strides) != array.ndim or size > _LOOSEST * array.nbytes:
-        raise LookupError("an array's layout does not fit its content")
+        raise LookupError("an array's layout does not match its content")
     found = np.ndarray(array.shape, array.dtype, bytearray(size), offset, tuple(strides))
     found[...] = array
     return found
@@ -278,7 +278,7 @@ def check(value: JSON, tensors: Collection[str], where: str, depth: int = 0) -> 
         DamagedBackupError: It cannot.
     """
     if depth > 3 * _DEEPEST:
-        raise DamagedBackupError(f"{where[:_DEEPEST]}...: it is nested more than {_DEEPEST} levels deep")
+        raise DamagedBackupError(f"{where[:_DEEPEST]}...: nested more than {_DEEPEST} levels deep")
     if isinstance(value, list):
         for item in value:
             check(item, tensors, where, depth + 1)
@@ -341,4 +341,4 @@ _CHECKS: dict[str, Callable[[Any, Collection[str]], bool]] = {
 
 def _require(holds: bool) -> None:
     if not holds:
-        raise ValueError("it is not as it was written")
+        raise ValueError("it differs from what was written")

@@ -126,7 +126,7 @@ class BackupStore:
             check_sizes(self.storage, manifest.blobs)
         except DamagedBackupError as error:
             self._staging.forget()  # the next save writes everything anew
-            raise StorageError(f"what was just written is not there: {error}") from error
+            raise StorageError(f"cannot find what was just written: {error}") from error
         content = encode_manifest(manifest)
         self._check_readable(manifest, content)
         self.storage.create(manifest.id.name, [content])
@@ -279,7 +279,7 @@ class BackupStore:
             try:
                 self._manifests[commit] = read_verified(self.storage, commit.name, read)
             except FileNotFoundError as error:
-                raise DamagedBackupError(f"{where} is gone") from error
+                raise DamagedBackupError(f"{where} was deleted") from error
         return self._manifests[commit]
 
     def is_readable(self, commit: CommitId) -> bool:

@@ -66,7 +66,10 @@ _MUST_NOT_CHANGE = (
     ("tensorflow", "the version of TensorFlow", "resume with the version as before"),
     ("seed", "the global seed", "call keras.utils.set_random_seed with the same seed"),
 )
-_UNSEEDED = "no seed was set, so that shuffled orders and the like differ; call keras.utils.set_random_seed first"
+_UNSEEDED = (
+    "no seed was set, so shuffled orders and other random numbers differ between two runs; call "
+    "keras.utils.set_random_seed first"
+)
 _LOCAL_STATE_DROPPED = "this worker's local state was too large to be saved; raise max_local_state"
 _FINALIZED = (
     "the finished run had replaced its weights at the end (averages of the optimizer, or the best weights of "
@@ -151,7 +154,7 @@ def _condition(owner: str, found: list[Finding]) -> str:
     assertion = next((finding.assertion for finding in found if finding.assertion), None)
     advice = f"; {assertion} asserts that" if assertion else ""
     if not advice and owner.startswith("the callback "):
-        advice = "; get_state and set_state of the callback settle it"
+        advice = "; give the callback get_state and set_state to save it"
     return f"{owner} keeps no state in {_places(found)}{advice}"
 
 
@@ -214,8 +217,9 @@ def not_saved_reason(names: list[str]) -> str:
 
 def _missed_hooks_reason(names: list[str]) -> str:
     return (
-        f"an exception in a callback ended the interrupted run, and {', '.join(names)} did not hear of its last batch, "
-        "or hear of the next one twice; to continue from the backup before, delete the newest file of commits/"
+        f"an exception in a callback ended the interrupted run: {', '.join(names)} missed a hook of its last batch, or "
+        "would get a hook of the next batch twice; to continue from the backup before, delete the newest file of "
+        "commits/"
     )
 
 

@@ -124,8 +124,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         fit = seam.find_fit(self.model)
         if fit is None:
             raise ConfigError(
-                "BackupAndRestore works within model.fit() only: pass it in a plain list of callbacks, or in a "
-                "CallbackList(..., model=model); for training loops of your own there is Checkpointer"
+                "BackupAndRestore works only within model.fit(): pass it in a plain list of callbacks, or in a "
+                "CallbackList(..., model=model); in a custom training loop use Checkpointer"
             )
         if self._session is None:
             self._open(fit, list(fit.callback_list.callbacks))
@@ -222,8 +222,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         others = [c for c in callbacks if isinstance(c, BackupAndRestore) and c is not self]
         if others:
             raise ConfigError(
-                f"two BackupAndRestore callbacks in one fit ({self._storage.display()} and "
-                f"{others[0]._storage.display()}): which one to restore from would be undecided; keep one"
+                f"fit() has two BackupAndRestore callbacks ({self._storage.display()} and "
+                f"{others[0]._storage.display()}), but can restore from only one: remove the other"
             )
         if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
             raise ConfigError(
@@ -268,7 +268,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     def _require_session(self) -> FitSession:
         if self._session is None:
-            raise ConfigError("BackupAndRestore does not know its fit(): pass it in the callbacks of model.fit()")
+            raise ConfigError("BackupAndRestore was called outside of fit(): pass it in the callbacks of model.fit()")
         return self._session
 
 

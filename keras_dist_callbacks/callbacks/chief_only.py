@@ -42,10 +42,7 @@ class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
             given = type(callback).__name__
             raise ConfigError(f"callback: ChiefOnly needs a keras.callbacks.Callback, got {given}")
         if any(cls.__module__.startswith("keras_dist_callbacks.callbacks") for cls in type(callback).__mro__):
-            raise ConfigError(
-                f"{type(callback).__name__} knows about workers itself and needs every one of them; use it without "
-                "ChiefOnly"
-            )
+            raise ConfigError(f"{type(callback).__name__} must run on every worker: use it without ChiefOnly")
         self.callback = callback
         self._active = Cluster.detect().is_chief
         if self._active:

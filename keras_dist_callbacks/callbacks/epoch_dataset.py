@@ -53,7 +53,7 @@ class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):
 
         fit = seam.find_fit(self.model)
         if fit is None:
-            raise ConfigError("EpochDataset works within model.fit() only")
+            raise ConfigError("EpochDataset works only within model.fit()")
         dataset = self.fn(epoch)
         if not isinstance(dataset, tf.data.Dataset):
             raise ConfigError(f"EpochDataset: fn({epoch}) returned a {type(dataset).__name__}, not a tf.data.Dataset")

@@ -313,8 +313,8 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
     if in_directory:
         name = in_directory[0] if in_directory[0] in shown else "..."
         raise ConfigError(
-            f"filepath={shown!r} has the placeholder {{{name}}} in its directory; put it into the file "
-            "name: the files of a run lie in one directory, so that the newest can be found"
+            f"filepath={shown!r} has the placeholder {{{name}}} in its directory; put it into the file name: all "
+            "checkpoints of a run must be in one directory, so that the newest can be found"
         )
     if any(field == "" or field.isdigit() for field in in_name):
         raise ConfigError(f"filepath={shown!r}: placeholders need names, such as {{epoch:04d}} or {{val_loss:.3f}}")

@@ -176,7 +176,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
             embeddings_metadata=_metadata(embeddings_metadata),
         )
         if write_on == "all" and worker_log_dir is not None:
-            raise ConfigError("write_on='all' writes to each worker's own log_dir; leave worker_log_dir out")
+            raise ConfigError("write_on='all' writes to each worker's own log_dir; remove worker_log_dir")
         self._write_on, self._writes = write_on, True
         self._sync: EventSync | None = None
         self._local: Path | None = None

@@ -67,7 +67,7 @@ def write(storage: Storage, template: str, generation: int, *, is_ended: bool, l
             record_io.write(place, name, END_NOTE.encode(note))
         except StorageError as error:
             if (place, name) == places[-1]:
-                warn(f"the end of training is not noted, so a SidecarEvaluator cannot know of it: {error}")
+                warn(f"cannot write the note that training has ended, so a SidecarEvaluator continues to wait: {error}")
         else:
             return
 

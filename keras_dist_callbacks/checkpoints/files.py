@@ -112,7 +112,7 @@ def find(storage: Storage, template: str | None = None) -> Listing:
     patterns = [pattern_of(template) for template in {one.record.template for one in found}]
     incomplete = [name for name in bare if any(fits.fullmatch(name) for fits in patterns)]
     damaged += [
-        f"{storage.display(name)} is a symbolic link, which is not read; put the file in its place"
+        f"{storage.display(name)} is a symbolic link, which is not followed; replace it by the file itself"
         for name, target in links.items()
         if target.parent != Path(storage.root).resolve()  # a shortcut to another file of the directory is harmless
     ]
@@ -174,8 +174,8 @@ def _newer_without_record(storage: Storage, listing: Listing, template: str | No
         return []
     shown = newer[0] if len(newer) == 1 else f"{newer[0]} and {len(newer) - 1} more"
     return [
-        f"{shown} without a record: another program wrote or rewrote it, so it is not used "
-        "(make_or_restore_model(..., adopt=True) uses such files where there are no others)"
+        f"{shown} without a record: another program wrote or rewrote it, so it is not used (make_or_restore_model(..., "
+        "adopt=True) uses such files if there are no others)"
     ]
 
 

@@ -208,7 +208,7 @@ def require_size(record: Record, size: int, where: str) -> None:
     """
     expected = record.size + len(_trailer(record))
     if size != expected:
-        raise DamagedBackupError(f"{where} has {size} bytes, but {expected} by its record")
+        raise DamagedBackupError(f"{where} has {size} bytes, but its record says {expected}")
 
 
 def digest_of(read: Reader, size: int) -> str:

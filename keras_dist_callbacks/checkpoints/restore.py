@@ -227,7 +227,7 @@ def _restore_latest_loadable(
         reasons.append(f"{storage.display(checkpoint.name)}: {reason}")
     if reasons:
         what = f"no checkpoint of another tool in {storage.display()} loads: {'; '.join(reasons)}"
-        raise BackupMismatchError(f"{what}. Mend build_fn, or leave adopt out to begin with a new model")
+        raise BackupMismatchError(f"{what}. Fix build_fn, or remove adopt=True to start with a new model")
     return None
 
 
@@ -260,7 +260,7 @@ def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | N
 def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) -> None:
     if reasons and cluster.is_chief:
         warn(
-            f"newer checkpoints in {storage.display()} do not load and are skipped: {'; '.join(reasons)}",
+            f"newer checkpoints in {storage.display()} could not be loaded and are skipped: {'; '.join(reasons)}",
             UserWarning,
         )
 
@@ -271,7 +271,7 @@ def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: ForeignChe
     shown, optimizer = storage.display(adopted.name), getattr(model, "optimizer", None)
     step = steps_taken(optimizer) if optimizer is not None else 0
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, adopted.epoch, step)
-    where = f"{adopted.epoch} epochs finished" if adopted.epoch else "it does not tell its epoch"
+    where = f"{adopted.epoch} epochs finished" if adopted.epoch else "its epoch is not known"
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
     _say(verbose, f"model adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")
     return model
@@ -375,7 +375,7 @@ def _require_built(model: Any, shown: str) -> None:
     """Checks that the model has variables, and gives its optimizer those that it will have."""
     if not model.built:
         raise ConfigError(
-            f"build_fn returned a model that is not built, so the weights of {shown} have nowhere to go; give it an "
+            f"build_fn returned a model that is not built, so the weights of {shown} cannot be loaded; give it an "
             "Input layer or call model.build(...)"
         )
     optimizer = getattr(model, "optimizer", None)

@@ -314,7 +314,7 @@ def show_checkpoint(page: Page, details: CheckpointDetails, *, every_tensor: boo
         ("position", f"{formatting.count(row.epoch, 'epoch')} finished (step {row.step})"),
         ("state", formatting.styled(details.state)),
         ("written", formatting.moment(details.written, details.age_seconds)),
-        ("holds", "the whole model" if row.kind == "model" else "weights and optimizer"),
+        ("holds", "the complete model" if row.kind == "model" else "weights and optimizer"),
         ("monitored", listing.monitored(row)),
         ("template", details.template),
         *([("published as", row.published_name)] if row.name != row.published_name else []),
@@ -345,7 +345,7 @@ def _read(file: Path, shown: str) -> tuple[Mapping[str, str], tuple[TensorRow, .
     except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         if isinstance(error, DamagedBackupError):
             raise
-        raise DamagedBackupError(f"{shown} is not what Keras writes: {type(error).__name__} {error}") from error
+        raise DamagedBackupError(f"{shown} is not a file as Keras writes it: {type(error).__name__} {error}") from error
 
 
 def _stored(archive: zipfile.ZipFile, name: str, shown: str) -> zipfile.ZipInfo:

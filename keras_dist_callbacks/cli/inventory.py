@@ -219,7 +219,7 @@ def liveness(inventory: Inventory, now: float, quiet: float = QUIET_SECONDS) -> 
 def _owners(storage: Storage) -> dict[int, float | None]:
     found = owner_records.generations(storage)
     if len(found) > MOST_RECORDS:
-        raise BackupError(f"{storage.display(OWNERS)} holds {len(found)} records, more than jobs leave; look into it")
+        raise BackupError(f"{storage.display(OWNERS)} holds {len(found)} records, more than runs leave; inspect them")
     owners = parallel(lambda generation: owner_records.read_owner(storage, generation), found)
     return {g: owner.claimed if owner else None for g, owner in zip(found, owners, strict=True)}
 

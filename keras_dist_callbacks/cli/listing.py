@@ -213,7 +213,7 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
         page.table(_BACKUP_HEADERS, map(_commit_cells, rows), only_if_wide=_BACKUP_HEADERS[2:7])
         print_notes(page, rows)
     elif listing.earlier_runs:
-        page.line(f"{listing.url}: a run began here, but there is no backup")
+        page.line(f"{listing.url}: a run started here, but committed no backup")
     if published or listing.checkpoint_problems:
         page.line(f"{listing.url}: {formatting.count(len(published), 'checkpoint')}", "bold")
     if published:

@@ -237,5 +237,5 @@ def _parse_options(options: str | None) -> dict[str, Any]:
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
-        raise ConfigError('the storage options are no JSON object such as {"anon": true}')
+        raise ConfigError('the storage options are not a JSON object such as {"anon": true}')
     return parsed

@@ -224,8 +224,8 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
     if life.running and not spare_live_run:
         raise fail(
             f"{target.url}: a run seems to be writing (generation {life.generation}: {life.why}), and it deletes its "
-            f"old backups itself. Prune when it has ended or been quiet for "
-            f"{formatting.age(inventory.QUIET_SECONDS)}; --force leaves this run's backups alone and prunes the others",
+            f"old backups itself. Prune when it has ended or been quiet for {formatting.age(inventory.QUIET_SECONDS)}; "
+            "--force keeps the backups of this run and prunes the others",
             PROBLEM,
         )
     kept = _select_kept(target, found.entries, keep)
@@ -309,7 +309,7 @@ def _check_nothing_happened(store: BackupStore, plan: PrunePlan, expected: set[s
     expected = {name for name in expected if not name.startswith(f"commits/{plan.spared_generation:06d}-")}
     if found != expected or store.newest_generation() != plan.newest_generation:
         raise FencedError(
-            f"{plan.url}: a run has written meanwhile; the rest is left as it is. Prune again when it has ended"
+            f"{plan.url}: a run has written meanwhile; nothing more is deleted. Prune again when it has ended"
         )
 
 
@@ -324,7 +324,10 @@ def show_plan(page: Page, plan: PrunePlan) -> None:
     ]
     page.facts([("keep", "\n".join(plan.kept)), ("delete", "\n".join(filter(None, rows)) or "nothing")])
     if plan.spared_generation:
-        note = f"generation {plan.spared_generation} seems to be writing: it is left alone, and others need --force"
+        note = (
+            f"generation {plan.spared_generation} seems to be writing: its backups are kept; use --force to prune "
+            "the others"
+        )
         page.line(note, "yellow")
     if not plan.is_empty:
         page.line(f"{formatting.size(plan.bytes)} to be freed")

@@ -170,7 +170,7 @@ class Cluster(Role):
                 differences.append(f"{name}: {'; '.join(values)}")
         if differences:
             self.sync_before_raise(tag)
-            raise ConfigError(f"the workers disagree about {'. '.join(differences)}. Give all of them the same")
+            raise ConfigError(f"the workers disagree about {'. '.join(differences)}. Give all workers the same values")
 
     def leave(self, tag: str, timeout: float | None = None) -> None:
         """Returns at once on a worker, and on the chief when every worker has called it.
@@ -225,8 +225,8 @@ class Cluster(Role):
         said: _Said = messaging.decode(message, _Said, source)
         if said.tag != tag:
             raise ConfigError(
-                f"the workers do different things: {tag!r} on {self.name}, {said.tag!r} on worker {worker}. Give "
-                "all of them the same callbacks, in the same order, and the same calls"
+                f"the workers made different collective calls: {tag!r} on {self.name}, {said.tag!r} on worker "
+                f"{worker}. Give all workers the same callbacks, in the same order, and the same calls"
             )
         messaging.check(said.value, kind, source)
         return said.value

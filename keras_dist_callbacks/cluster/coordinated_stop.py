@@ -165,7 +165,7 @@ class CoordinatedStop:
                 raise self._failure
             if time.monotonic() > deadline:
                 raise ClusterTimeoutError(
-                    f"{self._cluster.name}: a stop was asked for, but not every worker answered within "
+                    f"{self._cluster.name}: a stop was requested, but not every worker answered within "
                     f"{self._timeout:g} s"
                 )
         with self._lock:
@@ -196,7 +196,7 @@ class CoordinatedStop:
                 value = messaging.fetch(self._of(number, "request"), _FOREVER, self._closing.is_set)
                 if value is None:
                     return
-                request: StopRequest = messaging.decode(value, StopRequest, "who asks for a stop")
+                request: StopRequest = messaging.decode(value, StopRequest, "which worker requests a stop")
                 if request.kind == _CLOSED:
                     return
                 self._agree(number, request)
@@ -226,7 +226,7 @@ class CoordinatedStop:
         for worker in range(self._cluster.num_workers):
             if worker != me:
                 value = messaging.fetch(self._of(number, f"answer/{worker}"), _FOREVER, self._closing.is_set)
-                source = f"worker {worker}, asked for its next boundary"
+                source = f"the next boundary of worker {worker}"
                 answers.append(0 if value is None else messaging.decode(value, _Boundary, source))
         with self._lock:
             self._round.request, self._round.stop_at = request, max(answers)

@@ -167,8 +167,8 @@ def check(value: Any, kind: Any, source: str) -> Any:
 def invalid_message(source: str) -> ClusterError:
     """The error for what no worker of this version would say."""
     return ClusterError(
-        f"{source}: what was published there is not what a worker of this version publishes. Install the same version "
-        "of keras-dist-callbacks for all workers, and let no other process reach their ports"
+        f"{source}: the message is not one of this version. Install the same version of keras-dist-callbacks on all "
+        "workers, and do not let other processes reach their ports"
     )
 
 
@@ -217,7 +217,7 @@ def call_with_timeout(operation: Callable[[], _T], timeout: float, what: str) ->
         thread.join(_POLL_SECONDS)  # this process may have stood still for all of that time, and not the service
     if failure:
         if isinstance(failure[0], coordination.service_errors()):
-            raise PeerLostError(f"{what}: the coordination service is gone ({failure[0]})") from failure[0]
+            raise PeerLostError(f"{what}: the coordination service has ended ({failure[0]})") from failure[0]
         raise failure[0]
     if not outcome:
         raise ClusterTimeoutError(f"{what}: the coordination service did not answer within {timeout:.0f} s")

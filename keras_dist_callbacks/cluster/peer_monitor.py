@@ -149,14 +149,16 @@ def _was_reported() -> str | None:
     """What a worker has said of itself or another, waiting a little for it."""
     get = functools.partial(coordination.get_value, KEY, int(_POLL_SECONDS * 1000))
     return messaging.call_with_timeout(
-        get, _POLL_SECONDS + messaging.heartbeat_timeout() / _FAILURES, "asking who is lost"
+        get, _POLL_SECONDS + messaging.heartbeat_timeout() / _FAILURES, "asking which worker is lost"
     )
 
 
 def _request_heartbeat(role: Role) -> list[tuple[str, int]]:
     """Returns if the service answers; one that is frozen leaves a request to set a key without an answer."""
     sign = functools.partial(coordination.set_once, f"kdc/sign/{role.worker_index}", "")
-    messaging.call_with_timeout(sign, messaging.heartbeat_timeout() / _FAILURES, "asking for a sign of life")
+    messaging.call_with_timeout(
+        sign, messaging.heartbeat_timeout() / _FAILURES, "checking that the coordination service answers"
+    )
     return []
 
 
@@ -169,8 +171,8 @@ _PASSED_ON = re.compile(r"lost: (.*?)(?: \[type\.googleapis|\n|$)")
 _FAREWELL = re.compile(r"worker ([0-9]{1,5}) ended with (.*?)(?: \[type\.googleapis|\n|$)")
 KEY = "kdc/lost"
 """Under which the coordination service keeps what is known of a lost worker."""
-_ENDED = "has ended: nothing listens on its port any more"
-_SILENT = "sends no heartbeats: it died, is frozen or cut off"
+_ENDED = "has ended: its port is closed"
+_SILENT = "sends no heartbeats: it has ended, is frozen or is disconnected"
 _CONNECT_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0
 _HANG_SECONDS = _EXIT_SECONDS = 8.0
@@ -258,7 +260,7 @@ def report_lost_tasks(role: Role, tasks: list[tuple[str, int]]) -> str | None:
 
 def describe_unresponsive(role: Role, worker: int) -> str:
     """A worker is lost that does not answer."""
-    return f"{_named(role, worker)} {_state(role.addresses[worker]) or 'does not answer: it is frozen or cut off'}"
+    return f"{_named(role, worker)} {_state(role.addresses[worker]) or 'does not answer: it is frozen or disconnected'}"
 
 
 def has_ended(role: Role, worker: int) -> bool:
@@ -269,7 +271,7 @@ def has_ended(role: Role, worker: int) -> bool:
 def _who(role: Role, text: str) -> str:
     farewell = _FAREWELL.search(text)
     if farewell is not None and int(farewell[1]) < role.num_workers:
-        return f"{_named(role, int(farewell[1]))} said that it ended with {farewell[2]}"
+        return f"{_named(role, int(farewell[1]))} reported that it ended with {farewell[2]}"
     told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
     told.discard(role.worker_index)
     states = _states(role, _peers(role))
@@ -302,10 +304,10 @@ def _say(text: str) -> None:
     publish = functools.partial(coordination.set_once, KEY, text)
     report = functools.partial(coordination.report_error, text)
     with contextlib.suppress(Exception):  # the error itself is what matters, and others may be gone already
-        messaging.call_with_timeout(publish, _ANSWER_SECONDS, "telling the other workers")
+        messaging.call_with_timeout(publish, _ANSWER_SECONDS, "reporting to the other workers")
         take_back = exit_process_after(_HANG_SECONDS, RESTART_EXIT_CODE)  # the next call holds the GIL
         try:
-            messaging.call_with_timeout(report, _ANSWER_SECONDS, "telling the other workers")
+            messaging.call_with_timeout(report, _ANSWER_SECONDS, "reporting to the other workers")
         finally:
             if take_back is not None:
                 take_back()

@@ -191,11 +191,11 @@ def decode(line: bytes) -> Message:
         NotUnderstoodError: It is too long, or not in the schema.
     """
     if len(line) > LONGEST:
-        raise NotUnderstoodError("it said more than a worker of this package would")
+        raise NotUnderstoodError("its message is longer than one of a worker of this package")
     try:
         message: Message = _decoder.decode(line)
     except (ValueError, RecursionError):
-        raise NotUnderstoodError("it said something that no worker of this version of the package would") from None
+        raise NotUnderstoodError("its message is not one of a worker of this version of the package") from None
     return message
 
 

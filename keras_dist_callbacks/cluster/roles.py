@@ -23,7 +23,7 @@ _INDEX = re.compile(r"[0-9]{1,5}")
 _PORT = re.compile(r"[0-9]{1,5}")
 _HOST = re.compile(r"[^\s/\\:,@\[\]\"'\x00-\x1f]+")
 _Task = Annotated[str, Meta(pattern=r"\A(chief|worker|evaluator)\Z", description="'chief', 'worker' or 'evaluator'")]
-_Index = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="a whole number of -1 or more, below 2**63")]
+_Index = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="an integer of -1 or more, below 2**63")]
 _Addresses = Annotated[tuple[str, ...], Meta(description="a tuple of host:port")]
 
 
@@ -39,13 +39,13 @@ def split_address(address: str) -> tuple[str, int]:
     if not 0 < int(port) < 65536:
         raise _malformed(address, "; a port is a number from 1 to 65535")
     if "://" in address:
-        raise _malformed(address, f"; leave {address.partition('://')[0]}:// out")
+        raise _malformed(address, f"; remove {address.partition('://')[0]}://")
     if any(character.isspace() for character in address):
         raise _malformed(address, "; there is a space in it")
     if host[0] == "[" and host[-1] == "]":
         return _version_6(host[1:-1], address), int(port)
     if ":" in host:
-        raise _malformed(address, "; an IPv6 address stands in brackets, such as [::1]:2222")
+        raise _malformed(address, "; write an IPv6 address in brackets, such as [::1]:2222")
     if not _HOST.fullmatch(host):
         raise _malformed(address)
     return host, int(port)
@@ -156,7 +156,7 @@ def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
     try:
         config = json.loads(text)
     except RecursionError:
-        raise ConfigError("TF_CONFIG is not valid: brackets within brackets, too deep to be read") from None
+        raise ConfigError("TF_CONFIG is not valid: it is nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"TF_CONFIG is not valid JSON: {error}") from error
     spec = _field(config, "cluster", dict, "TF_CONFIG") if "cluster" in _mapping(config) else {}

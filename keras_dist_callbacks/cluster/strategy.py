@@ -126,8 +126,8 @@ def _enable(role: Role) -> None:
 def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, options: Any) -> Any:
     if coordination.is_too_late():
         raise ConfigError(
-            "make_strategy() came too late: TensorFlow has run an operation in this process, and a cluster cannot be "
-            "joined after that. Call it first, before any dataset, tensor or model is made"
+            "make_strategy() was called too late: TensorFlow has already run an operation in this process, which "
+            "cannot join a cluster after that. Call it first, before you create any dataset, tensor or model"
         )
     token = ClusterToken.detect()
     rendezvous.wait_for_everyone(cluster.addresses, cluster.worker_index, startup_timeout, token)

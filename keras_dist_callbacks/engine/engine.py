@@ -253,8 +253,8 @@ class BackupEngine:
         self._writer.wait(timeout)
         self._writer.raise_failure()
         newest = None if self.committed is None else dataclasses.asdict(self.committed)
-        newest = self._cluster.broadcast(newest, "leaving early", timeout, kind=Position | None)
-        self._cluster.leave("leaving early", timeout)
+        newest = self._cluster.broadcast(newest, "stopping early", timeout, kind=Position | None)
+        self._cluster.leave("stopping early", timeout)
         return None if newest is None else Position(**newest)
 
     def finish(self, snapshot: Snapshot, *, delete: bool) -> None:
@@ -296,7 +296,7 @@ class BackupEngine:
         if not delete:
             return
         if self._failed:
-            self._note("the final backup failed, so the last good one is kept instead of being deleted")
+            self._note("the final backup failed, so the last intact one is kept instead of being deleted")
             return
         self._delete_everything()
 

@@ -77,8 +77,8 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
         raise validation.invalid_argument(
             "Invalid value: save_freq",
             save_freq,
-            "'epoch' or a number of batches of 1 or more (below 2**63), 'auto', a datetime.timedelta above 0, or False "
-            "for none but at a preemption and at the end",
+            "'epoch' or a number of batches of 1 or more (below 2**63), 'auto', a datetime.timedelta above 0, or "
+            "False to save only at a preemption and at the end",
         ) from None
 
 

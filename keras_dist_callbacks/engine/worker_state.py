@@ -160,7 +160,7 @@ class WorkerStateExchange:
 
     def _send_state(self, save: int, me: int, snapshot: Snapshot, wanted: _Wanted) -> None:
         if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
-            raise BackupError(f"the chief asked in save {save} for what this worker does not have")
+            raise BackupError(f"in save {save} the chief requested tensors that this worker does not have")
         arrays = {name: snapshot.tensors[name].array() for name in wanted.tensors}
         if sum(array.nbytes for array in arrays.values()) > self.max_local_state:
             arrays = {}
@@ -221,7 +221,7 @@ class WorkerStateExchange:
 
 def _when_ended(began: float) -> str:
     why = messaging.lost()
-    return f"when this run was ended, {time.monotonic() - began:.1f} s after it was asked{f' ({why})' if why else ''}"
+    return f"when this run ended, {time.monotonic() - began:.1f} s after the request{f' ({why})' if why else ''}"
 
 
 def _source(worker: int, save: int) -> str:

@@ -92,7 +92,7 @@ class EvaluatedModel:
 
     def _take_whole(self, path: Path, shown: str) -> None:
         if not path.name.endswith(".keras"):
-            raise ConfigError(f"{shown} holds weights alone: give SidecarEvaluator a compiled model to load them into")
+            raise ConfigError(f"{shown} holds only weights: give SidecarEvaluator a compiled model to load them into")
         config = _config_of(path)
         if self._model is not None and config == self._config:
             self._load_weights(path, shown)  # evaluate() need not be traced again

@@ -200,7 +200,9 @@ class BestExport:
             ConfigError: There is no such metric.
         """
         if self.monitor not in metrics:
-            raise ConfigError(f"monitor={self.monitor!r} is not a metric of the model; there are {', '.join(metrics)}")
+            raise ConfigError(
+                f"monitor={self.monitor!r} is not a metric of the model; its metrics are {', '.join(metrics)}"
+            )
         value = metrics[self.monitor]
         listing = files.find(self.storage, self.name)
         there = next((one.record for one in listing.checkpoints if one.name == self.name), None)

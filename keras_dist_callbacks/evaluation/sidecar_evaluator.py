@@ -28,7 +28,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.validation import Seconds, SecondsFromZero, Text
 
-_DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be run through again, or a tuple (x, y)"
+_DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be iterated again, or a tuple (x, y)"
 _BELOW_LOG_DIR = "evaluator"
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "f_beta", "fbeta", "iou", "r2")
 
@@ -159,8 +159,8 @@ class SidecarEvaluator:
         self._say(f"evaluating {self._checkpoints.display()}; results are kept in {self._state.display()}")
         if self._most is None and self._timeout is None:
             self._say(
-                "this ends when the end note of training is found; if it cannot be written or seen from here, give a "
-                "timeout or max_evaluations"
+                "evaluation ends when it finds the note that training has ended; if training cannot write it, or it "
+                "cannot be read here, set timeout or max_evaluations"
             )
         self._run()
         return self._log.results
@@ -178,7 +178,7 @@ class SidecarEvaluator:
                 return
             left = math.inf if self._timeout is None else news + self._timeout - time.monotonic()
             if left <= 0:
-                self._say(f"no new checkpoint within {self._timeout:g} s; ending")
+                self._say(f"no new checkpoint within {self._timeout:g} s; evaluation ends")
                 return
             time.sleep(min(self._poll_seconds, left))
 
@@ -191,7 +191,7 @@ class SidecarEvaluator:
         except StorageError as error:
             if not error.unavailable:
                 raise
-            warn(f"the checkpoints cannot be looked at, which is tried again: {error}")
+            warn(f"cannot read the checkpoints, and will try again: {error}")
             return PollResult(failed=True)
         new = set(look.problems) - self._reported
         sure = new & self._suspected.get(source, set())  # there at the look before too: nobody is just replacing it
@@ -207,10 +207,10 @@ class SidecarEvaluator:
         if not deciding.is_ended or any(look.failed for look in looks):
             return False
         if not self._has_evaluated and time.monotonic() - began < self._rerun_seconds:
-            text = "the training has ended, and was evaluated to its end already; waiting for a new run to begin"
+            text = "training has ended and all of it is evaluated; waiting for a new run to start"
             self._say_once(f"{text}, at most {self._rerun_seconds:g} s")
             return False
-        self._say("the training has ended, and its checkpoints are evaluated")
+        self._say("training has ended and all its checkpoints are evaluated")
         return True
 
     def _evaluate(self, source: Source, candidate: Candidate) -> bool:
@@ -241,12 +241,12 @@ class SidecarEvaluator:
         try:
             return source.take(candidate, self._model, directory)
         except DamagedBackupError as error:
-            warn(f"a damaged checkpoint is not evaluated: {error}", UserWarning)
+            warn(f"a damaged checkpoint is skipped: {error}", UserWarning)
             self._settled.add(candidate.key)
         except StorageError as error:
             if not error.unavailable:
                 raise
-            warn(f"a checkpoint cannot be read, which is tried again: {error}")
+            warn(f"cannot read a checkpoint, and will try again: {error}")
         return None
 
     def _say(self, what: str) -> None:
@@ -320,8 +320,8 @@ class EvaluatorDirectories:
         storage = storage.child(below) if below else storage
         if _is_inside(storage, self.checkpoints):
             raise ConfigError(
-                f"{name}={redact(path)!r} is in the checkpoints' directory {self.checkpoints.display()}, where the "
-                "training alone writes: give the evaluator a directory of its own next to it"
+                f"{name}={redact(path)!r} is in the checkpoints' directory {self.checkpoints.display()}, where only "
+                "the training writes: give the evaluator its own directory next to it"
             )
         return storage
 
@@ -354,8 +354,8 @@ def _checked_data(data: Any, steps: int | None) -> Any:
             raise validation.invalid_argument("data", data, _DATA)
         if steps is None and iter(data) is data:
             raise ConfigError(
-                "data can be run through once only, but is needed for every checkpoint: give a dataset that begins "
-                "anew each time, or with a generator that has no end steps"
+                "data can be iterated only once, but is needed for every checkpoint: give a dataset that can be "
+                "iterated again, or, with an endless generator, set steps"
             )
     return data
 

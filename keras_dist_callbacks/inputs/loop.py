@@ -14,11 +14,13 @@ from keras_dist_callbacks.inputs.sources import is_stateless
 from keras_dist_callbacks.inputs.variables import InputVariables
 
 _AROUND = (
-    "your loop gives each step the batch that it gave it before: it took batches by itself, not from "
-    "Checkpointer.batches() or Checkpointer.iterator()"
+    "your loop gives each step the same batch as before: it did not take its batches from Checkpointer.batches() or "
+    "Checkpointer.iterator()"
 )
 
-_UNCOUNTED = "your loop itself resumes at the right batch: it did not call Checkpointer.step() for what it trained"
+_UNCOUNTED = (
+    "your loop itself resumes at the right batch: it did not call Checkpointer.step() after the batches that it trained"
+)
 
 
 class LoopInput:

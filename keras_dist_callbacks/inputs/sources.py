@@ -61,8 +61,8 @@ def _drawn(loader: Any) -> StatefulSource | None:
             torch_loader.set_states(found, state["generators"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise BackupMismatchError(
-                f"the generators of the torch {type(loader).__name__} are others than in the interrupted run: {error}; "
-                "give it the ones that it had (the backup is untouched)"
+                f"the random generators of the torch {type(loader).__name__} differ from those of the interrupted run: "
+                f"{error}; give it the same ones (the backup is unchanged)"
             ) from error
 
     return StatefulSource(lambda: {"generators": torch_loader.states(found)}, put, is_all=False) if found else None

@@ -136,15 +136,15 @@ class InputVariables:
         """Why variables that both the input and training change cannot be put back, one sentence each."""
         names = [strip_counters(r.name) for r in self.hidden.variables if used_by_training(r.key)]
         found = [
-            f"the input and the model both draw from {name}, one ahead of the other; give the input a random layer or "
-            "a SeedGenerator of its own"
+            f"the input and the model both draw from {name}, one ahead of the other; give the input its own random "
+            "layer or SeedGenerator"
             for name in names
         ]
         validation = {r.key for r in self.validation.variables}
         if self._iterator_persists and any(r.key in validation for r in self.hidden.variables):
             found.append(
-                "training and validation data draw from the same random state while the iterator of the former lives "
-                "on; give each a random layer of its own"
+                "training and validation data draw from the same random state while the iterator over the training "
+                "data is still open; give each its own random layer"
             )
         return found
 
@@ -172,7 +172,7 @@ class InputVariables:
             if then != here:
                 return (
                     f"of the variables that the input's functions use, number {number + 1} was {then} in the "
-                    f"interrupted run and is {here} now, so none of them was restored"
+                    f"interrupted run and is {here} now; none of them was restored"
                 )
         return None
 

@@ -93,13 +93,13 @@ class ProgramNotFoundError(ConfigError):
 
 def _require_script(path: str) -> None:
     if not Path(path).exists():
-        raise ProgramNotFoundError(f"{path}: no such script; a module is run with `kdc run -m MODULE`")
+        raise ProgramNotFoundError(f"{path}: script not found; run a module with `kdc run -m MODULE`")
     if Path(path).is_dir() and not (Path(path) / "__main__.py").exists():
         raise ProgramNotFoundError(f"{path} is a directory without a __main__.py: give the path of a script")
 
 
 def _require_module(name: str) -> None:
-    hint = "a script is run with `kdc run PATH`"
+    hint = "run a script with `kdc run PATH`"
     if name.endswith(".py") or not all(name.split(".")):
         raise ProgramNotFoundError(f"{name!r} is not the name of a module; {hint}")
     missing = f"no module is named {name!r}"

@@ -157,7 +157,7 @@ class _Stream:
             count = os.pwrite(self._file, self._view[done:length], self._written + done)
             whole = count if done + count == length else count // _ALIGNMENT * _ALIGNMENT
             if whole == 0:
-                raise OSError(errno.EINVAL, "the disk takes less than a block at once")
+                raise OSError(errno.EINVAL, "the disk wrote less than one block")
             done += whole
         self._written += length
         self._traffic.report(counted)

@@ -32,8 +32,8 @@ def refuse_link(root: str, path: str) -> None:
     """
     if os.path.islink(path):  # noqa: PTH114 - called for each file
         raise StorageError(
-            f"{path} is a symbolic link; inside of {root} nothing is read, written or deleted through links: remove "
-            f"it, or put what it points to in its place ({root} itself may be one)"
+            f"{path} is a symbolic link, and links inside {root} are not followed: remove it, or replace it by what it "
+            f"points to ({root} itself may be a link)"
         )
 
 

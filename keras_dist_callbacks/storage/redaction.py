@@ -76,9 +76,9 @@ def reject_credentials(url: str) -> None:
         names = [name for name, _ in urllib.parse.parse_qsl(link.query)]
         if link.protocol in _BUCKETS and (link.credentials or any(_SECRET_NAMES.search(name) for name in names)):
             raise ConfigError(
-                f"{redact(url)!r}: there seem to be credentials in this URL (they are not shown here), and the client "
-                f"of {link.protocol}:// takes what is there for a part of the name; give them in storage_options, or "
-                "in the environment as that client asks, and let the URL be only "
+                f"{redact(url)!r}: this URL seems to contain credentials (not shown here), which the client of "
+                f"{link.protocol}:// reads as part of the name; give them in storage_options, or in the environment "
+                "variables of that client, and use only this URL: "
                 + ("az://container/path" if link.protocol in _AZURE else f"{link.protocol}://bucket/path")
             )
 

@@ -331,7 +331,7 @@ class Storage:
     def _path_of(self, name: str) -> str:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name:
-            raise StorageError(f"{self.display()}: the name {name!r} leads out of the directory; refused")
+            raise StorageError(f"{self.display()}: the name {name!r} is outside of the directory")
         return f"{self.root}/{path}"
 
     def _run(self, verb: str, name: str, operation: Callable[[], _T], needed: int = 0) -> _T:
@@ -353,7 +353,7 @@ def _write_and_delete(storage: Storage) -> None:
     try:
         storage.create(name, [token])
     except TypeError as error:  # some clients look at their options only now
-        raise ConfigError(f"{storage.display()}: its client does not take the storage_options: {error}") from error
+        raise ConfigError(f"{storage.display()}: its client does not accept the storage_options: {error}") from error
     try:
         _check_exclusive(storage, name)
         if storage.read(name) != token:
@@ -365,7 +365,7 @@ def _write_and_delete(storage: Storage) -> None:
     try:
         storage.delete(name)
     except StorageError as error:
-        warn(f"old files will stay: {error}")
+        warn(f"old files cannot be deleted: {error}")
 
 
 def _check_exclusive(storage: Storage, name: str) -> None:
@@ -374,6 +374,6 @@ def _check_exclusive(storage: Storage, name: str) -> None:
     except FileExistsError:
         return
     raise StorageError(
-        f"{storage.display()}: the store overwrote an object that it was asked to create only if there is none, so "
+        f"{storage.display()}: the store overwrote an object that it was asked to create only if it did not exist, so "
         "two runs could destroy each other's files; use a store or a version of it that supports conditional writes"
     )

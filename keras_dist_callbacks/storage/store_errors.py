@@ -86,7 +86,7 @@ class RetryNotice:
     def _report(self, kind: str, what: str, why: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            trying = f"it is being tried for about {self.total_seconds:g} s in all"
+            trying = f"retrying for about {self.total_seconds:g} s in all"
             text = f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}"
             say(text, verbose=self.shown, level=logging.WARNING, to_stderr=True)
 
@@ -189,15 +189,24 @@ def advice(error: Exception, *, missing: bool = False) -> str:
     """
     status = status_of(error)
     if _lacks_credentials(error) or status == 401:
-        return "; no valid credentials: give them in storage_options, or in the environment as the store's client asks"
+        return (
+            "; no valid credentials: give them in storage_options, or in the environment variables of the store's "
+            "client"
+        )
     if is_forbidden(error):
         return "; check the permissions or credentials for this path"
     if missing:
-        return "; the bucket or container does not exist, or this account cannot see it: create it, or correct the name"
+        return (
+            "; the bucket or container does not exist, or this account has no access to it: create it, or correct "
+            "the name"
+        )
     if _is_untrusted(error):
-        return "; the store's certificate is not trusted: name its authority to the client, or correct the endpoint_url"
+        return (
+            "; the store's certificate is not trusted: give the client its certificate authority, or correct the "
+            "endpoint_url"
+        )
     if isinstance(error, NotADirectoryError | FileExistsError):
-        return "; a file is in the way of a directory"
+        return "; a file exists where a directory is needed"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "; free some space"
     if status is None and is_retryable(error):

@@ -109,7 +109,7 @@ def _new(place: str, boot: str | None) -> tuple[Path, int]:
             if (path / _LOCK).exists():
                 return path, descriptor
             os.close(descriptor)
-    raise FileNotFoundError(errno.ENOENT, "directories that are made there vanish at once", place)
+    raise FileNotFoundError(errno.ENOENT, "directories that are created there disappear at once", place)
 
 
 def _collect(place: str, boot: str) -> None:

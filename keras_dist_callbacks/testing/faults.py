@@ -69,7 +69,7 @@ class KillAt(keras.callbacks.Callback):
         if step is not None and phase not in ("train_batch_begin", "train_batch_end"):
             raise ConfigError(f"step counts training batches; phase {phase!r} needs epoch and batch")
         if batch is not None and phase not in _BATCH_PHASES:
-            raise ConfigError(f"phase {phase!r} has no batch; leave batch out")
+            raise ConfigError(f"phase {phase!r} has no batch; remove batch")
         self.step, self.epoch, self.batch = _place("step", step), _place("epoch", epoch), _place("batch", batch)
         self.phase, self.worker = phase, validation.check("worker", worker, validation.Count)
         self.after_commit = validation.check("after_commit", after_commit, bool)
@@ -101,7 +101,7 @@ class KillAt(keras.callbacks.Callback):
         """Checks that the point can be found in this fit."""
         self._now = -1
         if self.step is not None and not self.params.get("steps"):
-            raise ConfigError("KillAt: this dataset's length is unknown, so step means nothing; give epoch and batch")
+            raise ConfigError("KillAt: this dataset's length is unknown, so step cannot be used; give epoch and batch")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Strikes in phase `"epoch_begin"`."""

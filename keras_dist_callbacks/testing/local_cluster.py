@@ -101,7 +101,7 @@ class LocalCluster:
             ConfigError: The program cannot be started, or an argument is wrong.
         """
         if None in self.poll():
-            raise ClusterError(f"workers of run {self.run} still run; call wait() or restart()")
+            raise ClusterError(f"the workers of run {self.run} are still running; call wait() or restart()")
         more, added = _words("extra_args", extra_args, least=0), _variables(env)
         self.run += 1
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class LocalCluster:
             if any(codes) and grace_ends is None:
                 grace_ends = now + self.grace
             if grace_ends is not None and now > grace_ends:
-                self._end_running(f"killed: it did not end within {self.grace:g} s after another worker had failed")
+                self._end_running(f"killed: it did not exit within {self.grace:g} s after another worker had failed")
             elif now > deadline:
                 raise self._timed_out(codes, timeout)
             if on_tick is not None:
@@ -203,7 +203,7 @@ class LocalCluster:
 
     def _worker(self, index: int) -> Process:
         if not validation.check("index", index, validation.Count) < len(self._workers):
-            raise ConfigError(f"index={index}: there is no worker {index}; {len(self._workers)} were started")
+            raise ConfigError(f"index={index}: worker {index} does not exist; {len(self._workers)} were started")
         return self._workers[index]
 
     def _end_running(self, note: str) -> None:

@@ -161,7 +161,7 @@ def _load(path: PathLike) -> _Run:
         with np.load(_sibling(base, ".npz"), allow_pickle=False) as file:
             variables = {key: _typed(file[key], *kind) for key, kind in meta["variables"].items()}
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no recorded run at {base}: {error.filename} is missing") from error
+        raise ConfigError(f"no recorded run at {base}: {error.filename} is missing") from error
     return _Run(variables, meta["epochs"], meta["history"])
 
 

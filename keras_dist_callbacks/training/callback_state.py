@@ -253,7 +253,7 @@ def restore_callbacks(
 def _not_accepted(name: str, error: Exception) -> BackupMismatchError:
     return BackupMismatchError(
         f"the callback {name} does not accept its saved state ({type(error).__name__}: {error}); the backup is "
-        "untouched. Remove the callback or fix its set_state"
+        "unchanged. Remove the callback or fix its set_state"
     )
 
 
@@ -311,7 +311,7 @@ def _get(name: str, callback: Any, entry: _Entry) -> dict[str, Any]:
         raise
     except Exception as error:
         raise BackupError(
-            f"the state of the callback {name} cannot be had: get_state() raised {type(error).__name__}: {error}"
+            f"cannot get the state of the callback {name}: get_state() raised {type(error).__name__}: {error}"
         ) from error
     if not isinstance(found, Mapping):
         raise BackupError(f"the callback {name}: get_state() must return a dict, got {type(found).__name__}")

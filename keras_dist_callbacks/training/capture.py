@@ -233,10 +233,10 @@ def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) 
     if partners is None:
         missing, surplus = ([n for n in one if n not in set(other)] for one, other in ((ours, theirs), (theirs, ours)))
         raise BackupMismatchError(
-            "the backup is of another model. Only in the model: "
-            f"{_some(missing)}; only in the backup: {_some(surplus)}. Nothing was changed: give this run another "
-            "directory, or build and compile the model as before; where a callback compiles it anew at an epoch, let "
-            "it do so in on_epoch_begin of that epoch or any later one, and save within epochs (save_freq=100)"
+            f"the backup is of another model. Only in the model: {_some(missing)}; only in the backup: "
+            f"{_some(surplus)}. Nothing was changed: give this run another directory, or build and compile the model "
+            "as before; if a callback compiles it again at an epoch, do that in on_epoch_begin of that epoch or a "
+            "later one, and save within epochs (save_freq=100)"
         )
     ours, theirs = ([n for n in names if n in metrics] for names in (current, stored))
     return {**partners, **(match_names(ours, theirs) or {name: name for name in ours if name in set(theirs)})}

@@ -97,7 +97,7 @@ class CapturedVariables:
         """What could not be seen, to be read behind "exact if"."""
         found = [f"the Python function {label} in the train or test step keeps no state" for label in self._python]
         if graphs.is_opaque(self._model):
-            found.append("the model's own train_function, into which cannot be looked, keeps no state")
+            found.append("the model's own train_function, which cannot be inspected, keeps no state")
         strategy = self._model.distribute_strategy
         unordered = environment.unordered_sums(strategy.num_replicas_in_sync, self._unordered)
         if unordered:

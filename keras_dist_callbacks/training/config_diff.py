@@ -206,7 +206,7 @@ def _changed(name: str, before: Any, now: Any) -> str:
     if before is None:
         return f"{name} is new: {_shown(now)}"
     if now is None:
-        return f"{name} is gone: it was {_shown(before)}"
+        return f"{name} is missing now: it was {_shown(before)}"
     where, _, last = name.rpartition("/")
     if last == "samples":
         changed = input_values.changed_files(before, now)

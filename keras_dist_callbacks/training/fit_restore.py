@@ -21,7 +21,7 @@ from keras_dist_callbacks.training.restored import assess
 from keras_dist_callbacks.training.snapshots import FitState
 
 _SAME_DATASET = (
-    "the script gives this fit() the dataset object of the fit() before it (a new dataset would begin its shuffled "
+    "the script gives this fit() the dataset object of the fit() before it (a new dataset would start its shuffled "
     "orders again)"
 )
 

@@ -152,8 +152,8 @@ def require_built(model: Any) -> None:
     unbuilt = building.unbuilt_layers(model)
     if unbuilt:
         raise ConfigError(
-            f"the model is not built ({unbuilt[0]}), so that saved weights have nowhere to go: give it an Input "
-            "layer, or call it on a batch or model.build(...) first"
+            f"the model is not built ({unbuilt[0]}), so saved weights cannot be loaded: give it an Input layer, or "
+            "call it on a batch or model.build(...) first"
         )
 
 

@@ -77,7 +77,7 @@ def model_of(text: str, shown: str, advice: str) -> Any:
 
 def model_creation_error(shown: str, error: Exception, advice: str) -> ConfigError:
     """That Keras makes no model, and why."""
-    return ConfigError(f"Keras makes no model of {shown}: {' '.join(str(error).split())[:500]}. {advice}")
+    return ConfigError(f"Keras cannot build a model from {shown}: {' '.join(str(error).split())[:500]}. {advice}")
 
 
 _OWN_LAYERS = "Name the modules of your own layers with --import, or give a model file with --model"

@@ -71,8 +71,8 @@ class Restored:
 
     def announce(self, shown: str, say: Callable[[str], None], *, warns: bool) -> None:
         """Prints where training continues and whether that is exact; what is not exact is a warning too."""
-        what = "Skipped" if self.is_skipped else "Restored"
-        say(f"{what} {shown}: {self.position}; {verdict.answer(self.notes, self.conditions)}")
+        what = "Skipped this fit(): a later one saved" if self.is_skipped else "Resumed from"
+        say(f"{what} {shown} at {self.position}: {verdict.answer(self.notes, self.conditions)}")
         if self.notes and warns:
             warn("the resume is not exact: " + "; ".join(self.notes))
 

@@ -193,7 +193,7 @@ def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
         why = "the run had stopped early"
     else:
         why = "the run is finished" if has_ended(saved, epochs) else f"asked for {epochs}"
-    what = "it is deleted at the end of fit(), as delete_checkpoint=True asks" if deletes else "it stays as it is"
+    what = "it is deleted at the end of fit(), as delete_checkpoint=True asks" if deletes else "it is kept"
     return f"No step is run: {why}, and the backup is at {position}; {what}"
 
 
@@ -223,7 +223,7 @@ def warn_of_foreign_backup(storage: Storage, origin: Any) -> None:
     if found is None:
         return
     (backup, writer), place = found, storage.display()
-    start = f"initial_epoch={backup.epoch}" if backup.epoch else "the initial_epoch that it was at"
+    start = f"initial_epoch={backup.epoch}" if backup.epoch else "the initial_epoch that it had reached"
     warn(
         f"{place} holds {backup.name}, which {writer} wrote, and no backup of this package. It is not used: "
         f"training starts with the model as it is. To start from it, use make_or_restore_model(build_fn, {place!r}, "

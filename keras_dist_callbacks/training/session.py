@@ -171,7 +171,7 @@ class FitSession:
         try:
             build(self._fit, saved)
         except NotBuiltError as error:
-            warn(f"the resume is not exact: training starts over, because {error}")
+            warn(f"the resume is not exact: training starts from the beginning, because {error}")
             self._resume = None
 
     def set_initial_epoch(self, epoch: int) -> None:
@@ -192,8 +192,8 @@ class FitSession:
         self._fit.clear_initial_epoch()
         if self.saved is not None and epoch != self.saved.position.epoch:
             raise ConfigError(
-                f"the backup is from epoch {self.saved.position.epoch}, but fit() begins at epoch {epoch}: leave "
-                "initial_epoch as it was (the backup is untouched)"
+                f"the backup is from epoch {self.saved.position.epoch}, but fit() begins at epoch {epoch}: give fit() "
+                "the same initial_epoch as before (the backup is unchanged)"
             )
         if self._progress.first_epoch is None:
             self._progress.first_epoch = epoch
@@ -282,7 +282,7 @@ class FitSession:
             self.close()
             return
         if self.saved is not None:
-            raise BackupError(f"fit() ended before it came to {self.saved.position}; the backup is untouched")
+            raise BackupError(f"fit() ended before it reached {self.saved.position}; the backup is unchanged")
         self._trained = None
         self._request = self._shutdown.pending_at_end()
         self._exit_if_requested(lambda: self._capture("end"))

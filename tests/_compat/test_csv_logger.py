@@ -164,7 +164,9 @@ def test_a_file_that_cannot_be_cut_is_a_clear_error(interrupted: Path, monkeypat
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr("os.truncate", refuse)
-    with pytest.raises(BackupError, match=r"rows\.csv .* cannot be cut off \(read-only file system\)"):
+    with pytest.raises(
+        BackupError, match=r"cannot remove the rows of .*rows\.csv that training writes again: read-only file system"
+    ):
         tiny.fit(tiny.model(), interrupted / "backup", [logger(interrupted)])
 
 

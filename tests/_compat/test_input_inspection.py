@@ -51,7 +51,7 @@ def passes(between: Between, options: tf.data.Options | None = None) -> int:
 
 @pytest.mark.parametrize("name", RUN_AHEAD)
 def test_a_state_that_two_threads_draw_from_is_named(name: str) -> None:
-    assert [why for why in inspect_dataset(drawn(RUN_AHEAD[name])).unordered if "run side by side" in why]
+    assert [why for why in inspect_dataset(drawn(RUN_AHEAD[name])).unordered if "run in parallel" in why]
 
 
 @pytest.mark.parametrize("name", IN_STEP)
@@ -110,7 +110,7 @@ LATE: dict[str, Callable[[], tf.data.Dataset]] = {
 @pytest.mark.parametrize("name", EARLY)
 def test_orders_that_are_drawn_ahead_of_an_early_end_are_named(name: str) -> None:
     [why] = inspect_dataset(EARLY[name]()).unordered
-    assert "while orders before it are being drawn ahead" in why
+    assert "while the stages before it already draw the next order" in why
 
 
 @pytest.mark.parametrize("name", LATE)

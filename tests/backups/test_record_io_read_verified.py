@@ -21,7 +21,7 @@ from tests.backups.test_store import commit, new_store
 from tests.support.checkpoints import TEMPLATE, opened, save
 from tests.support.cli_backups import kdc_json
 
-FLIPPED = "the first read differed from the second one, which is good and is used"
+FLIPPED = "two reads returned different content; the second one is intact and is used"
 
 
 class Flips:

@@ -202,7 +202,7 @@ def test_a_commit_whose_blob_vanished_is_not_reported_as_made(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "check_ownership", lose_the_blobs)
-        with pytest.raises(StorageError, match=r"is not there: .* is missing instead of"):
+        with pytest.raises(StorageError, match=r"cannot find what was just written: .* is missing instead of"):
             commit(store, 1)
     assert store.commits() == []
     BackupStore(Storage.open(tmp_path)).verify(commit(store, 2))
@@ -261,7 +261,7 @@ def test_a_manifest_that_vanishes_counts_as_damaged(tmp_path: Path) -> None:
     manifest = commit(new_store(tmp_path), 1)
     reader = BackupStore(Storage.open(tmp_path))
     (tmp_path / manifest.id.name).unlink()
-    with pytest.raises(DamagedBackupError, match="is gone"):
+    with pytest.raises(DamagedBackupError, match="was deleted"):
         reader.manifest(manifest.id)
 
 

@@ -147,7 +147,7 @@ def test_a_manifest_that_names_a_path_outside_of_the_directory_is_refused(backup
             for field in {"path", "blob"} & vars(named).keys():
                 object.__setattr__(named, field, "blobs/../../../" + getattr(named, field))
         path.write_bytes(manifest.encode_manifest(decoded))
-    assert_refused_and_untouched(backup, tiny.rich_model(), DamagedBackupError, "is not one that a backup writes")
+    assert_refused_and_untouched(backup, tiny.rich_model(), DamagedBackupError, "is not valid")
 
 
 def test_the_callback_outside_of_fit_says_so(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_backup_directory_that_vanishes_ends_the_run_and_no_backup_is_promised
     with pytest.raises(FencedError, match="backup was deleted or renamed during the run") as caught:
         tiny.fit(tiny.model(), tmp_path / "backup", [Vanish()], epochs=10)
     (cost,) = [note for note in caught.value.__notes__ if "a restart" in note]
-    assert re.fullmatch(r"there is no backup; a restart trains \d+ step\(s\) again", cost)
+    assert re.fullmatch(r"no backup was committed; a restart trains \d+ step\(s\) again", cost)
     assert "newer run (" not in str(caught.value)
 
 

@@ -110,7 +110,7 @@ def test_what_is_no_callback_or_knows_about_workers_itself_is_refused(tmp_path: 
     class Mine(ModelCheckpoint):
         """A user's subclass."""
 
-    with pytest.raises(ConfigError, match="Mine knows about workers itself"):
+    with pytest.raises(ConfigError, match="Mine must run on every worker"):
         ChiefOnly(Mine(tmp_path / "m.keras"))
 
 

@@ -297,7 +297,7 @@ def test_wrong_arguments_are_clear_errors_at_once(arguments: dict[str, Any], mes
 def test_an_unusable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     model = tiny_model()
-    with pytest.raises(StorageError, match="file is in the way"):
+    with pytest.raises(StorageError, match="file exists where a directory is needed"):
         fit(model, ModelCheckpoint(tmp_path / "file" / "ckpt.keras"))
     assert int(model.optimizer.iterations) == 0
 

@@ -43,7 +43,7 @@ def test_the_newest_checkpoint_is_shown_with_all_that_it_tells(url: str) -> None
     assert sorted(tuple(t["shape"]) for t in found["tensors"] if t["kind"] == "optimizer") == sorted(kept)
     assert found["tensor_bytes"] == sum(tensor["bytes"] for tensor in found["tensors"])
     text = kdc("show", url, "--all").stdout
-    for said in ("2 epochs finished (step 10)", "whole", "the whole model", "loss ", "(best)", "{epoch}.keras"):
+    for said in ("2 epochs finished (step 10)", "whole", "the complete model", "loss ", "(best)", "{epoch}.keras"):
         assert said in text
     assert all(tensor["name"] in text for tensor in found["tensors"])
 
@@ -107,7 +107,7 @@ def archive(path: Path, metadata: bytes, weights: bytes, how: int = zipfile.ZIP_
     ("metadata", "weights", "how", "said"),
     [
         (b"{}", b"\0" * 2**20, zipfile.ZIP_DEFLATED, "is compressed"),
-        (b"{}", b"no HDF5", zipfile.ZIP_STORED, "is not what Keras writes"),
+        (b"{}", b"no HDF5", zipfile.ZIP_STORED, "is not a file as Keras writes it"),
         (b"[" * 10**5, b"", zipfile.ZIP_STORED, "metadata.json"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_good_store_passes_every_check_and_nothing_is_left_in_it(url: str) -> 
     assert everything(url) == {}
     result = kdc("doctor", url)
     assert "backups work here" in result.stdout
-    assert "8 at once, one winner" in result.stdout
+    assert "8 at once, one succeeded" in result.stdout
 
 
 def test_directories_that_it_had_to_make_are_gone_afterwards_and_others_stay(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_store_whose_create_overwrites_fails(tmp_path: Path, monkeypatch: pyte
     with doctor.bench(Storage.open(tmp_path)) as tools:
         taken, race = doctor.check_create(tools), doctor.check_race(tools)
     assert (taken.status, race.status) == ("fail", "fail")
-    assert race.detail == "8 at once, 8 believe that they have won"
+    assert race.detail == "8 at once, 8 succeeded"
     assert "only one job" in taken.advice
     assert everything(tmp_path) == {}
 
@@ -105,12 +105,12 @@ def test_a_store_that_refuses_to_delete_can_be_used_with_a_remark(
     real = Storage.probe
 
     def remark(self: Storage) -> None:
-        warnings.warn("old files will stay: forbidden", RuntimeWarning, stacklevel=2)
+        warnings.warn("old files cannot be deleted: forbidden", RuntimeWarning, stacklevel=2)
         real(self)
 
     monkeypatch.setattr(Storage, "probe", remark)
     access = checks(tmp_path)["access"]
-    assert (access["status"], access["detail"]) == ("warn", "old files will stay: forbidden")
+    assert (access["status"], access["detail"]) == ("warn", "old files cannot be deleted: forbidden")
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None
 
     assert found(Uploads()) == ("ok", "none")
     assert found(Uploads(60.0)) == ("ok", "1 recent one, may continue")
-    assert found(Uploads(60.0, 7200.0, 3 * cli_backups.DAY)) == ("warn", "2, the oldest begun 3.0 d ago")
+    assert found(Uploads(60.0, 7200.0, 3 * cli_backups.DAY)) == ("warn", "2, the oldest started 3.0 d ago")
     assert found(Uploads(error=StorageError("forbidden"))) == ("warn", "they cannot be listed: forbidden")
 
 

@@ -77,7 +77,7 @@ def test_layers_of_the_user_come_with_an_import(tmp_path: Path, monkeypatch: pyt
     model = trained(tmp_path / "d", my_layers_of_a_test.Doubled())
     result = cli_backups.kdc("export", tmp_path / "d", tmp_path / "out.keras")
     assert result.exit_code == 2
-    assert "Keras makes no model of the architecture in the backup" in result.stderr
+    assert "Keras cannot build a model from the architecture in the backup" in result.stderr
     assert "--import" in result.stderr
     result = cli_backups.kdc("export", tmp_path / "d", tmp_path / "out.keras", "--import", "my_layers_of_a_test")
     assert result.exit_code == 0, result.stderr

@@ -146,7 +146,7 @@ def test_a_run_without_a_backup_yet_is_said(tmp_path: Path) -> None:
     begin(tmp_path)
     result = kdc("ls", tmp_path)
     assert result.exit_code == 0
-    assert "a run began here, but there is no backup" in result.stdout
+    assert "a run started here, but committed no backup" in result.stdout
 
 
 # --- show

@@ -85,7 +85,7 @@ def test_a_worker_that_the_service_has_given_up_ends_a_wait_of_the_chief(service
 @pytest.mark.slow
 def test_a_chief_that_is_frozen_ends_a_wait_of_a_worker(service: Service) -> None:
     service.frozen = True
-    with pytest.raises(PeerLostError, match=r"the chief \(127.0.0.1:1\) does not answer: it is frozen or cut off"):
+    with pytest.raises(PeerLostError, match=r"the chief \(127.0.0.1:1\) does not answer: it is frozen or disconnected"):
         WORKER.gather(None, "something", 60.0)
 
 

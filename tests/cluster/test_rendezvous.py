@@ -43,7 +43,7 @@ def test_an_occupied_port_is_an_error_that_names_it(index: int) -> None:
         port = server.getsockname()[1]
         addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
         addresses[index] = f"127.0.0.1:{port}"
-        with pytest.raises(ConfigError, match=f"cannot listen on its own port {port} .*end the process that occupies"):
+        with pytest.raises(ConfigError, match=f"cannot listen on its own port {port} .*end the process that uses"):
             wait_for_everyone(addresses, index, 1.0)
 
 

@@ -196,7 +196,7 @@ def test_whoever_answers_as_the_chief_holds_a_worker_no_longer_than_its_deadline
 ) -> None:
     with starting(2) as cluster, serving(cluster.addresses[0], impostor):
         worker = cluster.begin(1, 1.0)
-        with pytest.raises(ClusterTimeoutError, match=r"worker 1: the chief .* did not come up within 1 s") as caught:
+        with pytest.raises(ClusterTimeoutError, match=r"worker 1: the chief .* did not start within 1 s") as caught:
             worker.result(60)
         assert caught.value.seconds < 10  # type: ignore[attr-defined]
 

@@ -64,10 +64,10 @@ def test_a_worker_whose_token_differs_is_told_so_and_the_chief_names_it(chief: s
         there = cluster.begin(1, 5.0, token=TOKENS[chief])
         said = str(error_of(cluster.begin(2, token=TOKENS[worker])))
         assert said.startswith(f"worker 2 ({cluster.addresses[2]}) {match}; set the same KDC_CLUSTER_TOKEN")
-        named = r"no contact from worker 2 [^,]*127.0.0.1 said it is worker 2, but .*with the same token"
+        named = r"no contact from worker 2 [^,]*127.0.0.1 claims to be worker 2, but .*with the same token"
         with pytest.raises(ClusterTimeoutError, match=named):
             waiting.result(60)
-        with pytest.raises(ClusterTimeoutError, match="did not come up within 5 s"):
+        with pytest.raises(ClusterTimeoutError, match="did not start within 5 s"):
             there.result(60)
 
 
@@ -113,7 +113,9 @@ def test_strangers_who_say_they_are_workers_are_named_if_the_workers_stay_away()
             chief.result(60)
         assert caught.value.seconds < 20  # type: ignore[attr-defined]
         for index in range(1, 1 + len(CLAIMS)):
-            claim = f"127.0.0.1 said it is worker {index}, but has not proven that it has the chief's KDC_CLUSTER_TOKEN"
+            claim = (
+                f"127.0.0.1 claims to be worker {index}, but did not prove that it has the chief's KDC_CLUSTER_TOKEN"
+            )
             assert claim in str(caught.value)
         assert "with the same token" in str(caught.value)
 
@@ -171,7 +173,7 @@ def test_a_worker_with_a_token_starts_for_nobody_without_it() -> None:
         connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Go(conversation.proof("chief"))))
         everything(connection)
 
-    refused = pytest.raises(ClusterTimeoutError, match="something that a chief would not have said")
+    refused = pytest.raises(ClusterTimeoutError, match="its message is not one of a chief of this version")
     with starting(2) as cluster, serving(cluster.addresses[0], impostor), refused:
         cluster.begin(1, 2.0, token=TOKENS["one"]).result(60)
 
@@ -218,6 +220,6 @@ def test_processes_whose_tokens_differ_end_with_the_reason(local_cluster: Cluste
     cluster.start()
     assert cluster.wait(150) == [1, 1], cluster.tails()
     assert "ClusterTimeoutError: chief 127.0.0.1" in cluster.log(0)
-    assert "127.0.0.1 said it is worker 1, but has not proven" in cluster.log(0)
+    assert "127.0.0.1 claims to be worker 1, but did not prove" in cluster.log(0)
     assert "ConfigError: worker 1 (127.0.0.1" in cluster.log(1)
     assert not any(token in cluster.tails() for token in tokens)

@@ -70,7 +70,7 @@ HELLOS: list[Any] = [
 @pytest.mark.parametrize("hello", HELLOS)
 def test_a_hello_that_is_none_fails_this_save_and_names_the_worker(said: dict[str, bytes], hello: Any) -> None:
     said["hello"] = hello if isinstance(hello, bytes) else json.dumps(hello).encode()
-    with pytest.raises(BackupError, match="worker 1 in save 1: what was published there is not"):
+    with pytest.raises(BackupError, match="worker 1 in save 1: the message is not one of this version"):
         collect()
 
 
@@ -80,7 +80,7 @@ def test_a_hello_that_is_none_fails_this_save_and_names_the_worker(said: dict[st
 )
 def test_values_that_are_none_do_too(said: dict[str, bytes], values: bytes) -> None:
     said["values"] = values
-    with pytest.raises(BackupError, match="worker 1 in save 1: what was published there is not"):
+    with pytest.raises(BackupError, match="worker 1 in save 1: the message is not one of this version"):
         collect()
 
 
@@ -180,7 +180,7 @@ def test_the_end_of_the_run_ends_the_waiting_for_the_chief(service: Service, mon
     worker = Delivering(exchange, 1)
     time.sleep(0.3)
     exchange.abort.set()
-    ended = r"the chief had not taken part in save 1 when this run was ended, 0\.\d s after it was asked"
+    ended = r"the chief had not taken part in save 1 when this run ended, 0\.\d s after the request"
     assert re.fullmatch(ended, worker.end())
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_is_ended_reports_how_long_it_really_waited_for_a_worker(
     chief.abort.set()
     with pytest.raises(BackupError) as caught:
         chief.collect(1, own(0), prints)
-    ended = r"worker 1 had not delivered its state when this run was ended, \d\.\d s after it was asked"
+    ended = r"worker 1 had not delivered its state when this run ended, \d\.\d s after the request"
     assert re.fullmatch(ended, str(caught.value))
     monkeypatch.setattr(shared(messaging.Peers), "lost", "worker 2 is lost")
     with pytest.raises(BackupError, match=r"delivered its state .* \(worker 2 is lost\)"):

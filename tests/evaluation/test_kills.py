@@ -138,7 +138,7 @@ def test_an_evaluator_that_is_early_for_a_second_run_is_not_ended_by_the_first(t
         assert evaluator.wait(PATIENCE) == [0], evaluator.tails()
         evaluator.start(["--rerun-seconds", str(PATIENCE)])
         deadline = time.monotonic() + PATIENCE
-        while "waiting for a new run to begin" not in evaluator.log(0):
+        while "waiting for a new run to start" not in evaluator.log(0):
             assert time.monotonic() < deadline, evaluator.tails()
             time.sleep(0.05)
         training.start(["--epochs", "2"])

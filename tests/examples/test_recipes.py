@@ -44,7 +44,7 @@ def test_a_killed_recipe_ends_as_an_uninterrupted_one(tmp_path: Path, name: str)
             attempts = run_until_done(cluster, len(faults), 800.0, extra_args=[[batches] for batches in faults])
             logs = "\n".join(path.read_text() for path in sorted((tmp_path / f"{run}-logs").iterdir()))
         assert [attempt.returncodes[0] for attempt in attempts] == [*[-9] * len(faults), 0], logs
-        assert logs.count("Restored") >= len(faults), logs
+        assert logs.count("Resumed from") >= len(faults), logs
         assert "not exact" not in logs, logs
         printed[run] = (tmp_path / f"{run}.txt").read_text()
     assert printed["killed"] == printed["uninterrupted"]

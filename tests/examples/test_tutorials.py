@@ -48,7 +48,7 @@ def test_the_mirrored_tutorial_killed_twice_ends_as_it_would_have(tmp_path: Path
     (wanted,), _, _ = run(tmp_path / "uninterrupted", "mirrored")
     (found,), said, codes = run(tmp_path / "killed", "mirrored", ["30", "35"])
     assert codes == [[-9], [-9], [0]]
-    assert len(re.findall(r"Restored .*; exact$", said, re.MULTILINE)) == 2, said
+    assert len(re.findall(r"Resumed from .*: exact$", said, re.MULTILINE)) == 2, said
     assert found == wanted
     assert_said("mirrored_keras", found)
     assert_same_end(tmp_path / "killed", tmp_path / "uninterrupted")
@@ -59,7 +59,7 @@ def test_the_multi_worker_tutorial_goes_on_whichever_worker_is_killed(tmp_path: 
     wanted, _, _ = run(tmp_path / "uninterrupted", "multi-worker", workers=2)
     found, said, codes = run(tmp_path / "killed", "multi-worker", ["0:30", "1:15"], workers=2)
     assert codes == [[-9, 138], [138, -9], [0, 0]]
-    assert len(re.findall(r"Restored .*; exact$", said, re.MULTILINE)) >= 2, said
+    assert len(re.findall(r"Resumed from .*: exact$", said, re.MULTILINE)) >= 2, said
     assert found == wanted
     assert_said("multi_worker", found[0])
     assert_same_end(tmp_path / "killed", tmp_path / "uninterrupted")

@@ -184,7 +184,7 @@ def test_python_code_in_the_input_is_a_condition_that_strict_can_refuse(
     tiny.fit(tiny.model(), None, [callback], x=WithOwnGenerator())
     assert callback.restored.verdict == "exact if"
     assert callback.restored.notes == ()
-    assert "; exact if the PyDataset WithOwnGenerator gives the same batches when" in capsys.readouterr().out
+    assert ": exact if the PyDataset WithOwnGenerator gives the same batches when" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("make", [lambda: kdc.stateless_input(inputs.Batches()), WithState])

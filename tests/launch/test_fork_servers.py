@@ -299,7 +299,7 @@ def test_a_cluster_is_the_same_with_and_without(tmp_path: Path, monkeypatch: pyt
         cluster.start()
         assert {type(worker) for worker in cluster._workers} == {PreloadedProcess if preload else WorkerProcess}
         assert cluster.wait(30) == [-9, -15]
-        assert cluster.log(0).startswith("worker 0 [] 1\n\n[local cluster] killed: it did not end")
+        assert cluster.log(0).startswith("worker 0 [] 1\n\n[local cluster] killed: it did not exit")
         assert cluster.log(1) == "worker 1 [] 1\n"
         cluster.restart(["--stay"])
         wait_for(lambda: all("--stay" in cluster.log(index) for index in range(2)))

@@ -71,7 +71,7 @@ def test_a_signal_saves_the_step_and_leaves(
         fit(tmp_path, steps, At(hook, when, raise_signal()), save_freq=False)
     assert left.value.code == 138
     assert "Preempted by SIGUSR1" in left.value.reason
-    assert "everything is saved. Start the job again to continue" in capsys.readouterr().out
+    assert "everything is saved. Start the job again to resume" in capsys.readouterr().out
     position = goes_on(tmp_path, reference, steps).restored.position
     assert (position.epoch, position.batch) == (epoch, batch)
     assert steps.trained == [(e, b) for e in range(3) for b in range(tiny.STEPS)]
@@ -123,7 +123,7 @@ def test_in_another_thread_it_is_off_and_told_once(tmp_path: Path, capsys: pytes
         thread = threading.Thread(target=fit, args=(tmp_path / str(run),))
         thread.start()
         thread.join()
-    assert capsys.readouterr().out.count("SIGUSR1 is not watched for: fit() runs in a thread") == 1
+    assert capsys.readouterr().out.count("SIGUSR1 is not handled: fit() does not run in the main thread") == 1
 
 
 def test_a_notice_is_like_a_signal(tmp_path: Path, reference: keras.Model) -> None:
@@ -212,7 +212,7 @@ def test_a_step_that_never_ends_is_ended_by_the_grace_period(tmp_path: Path) -> 
         [sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 138, ended.stderr
-    assert "the grace period of 1 s is over, so this process ends; there is no backup" in ended.stderr
+    assert "the grace period of 1 s is over, and this process is terminated; no backup was committed" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_what_another_client_writes_and_deletes_is_seen_at_once(place: Place) ->
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "", "a\\..\\x"])
 def test_names_that_leave_the_directory_are_refused(storage: Storage, name: str) -> None:
     for operation in (storage.read, storage.delete, storage.size, lambda n: storage.create(n, [b""])):
-        with pytest.raises(StorageError, match="leads out of the directory"):
+        with pytest.raises(StorageError, match="is outside of the directory"):
             operation(name)
 
 

@@ -65,7 +65,7 @@ def test_a_linked_directory_is_refused_by_name_and_stays_untouched(
     with pytest.raises(StorageError) as caught:
         OPERATIONS[operation](storage, place, source)
     assert f"{link} is a symbolic link" in str(caught.value)
-    assert "remove it, or put what it points to in its place" in str(caught.value)
+    assert "remove it, or replace it by what it points to" in str(caught.value)
     assert content(outside) == SECRET
     assert not (tmp_path / "copy").exists()
     assert not caught.value.unavailable, "waiting does not help"

@@ -153,7 +153,9 @@ def test_a_certificate_that_is_not_trusted(untrusted: int, kind: str) -> None:
     options = servers.OPTIONS[kind](f"https://127.0.0.1:{untrusted}")
     if kind == "az":
         options["connection_string"] = options["connection_string"].replace("Protocol=http;", "Protocol=https;")
-    with pytest.raises(StorageError, match="certificate is not trusted: name its authority to the client") as caught:
+    with pytest.raises(
+        StorageError, match="certificate is not trusted: give the client its certificate authority"
+    ) as caught:
         Storage.open(f"{kind}://bucket/x", options, retry=RetryPolicy(60, 1, 5, 30)).create("x", [b"1"])
     assert not caught.value.unavailable
 

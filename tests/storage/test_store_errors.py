@@ -132,7 +132,7 @@ def test_a_store_that_overwrites_is_refused(place: Place, monkeypatch: pytest.Mo
 def test_a_store_that_keeps_everything_is_usable_with_a_warning(remote: Place, proxy: FaultProxy) -> None:
     proxy.arm("status", lambda r: r.method == "DELETE", status=403, body=BODIES[remote.kind](403))
     storage = remote.through(proxy).open()
-    with pytest.warns(RuntimeWarning, match="old files will stay: cannot delete .*permissions or credentials"):
+    with pytest.warns(RuntimeWarning, match="old files cannot be deleted: cannot delete .*permissions or credentials"):
         storage.probe()
     assert len(storage.files()) == 1
 

@@ -223,16 +223,16 @@ def forged(**changes: object) -> Files:
     ("changes", "message"),
     [
         ({"size": 10**15}, "instead of 1000000000000000 bytes long"),
-        ({"size": 10**15, "shape": (10**15,), "dtype": "uint8"}, "bytes long|reaches beyond"),
-        ({"shape": (10**15,)}, "reaches beyond its blob"),
+        ({"size": 10**15, "shape": (10**15,), "dtype": "uint8"}, "bytes long|ends after the end"),
+        ({"shape": (10**15,)}, "ends after the end of its blob"),
         ({"shape": (-1, -1)}, "Expected `int` >= 0"),
         ({"start": -8}, "Expected `int` >= 0"),
         ({"header_size": 10**15}, "a header of"),
-        ({"path": "../../secret", "blob": "../../secret"}, "is not one that a backup writes"),
-        ({"path": "/etc/passwd", "blob": "/etc/passwd"}, "is not one that a backup writes"),
+        ({"path": "../../secret", "blob": "../../secret"}, "is not valid"),
+        ({"path": "/etc/passwd", "blob": "/etc/passwd"}, "is not valid"),
         ({"blob": "blobs/000009/" + "0" * 32 + ".safetensors"}, "not listed among the blobs"),
-        ({"dtype": "object"}, "no type of numbers"),
-        ({"dtype": "nonsense"}, "there is no type"),
+        ({"dtype": "object"}, "unknown numeric type"),
+        ({"dtype": "nonsense"}, "unknown type"),
     ],
 )
 def test_a_manifest_that_claims_too_much_or_leads_outside_is_refused(

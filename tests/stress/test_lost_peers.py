@@ -11,7 +11,7 @@ from tests.support.lost_peer_run import Case, Row, cases, lose, run
 from tests.support.networks import reason_against
 
 LOST = r"(?:PeerLostError|ClusterTimeoutError): .*"
-REASONS = "has ended|no heartbeats|does not answer|cannot be reached|said that it ended|no contact|did not come up"
+REASONS = "has ended|no heartbeats|does not answer|cannot be reached|reported that it ended|no contact|did not start"
 # by itself the loser ends as its fault is; cut off or alone, it is one of those who have lost the others
 LOSER = {"kill": -9, "freeze": None, "exit": 0, "raise": 1, "partition": 138, "lone start": 138}
 

@@ -124,7 +124,7 @@ def test_a_manifest_whose_info_is_not_what_a_run_writes_is_damaged(tmp_path: Pat
     manifest = store_tests.commit(store_tests.new_store(tmp_path), 1)
     body = unsealed((tmp_path / manifest.id.name).read_bytes())
     content = sealed(json.dumps({**body, "info": info}, separators=(",", ":")).encode())
-    with pytest.raises(DamagedBackupError, match="is not what a backup holds"):
+    with pytest.raises(DamagedBackupError, match="is not valid in a backup"):
         decode_manifest(content, "it")
 
 

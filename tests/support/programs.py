@@ -15,7 +15,7 @@ from keras_dist_callbacks.testing import compare_runs, run_until_done
 from tests.support.processes import job
 from tests.support.program_cases import PROGRAMS
 
-_ANSWER = re.compile(r"Restored \S+: .*?; ((exact|not exact).*)")
+_ANSWER = re.compile(r"Resumed from \S+ at .*?\): ((exact|not exact).*)")
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,9 @@ def test_a_get_state_that_raises_is_named_before_the_first_step(tmp_path: Path) 
             raise KeyError("mine")
 
     steps = tiny.CountSteps()
-    with pytest.raises(BackupError, match=r"callback Broken\(\) cannot be had: get_state\(\) raised KeyError: 'mine'"):
+    with pytest.raises(
+        BackupError, match=r"cannot get the state of the callback Broken\(\): get_state\(\) raised KeyError: 'mine'"
+    ):
         tiny.fit(tiny.model(), tmp_path / "backup", [Broken(), steps])
     assert steps.trained == []
 

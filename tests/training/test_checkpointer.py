@@ -178,7 +178,7 @@ def test_a_loop_that_counts_no_step_is_told_once_and_never_called_exact(
     second = kdc.Checkpointer(tmp_path, **options)
     assert second.restore()
     shown = capsys.readouterr().out
-    assert "exact if your loop gives each step the batch that it gave it before" in shown
+    assert "exact if your loop gives each step the same batch as before" in shown
     assert "your loop itself resumes at the right batch" in shown
     (row, *_) = kdc_json("ls", tmp_path)["commits"]
     assert row["verdict"] == "exact if"
@@ -235,7 +235,7 @@ def test_an_exception_in_a_loop_that_counts_no_step_promises_nothing(tmp_path: P
 
     with pytest.raises(tiny.Stop) as raised:
         train()
-    assert raised.value.__notes__ == ["there is no backup; a restart begins from the beginning"]
+    assert raised.value.__notes__ == ["no backup was committed; a restart starts from the beginning"]
 
 
 @pytest.mark.parametrize("verbose", [0, 1])

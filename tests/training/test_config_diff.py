@@ -213,7 +213,7 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "rows": (
         {"x": inputs.rows().batch(8)},
         {"x": inputs.rows().take(38).batch(8)},
-        r"stage 1 \(Take\) is new|stage 1 \(Batch\) is gone",
+        r"stage 1 \(Take\) is new|stage 1 \(Batch\) is missing now",
     ),
 }
 

@@ -162,7 +162,7 @@ def test_an_optimizer_that_only_the_script_can_make_is_no_exact_resume(tmp_path:
     callbacks = [AtEpoch(1, compiles(lambda: keras.optimizers.SGD(Halving(), momentum=0.5)))]
     tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=callbacks)
     model, backup = tiny.model(), [*callbacks, kdc.BackupAndRestore(tmp_path)]
-    with pytest.raises(BackupMismatchError, match="where a callback compiles it anew at an epoch"):
+    with pytest.raises(BackupMismatchError, match="if a callback compiles it again at an epoch"):
         tiny.fit(model, None, backup)
 
 

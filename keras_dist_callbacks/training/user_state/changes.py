@@ -503,7 +503,7 @@ class _Objects:
                 self._arrays[name if isinstance(name, str) else name[0]] = present
             return
         if slot is None:
-            raise LookupError("nothing can be put there")
+            raise LookupError("it cannot be set")
         slot.bind(value)
         self._made[path] = value
 
@@ -571,7 +571,7 @@ class _Objects:
             return types.MethodType(self._named(value[2]), owner) if len(value) > 2 else getattr(owner, value[1])
         if kind in ("$new", "$view"):
             return (self._new if kind == "$new" else self._view)(*value)
-        raise LookupError(f"{kind} stands for nothing here")
+        raise LookupError(f"{kind} is not known here")
 
     def _view(self, base: JSON, offset: int, shape: list[int], strides: list[int]) -> np.ndarray[Any, Any]:
         whole = python_values.decode(base, self._tensors, self)
