@@ -59,7 +59,7 @@ class StorageError(KdcError, OSError):
     Attributes:
         unavailable: Trying again later may help: the store did not answer, or refused for the time being.
         forbidden: The right to do this is missing.
-        full: There is no room for it on the disk, or within the quota.
+        full: There is no space for it on the disk, or within the quota.
     """
 
     unavailable = False

@@ -90,7 +90,7 @@ class WriteOptions:
         max_held_bytes: Bytes that the states of unfinished backups may take: the state once for the one that is being
             written, and once for one in the queue; where two do not fit, a backup that is due meanwhile is skipped.
             With several workers the smallest value counts for all. Defaults to None: half of the memory that is free
-            as the run starts, as far as the system tells; workers of one host share it.
+            as the run starts, as far as the system reports it; workers of one host share it.
         max_local_state: Bytes of worker-local values that a worker sends to the chief for a backup; larger ones are not
             saved, and a resume says that it is not exact. Defaults to 64 MiB.
 

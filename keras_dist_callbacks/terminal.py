@@ -20,7 +20,7 @@ _NOT_THE_USERS = {"keras_dist_callbacks", "keras", "tensorflow", "contextlib", "
 
 
 def escape_controls(text: str, keep: str = "") -> str:
-    r"""`text` with everything that a terminal would obey, or not show, written as an escape such as `\x1b`.
+    r"""`text` with everything that a terminal would interpret, or not show, written as an escape such as `\x1b`.
 
     Control characters, line breaks, marks that turn the direction of writing, characters without width and halves
     of surrogate pairs; letters, signs and spaces of any language stay. A text that is shown already stays as it is.

@@ -70,7 +70,7 @@ def invalid_argument(name: str, value: Any, allowed: str, *, default: object = N
     Args:
         name: Of the argument.
         value: What was given.
-        allowed: What would do, behind "must be".
+        allowed: What would do, after "must be".
         default: What it is if nothing is given; None if that does not help.
     """
     advice = "" if default is None else f"; the default is {default!r}"
@@ -121,7 +121,7 @@ def check_fields(frozen: Any, but: Collection[str] = ()) -> None:
 
 
 def number_of(things: str, least: int = 0, most: int = _LARGEST_COUNT) -> Any:
-    """The type of a whole number, for `check`."""
+    """The type of an integer, for `check`."""
     end = ", below 2**63" if most == _LARGEST_COUNT else f" up to {most}"
     return Annotated[int, Meta(ge=least, le=most, description=f"a number of {things} of {least} or more{end}")]
 
@@ -225,7 +225,7 @@ def parse_signal(name: str, value: Any) -> signal.Signals:
     """The signal that a number or a name stands for.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It was not found.
     """
     try:
         if isinstance(value, str) and not value.isdecimal():

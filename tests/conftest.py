@@ -28,7 +28,7 @@ from tests.support.stores.fixtures import place, proxy, remote, stores  # noqa: 
 
 @pytest.fixture(autouse=True, scope="session")
 def collections_leave_the_imports_alone() -> None:
-    """Millions of objects that TensorFlow's import made and nobody frees; each collection would look at them again."""
+    """Millions of objects that TensorFlow's import made and no one frees; each collection would look at them again."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Processor time of the background thread per save, by part, beside what a copy within memory takes."""
+"""Processor time of the background thread per save, by part, next to what a copy within memory takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the background writes, beside os.write of the same bytes in the same mode."""
+"""How fast the background writes, next to os.write of the same bytes in the same mode."""
 
 from __future__ import annotations
 

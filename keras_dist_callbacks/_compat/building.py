@@ -44,14 +44,14 @@ def build_metrics(fit: RunningFit) -> None:
         lambda s: s._value_specs[0] if hasattr(s, "_value_specs") else s, spec, expand_composites=False
     )
     # A train_step of the user's may take what the model itself does not. Then metrics are made by the first step, and
-    # a restore says that they start afresh.
+    # a restore says that they start again.
     taken = contextlib.suppress(ValueError, TypeError, RuntimeError, AttributeError)
     with model.distribute_strategy.scope(), _without_variables(model.optimizer), taken:
         model._symbolic_build(data_batch=local)
 
 
 def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> None:
-    """Builds an optimizer for those weights of which a backup has slots; not at all where their names do not tell.
+    """Builds an optimizer for those weights of which a backup has slots; not at all where their names do not say.
 
     Args:
         optimizer: An optimizer of the model's, or None.
@@ -146,7 +146,7 @@ def _longest_begin(slot: str, begins: Collection[str]) -> str | None:
 
 @contextlib.contextmanager
 def _without_variables(optimizer: Any) -> Iterator[None]:
-    """Keras builds an optimizer for all weights, beside the metrics, unless it takes it to be built."""
+    """Keras builds an optimizer for all weights, in addition to the metrics, unless it takes it to be built."""
     if optimizer is None or optimizer.built:
         yield
         return

@@ -79,8 +79,8 @@ def of_component(name: str, component: Any) -> Resource:
 def resources(function: Any) -> list[Resource]:
     """The variables that a concrete function captured, in the order in which its trace met them.
 
-    What TensorFlow captured for itself is none: the token that orders collective operations is a resource without a
-    variable that the graph knows.
+    What TensorFlow captured for itself does not count: the token that orders collective operations is a resource
+    without a variable that the graph knows.
     """
     import tensorflow as tf
 

@@ -21,7 +21,7 @@ _ADAPTERS = {
 
 @dataclass(frozen=True)
 class InputInspection:
-    """What resuming must know of an input beside its position.
+    """What a resume must know of an input in addition to its position.
 
     Attributes:
         variables: Those that functions of the pipeline capture and change, such as the state of a Keras random layer.

@@ -10,21 +10,21 @@ import numpy as np
 import xxhash
 from keras import tree
 
-LARGEST = 2**32  # bytes that are read whole, within half a second; of more, rows evenly spread
+LARGEST = 2**32  # bytes that are read completely, within half a second; of more, rows evenly spread
 _ROWS_READ = 64
 _LARGEST_TEXTS = 2**22
 _FILES_READ = 64
 _FILES_SECONDS = 2.0
-_LARGEST_FILE = 2**20  # bytes that are read whole; of larger ones, blocks evenly spread
+_LARGEST_FILE = 2**20  # bytes that are read completely; of larger ones, blocks evenly spread
 _BLOCKS, _BLOCK = 16, 4096
 VALUES = "values"
-"""The last part of the name of a fact that tells the values of arrays apart, and says nothing else of them."""
+"""The last part of the name of a fact that only identifies the values of arrays."""
 UNREAD = "unread"
 """The last part of the name of a fact that says what of them was not read."""
 
 
 def facts_of(where: str, arrays: Iterable[Any]) -> dict[str, str]:
-    """A hash of what arrays hold, and what of them it does not tell."""
+    """A hash of what arrays hold, and what of them it does not cover."""
     digest, unread = digest_of(arrays)
     return {f"{where}/{VALUES}": digest, **({f"{where}/{UNREAD}": "; ".join(unread)} if unread else {})}
 
@@ -120,7 +120,7 @@ def flatten(*sources: Any) -> list[Any]:
 
 
 def are_files(texts: Sequence[str]) -> bool:
-    """Whether texts are the names of files, as the first one tells."""
+    """Whether texts are the names of files, judged by the first one."""
     import tensorflow as tf
 
     if not texts or "/" not in texts[0] or len(texts[0]) > _BLOCK or "\n" in texts[0]:
@@ -132,7 +132,7 @@ def are_files(texts: Sequence[str]) -> bool:
 
 
 def file_facts(where: str, paths: Sequence[str]) -> dict[str, Any]:
-    """What tells files apart: the names without their directories, sizes, times, and what is in some of them.
+    """What identifies files: the names without their directories, sizes, times, and what is in some of them.
 
     Args:
         where: How the names of the facts begin.
@@ -141,7 +141,7 @@ def file_facts(where: str, paths: Sequence[str]) -> dict[str, Any]:
     Returns:
         `names`, `sizes` and `times`: digests of all files; the latter two are None where two seconds are not enough.
         `samples`: of at most 64 files, evenly spread, what can be read within two seconds: size, time of the last
-        change in nanoseconds, digest, and whether it is that of the whole content.
+        change in nanoseconds, digest, and whether it is that of the entire content.
     """
     every = np.linspace(0, len(paths) - 1, min(_FILES_READ, len(paths))).astype(int)
     stats = list(_within(_FILES_SECONDS, map(_stat, paths)))
@@ -207,5 +207,5 @@ def changed_files(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]])
 
 
 def were_files_compared(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], count: int) -> bool:
-    """Whether two runs have read all of so many files whole."""
+    """Whether two runs have read all of so many files completely."""
     return len(before) == len(now) == count and all(sample[3] for sample in now)

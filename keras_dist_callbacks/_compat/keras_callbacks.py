@@ -36,7 +36,7 @@ class _Fits(Shared):
 
 
 def note_begin(fit: seam.RunningFit) -> None:
-    """A fit begins; to be called before it is told to begin elsewhere."""
+    """A fit begins; called before its initial epoch is changed."""
     shared(_Fits).asked[fit.model] = fit.initial_epoch, fit.epochs
 
 
@@ -68,7 +68,7 @@ def set_back(history: Any, state: dict[str, Any]) -> None:
 
 
 def get_rows(callback: Any) -> dict[str, Any]:
-    """Size and hash of the file, flushed, and its columns; a size of None if there is no file."""
+    """Size and hash of the file, flushed, and its columns; a size of None without a file."""
     if callback.csv_file is not None and not getattr(callback.csv_file, "closed", True):
         callback.csv_file.flush()
     size = _size(callback.filename)
@@ -78,7 +78,7 @@ def get_rows(callback: Any) -> dict[str, Any]:
 
 
 def cut(callback: Any, size: int, digest: str) -> str | None:
-    """Takes away the rows behind the backup, before `on_train_begin` opens the file.
+    """Takes away the rows after the backup, before `on_train_begin` opens the file.
 
     Returns:
         Why the file was left alone, if it is not the one that was backed up.
@@ -103,7 +103,7 @@ def cut(callback: Any, size: int, digest: str) -> str | None:
 
 
 def set_rows(callback: Any, state: dict[str, Any]) -> None:
-    """Goes on with the same columns, without a second header."""
+    """Continues with the same columns, without a second header."""
     if state["keys"] is None:
         return
     callback.keys = list(state["keys"])
@@ -144,7 +144,7 @@ class Known(NamedTuple):
     Attributes:
         get: Returns the state.
         set: Puts a state back, after `on_train_begin`.
-        identity: Names of attributes that tell two callbacks of the class apart.
+        identity: Names of attributes that distinguish two callbacks of the class.
         finer: Names of further attributes, asked where `identity` does not do.
         prepare: Called with the state before `on_train_begin`, for what that would destroy.
         attributes: Names of the attributes that are saved; None: what the class needs of its own is all saved.
@@ -159,7 +159,7 @@ class Known(NamedTuple):
 
 
 UNANNOUNCED = ("ProgbarLogger", "History")
-"""Added by fit() itself, `verbose` deciding: nobody needs to be told when one is new or gone."""
+"""Whether fit() itself adds it, by `verbose`: that one is new or missing is not reported."""
 
 
 _COUNT = (int, np.integer)
@@ -320,7 +320,7 @@ def saved_attributes(callback: Any) -> frozenset[str]:
 
 
 def describe(callback: Any, names: tuple[str, ...]) -> str:
-    """The values of identifying attributes, as `name=value, ...`; those that are None are left out.
+    """The values of identifying attributes, as `name=value, ...`; those that are None are skipped.
 
     Of a path only the last part: workers have directories of their own, and a restart may have another one.
     """

@@ -92,7 +92,7 @@ _HDF5 = (".h5", ".hdf5")
 
 
 def load_model(path: Path, custom_objects: Mapping[str, Any], *, compile: bool) -> Any:
-    """Loads a whole model without running code that the file holds, such as that of a Lambda layer."""
+    """Loads a complete model without running code that the file holds, such as that of a Lambda layer."""
     import keras
     from keras.src.saving.serialization_lib import SafeModeScope
 
@@ -107,7 +107,7 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 def restore_model(model: Any, prefix: str) -> None:
     """Gives a compiled, built model the values of a checkpoint that holds it, with its optimizer.
 
-    The model may be the checkpoint's root or lie below it under any name; its optimizer within it or beside it.
+    The model may be the checkpoint's root or lie below it under any name; its optimizer within it or next to it.
 
     Args:
         model: The model; it may be changed even if this fails.

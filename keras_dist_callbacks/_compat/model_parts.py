@@ -42,7 +42,7 @@ def _with_constants(model: Any) -> list[Any]:
 
 
 def all_layers(model: Any) -> list[Any]:
-    """Every layer within a model; none of what is no Keras model."""
+    """Every layer within a model; nothing for an object that is not a Keras model."""
     return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
 
 
@@ -97,7 +97,7 @@ def fixed_rates(optimizer: Any) -> dict[str, float]:
     import keras
 
     held = {name: getattr(inner, "_learning_rate", None) for name, inner in inner_optimizers(optimizer)}
-    # Keras calls a schedule to tell its rate, and a schedule of the user's may count its calls.
+    # Keras calls a schedule for its rate, and a schedule of the user's may count its calls.
     return {name: _number(rate) for name, rate in held.items() if isinstance(rate, keras.Variable)}
 
 
@@ -129,7 +129,7 @@ def optimizer_config(optimizer: Any) -> dict[str, Any] | None:
     """What makes an optimizer again; None if only the script can, because a class is not Keras' own."""
     inner = [optimizer, *(found for _, found in inner_optimizers(optimizer))]
     if any(getattr(found, "_exclude_from_weight_decay", None) is not None for found in inner):
-        return None  # `exclude_from_weight_decay` was called, of which a config tells nothing
+        return None  # `exclude_from_weight_decay` was called, which a config does not include
     return _config(optimizer)
 
 
@@ -155,7 +155,7 @@ def _config(made: Any) -> dict[str, Any] | None:
 
     try:
         config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(made)))
-    except (TypeError, ValueError, NotImplementedError):  # what is no JSON, or has no config
+    except (TypeError, ValueError, NotImplementedError):  # what is not JSON, or has no config
         return None
     return config if can_make(config) else None
 

@@ -197,7 +197,7 @@ _ASYNCHRONOUS = ("Prefetch", "Parallel", "MapAndBatch")
 def reads_ahead(stage: Any, whole: Any) -> bool:
     """Whether another thread than its consumer's asks for what lies before a stage.
 
-    TensorFlow makes a serial map without a state parallel where it tunes, and joins a map with the batch behind it,
+    TensorFlow makes a serial map without a state parallel where it tunes, and joins a map with the batch after it,
     which then runs by itself; neither where operations are deterministic, or options say no.
     """
     kind = type(stage).__name__.strip("_")
@@ -215,10 +215,10 @@ def reads_ahead(stage: Any, whole: Any) -> bool:
 
 
 def reads_past_last_element(dataset: Any) -> bool:
-    """Whether the end of what a dataset caches is read, though its consumer asks for no element behind the last.
+    """Whether the end of what a dataset caches is read, though its consumer asks for no element after the last.
 
-    Only then a cache is whole in front of a stage that leaves elements over, such as a batch that drops the remainder;
-    otherwise the next pass fills it anew. TensorFlow adds a prefetch at the end of a pipeline unless options say no.
+    Only then a cache is intact before a stage that leaves elements over, such as a batch that drops the remainder;
+    otherwise the next pass fills it again. TensorFlow adds a prefetch at the end of a pipeline unless options say no.
     """
     every = occurrences(original(dataset))
     return _is_read_whole(dataset, [path for path, stage in every if "Cache" in type(stage).__name__])

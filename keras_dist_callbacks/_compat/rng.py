@@ -53,7 +53,7 @@ def changed_since(since: dict[str, Any]) -> set[str]:
 
 
 def is_shuffle_of(count: int, since: dict[str, Any]) -> bool:
-    """Whether Python's state is the one that shuffling a list of `count` items once leaves behind."""
+    """Whether Python's state is the one after shuffling a list of `count` items once."""
     generator = random.Random()  # noqa: S311 - nothing to do with security
     generator.setstate(_python_tuple(since["python"]))
     generator.shuffle(list(range(count)))

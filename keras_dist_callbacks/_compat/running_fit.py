@@ -29,7 +29,7 @@ class RunningFit:
         epoch_iterator: Its iterator over epochs.
         callback_list: The list whose hooks fit calls; None while that list is being built.
         epochs: fit's argument.
-        initial_epoch: fit's argument, as long as fit was not told to begin elsewhere.
+        initial_epoch: fit's argument, before it is changed for a resume.
     """
 
     model: Any
@@ -51,7 +51,7 @@ class RunningFit:
 
     @property
     def known_length(self) -> int | None:
-        """Batches of one pass as the input itself tells; None where Keras learns it from the first epoch."""
+        """Batches of one pass as the input itself says; None where Keras learns it from the first epoch."""
         value = self.epoch_iterator.data_adapter.num_batches
         return None if value is None else int(value)
 
@@ -128,7 +128,7 @@ class RunningFit:
 
     @property
     def validation_source(self) -> Any:
-        """What validation reads, as the user passed it; None if there is none."""
+        """What validation reads, as the user passed it; None without validation."""
         return self.argument("val_x")
 
     @property
@@ -152,7 +152,7 @@ class RunningFit:
     def validation_iterator(self) -> Any:
         """The iterator over validation data, created as fit would at its first validation.
 
-        None if there is none, or if it is of arrays, which have no state.
+        None without validation, or if it reads arrays, which have no state.
         """
         local = _fit_variables(self.model)
         if local.get("validation_data") is None:
@@ -238,7 +238,7 @@ def move_last(callback: Any) -> None:
 
 
 def callbacks_being_set(callback: Any) -> list[Any] | None:
-    """All callbacks of the list that is calling `callback`'s hook, or None if there is none."""
+    """All callbacks of the list that is calling `callback`'s hook, or None if not found."""
     from keras.callbacks import CallbackList
 
     frame: FrameType | None = sys._getframe(1)
@@ -251,18 +251,18 @@ def callbacks_being_set(callback: Any) -> list[Any] | None:
 
 
 def still_runs(model: Any) -> Callable[[], bool]:
-    """What tells, in any thread, whether the fit() of `model` that runs the caller has not ended."""
+    """A function that says, in any thread, whether the fit() of `model` that runs the caller has not ended."""
     thread, known = threading.get_ident(), weakref.ref(model)
     return lambda: bool(_fit_variables(known(), sys._current_frames().get(thread)))
 
 
 def list_of_callbacks(model: Any) -> Any:
-    """The CallbackList of the running fit() of `model`; None if there is none yet."""
+    """The CallbackList of the running fit() of `model`; None before it exists."""
     return _fit_variables(model).get("callbacks")
 
 
 def _fit_variables(model: Any, frame: FrameType | None = None) -> dict[str, Any]:
-    """The local variables of the fit() of `model` that runs the caller, or another frame; empty if there is none."""
+    """The local variables of the fit() of `model` that runs the caller, or another frame; empty if not found."""
     frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit":

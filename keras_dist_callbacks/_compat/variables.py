@@ -40,7 +40,7 @@ class SharedRead:
 
 
 def components(variable: Any) -> tuple[Any, ...]:
-    """The resource variables behind a Keras or TensorFlow variable, one per local replica."""
+    """The resource variables of a Keras or TensorFlow variable, one per local replica."""
     raw = getattr(variable, "_value", None)
     raw = getattr(variable, "value", variable) if raw is None else raw
     if callable(raw):  # a bare tf.Variable: `value` is a method there
@@ -92,7 +92,7 @@ class VariableSet:
 
 
 def key(component: Any) -> int:
-    """What tells one component from another, for as long as it lives."""
+    """What distinguishes one component from another, for as long as it lives."""
     return id(component.handle)
 
 
@@ -306,7 +306,7 @@ def create_global_seed_generator() -> None:
 
 
 def global_seed_keys() -> set[int]:
-    """The keys of Keras' global seed state; none if nobody has used it yet."""
+    """The keys of Keras' global seed state; none before its first use."""
     generator = _global_seed_generator()
     return set() if generator is None else {key(component) for component in components(generator.state)}
 

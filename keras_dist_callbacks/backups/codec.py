@@ -24,11 +24,11 @@ _WORTH_KEEPING = 0.5
 
 
 class Packer:
-    """Decides which tensors of a commit are written anew, and which are found in earlier blobs.
+    """Decides which tensors of a commit are written, and which are found in earlier blobs.
 
     A tensor with the same content as one in the commit it is compared with is referred to, not written again;
     components of a variable that are equal on all replicas are written once. A blob of which less than half is
-    still needed is not referred to: what is needed of it is written anew, so that the store does not fill up with
+    still needed is not referred to: what is needed of it is written again, so that the store does not fill with
     blobs that live for one small tensor each. A tensor without a fingerprint is written, and gets one on the way.
     """
 
@@ -217,7 +217,7 @@ def fingerprints(tensors: Mapping[str, SharedTensor]) -> dict[str, Fingerprint]:
 
 @functools.lru_cache(maxsize=64)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The name of a type; numpy puts it together anew each time."""
+    """The name of a type; numpy builds it again each time."""
     return dtype.name
 
 
@@ -226,7 +226,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """The numeric type of that name, those of TensorFlow such as bfloat16 included.
 
     Raises:
-        ValueError: There is no such type.
+        ValueError: The type is unknown.
     """
     if not _DTYPE_NAME.fullmatch(name):
         raise ValueError(f"unknown type {name[:_SHOWN]!r}")
@@ -265,7 +265,7 @@ def encode_blob(
 
 
 class StreamedBlob:
-    """A blob with tensors that are hashed while it is written; until then nobody knows its name.
+    """A blob with tensors that are hashed while it is written; its name is known only then.
 
     Args:
         tensors: What goes into it, by name.

@@ -29,7 +29,7 @@ def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: b
         where: What it is, for names and messages.
         tensors: Gets the arrays.
         copy: Whether arrays must be copied because their owner may write to them later.
-        depth: How deep in the whole `value` is.
+        depth: How deep in the entire `value` is.
 
     Raises:
         BackupError: It holds something that is neither JSON nor an array.
@@ -75,7 +75,7 @@ def check_storable(
         tensors: Names of the arrays that there are.
         where: What it is, for messages.
         also: Further keys that stand for something else, alone in a dict.
-        depth: How deep in the whole `value` is.
+        depth: How deep in the entire `value` is.
 
     Raises:
         DamagedBackupError: It cannot.
@@ -145,7 +145,7 @@ def _tensor_of_torch(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _numeric(value: Any) -> np.ndarray[Any, Any] | None:
-    """`value` as an array whose type survives; None if it is none."""
+    """`value` as an array whose type survives, or None."""
     if not hasattr(value, "__array__"):
         return None
     try:

@@ -1,7 +1,7 @@
 """What a manifest consists of: every name in it, how its value looks, and what must hold beyond that. Pure.
 
 A topic of a worker's state that is not listed here is one that this version could not put back: such a backup is
-refused, because to leave it out in silence would be to call a continuation exact that is not. A new topic needs a new
+refused, because a resume without it would be called exact by mistake. A new topic needs a new
 format version.
 """
 
@@ -25,7 +25,7 @@ from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Blo
 from keras_dist_callbacks.errors import DamagedBackupError
 
 CALLBACK = "callback:"
-"""In front of a callback's name."""
+"""The prefix of a callback's name."""
 USER_STATE = verdict.USER_STATE
 ENVIRONMENT = "environment"
 """The topic with the worker's numerical environment: versions, processors, switches."""
@@ -90,7 +90,7 @@ class Hidden(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Info(msgspec.Struct, forbid_unknown_fields=True):
-    """What a manifest tells about the run; what a custom training loop does not have is None."""
+    """What a manifest says about the run; what a custom training loop does not have is None."""
 
     keras: str | None = None
     tensorflow: str | None = None
@@ -202,7 +202,7 @@ def check_topics(state: Mapping[str, JSON], tensors: Collection[str], where: str
 
 
 def check_complete(state: Mapping[str, JSON], within: bool, where: str) -> None:
-    """Makes sure that nothing is missing without which there is no going on.
+    """Makes sure that nothing is missing that a resume needs.
 
     Args:
         state: A worker's, together with what it shares with the chief's.
@@ -255,7 +255,7 @@ def decode_manifest(content: bytes, where: str, limit: int = MAX_MANIFEST_BYTES)
 
 
 def check_content(manifest: Manifest, where: str) -> None:
-    """Makes sure that all is there that a worker needs to go on, and nothing that this version would not put back.
+    """Makes sure that a worker finds all that it needs to resume, and nothing that this version would not restore.
 
     Raises:
         DamagedBackupError: That is not so.

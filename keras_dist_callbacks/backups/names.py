@@ -37,12 +37,12 @@ _blob = re.compile(_BLOB)
 
 
 def owner_name(generation: int, suffix: str = OWNER) -> str:
-    """The path of an owner record, or of what lies beside it."""
+    """The path of an owner record, or of what lies next to it."""
     return f"{OWNERS}/{generation:06d}{suffix}"
 
 
 def owner_generation(name: str) -> int | None:
-    """The generation in an owner record's file name, or None if it is no such name."""
+    """The generation in an owner record's file name, or None if it is not one."""
     found = _owner.fullmatch(name)
     return None if found is None else _canonical(found.group(1), 6)
 
@@ -53,7 +53,7 @@ def commit_name(generation: int, sequence: int, token: str) -> str:
 
 
 def commit_parts(name: str) -> tuple[int, int, str] | None:
-    """Generation, sequence and token in a manifest's file name, or None if it is no such name."""
+    """Generation, sequence and token in a manifest's file name, or None if it is not one."""
     found = _commit.fullmatch(name)
     if found is None:
         return None
@@ -62,7 +62,7 @@ def commit_parts(name: str) -> tuple[int, int, str] | None:
 
 
 def quarantined_name(name: str) -> str | None:
-    """The manifest's own file name in that of one which was set aside, or None if it is no such name."""
+    """The manifest's own file name in that of one which was quarantined, or None if it is not one."""
     found = _damaged.fullmatch(name)
     return None if found is None else found.group(1)
 
@@ -73,7 +73,7 @@ def blob_directory(generation: int) -> str:
 
 
 def blob_generation(path: str) -> int | None:
-    """The generation in a blob's path, or None if it is no such path."""
+    """The generation in a blob's path, or None if it is not one."""
     found = _blob_path.fullmatch(path)
     return None if found is None else _canonical(found.group(1), 6)
 

@@ -62,7 +62,7 @@ def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: Refer
         where: Its path, which begins the names of its arrays.
         tensors: Gets the arrays.
         find: References.
-        depth: How deep in the whole `value` is.
+        depth: How deep in the entire `value` is.
 
     Raises:
         UnstorableError: It holds something else than plain values, containers and arrays.

@@ -122,7 +122,7 @@ class Format(Generic[_T]):
 
 
 def require_time(value: float | None) -> None:
-    """Refuses what is no number: it is neither below a bound nor above one."""
+    """Refuses what is not a number: it is neither below a bound nor above one."""
     if value is not None and not math.isfinite(value):
         raise ValueError(f"{value} is not a time")
 
@@ -136,7 +136,7 @@ def parse(content: bytes | memoryview, where: str, limit: int = MAX_RECORD_BYTES
         limit: Bytes that it may have.
 
     Raises:
-        DamagedBackupError: It is no JSON, nested too deep, too long, or consists of more values than a record of ours.
+        DamagedBackupError: It is not JSON, nested too deep, too long, or consists of more values than a record of ours.
     """
     text = bytes(content)
     values = text.count(b",") + text.count(b"[") + text.count(b"{")
@@ -157,7 +157,7 @@ def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
         limit: Bytes that it may have; no more are read, however long it is.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: It was not found.
         DamagedBackupError: It is longer.
     """
     content = storage.read(name, 0, limit + 1)

@@ -25,7 +25,7 @@ LOCAL_STATE_DROPPED = "local_state_dropped"
 """The topic that says that a worker's local tensors were too large to be saved."""
 
 VARIABLE = "variable"
-"""In front of a variable's name, which ends with `@` and the replica's number."""
+"""The prefix of a variable's name, which ends with `@` and the replica's number."""
 
 ARCHITECTURE = "architecture"
 """The tensor that holds what Keras' `to_json` says of the model, in UTF-8."""
@@ -41,7 +41,7 @@ class SharedTensor(Protocol):
 
 @dataclass(frozen=True)
 class SharedArray:
-    """A numpy array that nobody else writes to."""
+    """A numpy array that no one else writes to."""
 
     value: np.ndarray[Any, Any]
 
@@ -155,13 +155,13 @@ class CommitId:
         return f"{self.generation}-{self.sequence}"
 
     def matches_name(self, name: str) -> bool:
-        """Whether somebody who says `name` means this commit: its label, or its manifest's name in full or in part."""
+        """Whether `name` means this commit: its label, or its manifest's name in full or in part."""
         wanted = name.removeprefix("commits/").removesuffix(".json")
         return wanted in (self.label, self.name.removeprefix("commits/").removesuffix(".json"))
 
     @classmethod
     def parse(cls, name: str) -> CommitId | None:
-        """The id in a manifest's file name, or None if it is no such name."""
+        """The id in a manifest's file name, or None if it is not one."""
         parts = names.commit_parts(name)
         return None if parts is None else cls(*parts)
 
@@ -190,7 +190,7 @@ class WorkerState:
         position: Where it was taken.
         tensors: The worker's tensors by name.
         state: Everything else, by topic.
-        info: What the manifest tells about the run.
+        info: What the manifest says about the run.
         other_workers: The tensors of workers 1, 2, ... if their number has changed; `tensors` are the chief's
             then.
     """

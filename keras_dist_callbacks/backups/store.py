@@ -87,7 +87,7 @@ class BackupStore:
         return self.generation
 
     def newest_generation(self) -> int:
-        """The number of the newest owner record or commit, 0 if there is none."""
+        """The number of the newest owner record or commit, 0 without any."""
         return max([0, *self._owners(), *(commit.generation for commit in self.commits())])
 
     def check_ownership(self) -> None:
@@ -125,7 +125,7 @@ class BackupStore:
         try:
             check_sizes(self.storage, manifest.blobs)
         except DamagedBackupError as error:
-            self._staging.forget()  # the next save writes everything anew
+            self._staging.forget()  # the next save writes everything again
             raise StorageError(f"cannot find what was just written: {error}") from error
         content = encode_manifest(manifest)
         self._check_readable(manifest, content)
@@ -165,7 +165,7 @@ class BackupStore:
     def prune(self, keep: int) -> None:
         """Deletes all commits but the newest `keep`, manifests first, then blobs that no manifest names.
 
-        Never touches what a newer generation wrote. A damaged manifest that turns up is set aside.
+        Never touches what a newer generation wrote. A damaged manifest that turns up is quarantined.
         """
         manifests = self._own_manifests()
         cut = max(0, len(manifests) - keep)
@@ -227,8 +227,8 @@ class BackupStore:
     def delete_everything(self) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.
 
-        The directory itself goes only if this run, or one that it went on from, made it. Interrupted at any point,
-        either the newest commit is whole or there is none.
+        The directory itself is deleted only if this run, or one that it resumed from, made it. Interrupted at any
+        point, either the newest commit is intact or all are deleted.
         """
         self.check_ownership()
         self.prune(keep=1)
@@ -283,7 +283,7 @@ class BackupStore:
         return self._manifests[commit]
 
     def is_readable(self, commit: CommitId) -> bool:
-        """Whether the manifest itself is whole, whatever became of its blobs."""
+        """Whether the manifest itself is intact, whatever became of its blobs."""
         try:
             self.manifest(commit)
         except DamagedBackupError:
@@ -333,7 +333,7 @@ class BackupStore:
         self.storage.delete(commit.name)
 
     def _own_manifests(self) -> list[Manifest]:
-        """The manifests of this and earlier generations, the newest last; damaged ones are set aside."""
+        """The manifests of this and earlier generations, the newest last; damaged ones are quarantined."""
         manifests = []
         for commit in self.commits():
             if commit.generation <= self.generation:

@@ -87,7 +87,7 @@ def inexact_reasons(
     generator: bool = False,
     goes_on_after_end: bool = False,
 ) -> list[str]:
-    """Why training will not go on bit for bit as it would have, one sentence each with its cure.
+    """Why training will not continue bit by bit as it would have, one sentence each with how to fix it.
 
     Args:
         saved: The backup.
@@ -116,7 +116,7 @@ def inexact_reasons(
 
 
 def conditions(saved: WorkerState) -> list[str]:
-    """On what an exact continuation depends that could not be seen, each to be read behind "exact if"."""
+    """Conditions of an exact resume that could not be inspected, each to be read after "exact if"."""
     found = [_untracked_in_input(name) for name in saved.state[UNTRACKED_INPUT]["python"]]
     found += saved.state.get(CONDITIONS, ())
     if USER_STATE in saved.state:

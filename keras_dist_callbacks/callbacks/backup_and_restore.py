@@ -37,8 +37,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     Everything that training depends on is saved: weights, optimizer, seed generators, metrics, the random
     states of Python, numpy and TensorFlow, the position in the epoch, the logs, the History and the state of
-    every other callback. After a restart `fit()` goes on behind the last saved step: no step is repeated and
-    none left out, and the final weights are those of an uninterrupted run, bit by bit.
+    every other callback. After a restart `fit()` continues after the last saved step: no step is repeated and
+    none is skipped, and the final weights are those of an uninterrupted run, bit by bit.
 
     Under `MultiWorkerMirroredStrategy` the chief alone writes, and every worker restores the same backup.
     Saving happens in a background thread; a backup exists completely or not at all.
@@ -52,7 +52,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         backup_dir: A directory for this run alone: a path or any fsspec URL.
         save_freq: `"epoch"` for a backup at the end of each epoch, a number of batches trained, or `"auto"`: as often
             as `max_overhead` allows, by what saves are measured to cost. A `datetime.timedelta` is a time between two
-            backups; in batches it is estimated anew at each one. False: at a preemption and at the end only.
+            backups; in batches it is estimated again at each one. False: at a preemption and at the end only.
         double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
         delete_checkpoint: Delete the backup when `fit()` ends. A rerun deletes one that a kill at the very end left,
             unless it belongs to another training or to more epochs. With False the last backup is kept: a rerun of

@@ -32,7 +32,7 @@ class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
         callback: The callback. It is also the attribute `callback`.
 
     Raises:
-        ConfigError: It is no Keras callback, or one of this package, which knows about workers itself.
+        ConfigError: It is not a Keras callback, or one of this package, which must run on every worker.
     """
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:

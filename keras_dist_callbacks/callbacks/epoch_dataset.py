@@ -33,7 +33,7 @@ class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):
             to `fit()`. Its randomness must come from seeds that it derives from the epoch.
 
     Raises:
-        ConfigError: `fn` is no function.
+        ConfigError: `fn` is not a function.
     """
 
     addresses_epochs = True

@@ -41,7 +41,7 @@ _FILE_NAME = "give it a file name, such as ckpt-{epoch:04d}.keras"
 
 
 class _Found(msgspec.Struct):
-    """What earlier runs left in the directory, as the writing worker tells the others."""
+    """What earlier runs left in the directory, as the writing worker reports it to the others."""
 
     generation: Generation = 1
     run_token: Token = _NO_TOKEN

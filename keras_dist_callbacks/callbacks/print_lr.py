@@ -106,7 +106,7 @@ class PrintLR(RebuiltOnCopy, keras.callbacks.Callback):
         return {"steps": [self._finished_steps, self._last_batch], "rates": self._rates}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where `get_state` was called."""
+        """Continues where `get_state` was called."""
         saved: _State = validation.convert(state, _State)
         self._finished_steps, self._last_batch = saved.steps
         self._rates = saved.rates

@@ -31,7 +31,7 @@ class RebuiltOnCopy:
 
 
 def _kept(value: Any) -> Any:
-    """As it is now: whoever gave it may change it later, and the callback did not read it then."""
+    """As it is now: the caller may change it later, and the callback did not read it then."""
     return copy.copy(value) if isinstance(value, dict | list | set) else value
 
 

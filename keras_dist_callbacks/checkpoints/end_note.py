@@ -30,7 +30,7 @@ class EndNote:
         template: That of its file names.
         generation: The run that wrote the note.
         is_ended: Whether that run has ended; False is written at its start.
-        last: The name of its newest file, None if there is none.
+        last: The name of its newest file, None if not found.
         token: Distinguishes this note from every other.
     """
 

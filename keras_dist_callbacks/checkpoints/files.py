@@ -60,7 +60,7 @@ class Listing:
         problems: One sentence for each file whose record is damaged, whose size differs from its record, or that has no
             record although it is named like the files of a template that have one.
         without_record: Names of the other files without a record: those of other programs.
-        generation: The largest in any record, 0 if there are no records.
+        generation: The largest in any record, 0 without records.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -134,7 +134,7 @@ def latest_verified(storage: Storage, template: str | None = None, *, into: Path
         into: A local directory that gets a copy of the file. Defaults to no copy.
 
     Returns:
-        The checkpoint, or None if there is no file with a record.
+        The checkpoint, or None without a file that has a record.
 
     Raises:
         DamagedBackupError: There are checkpoints, but none of them is intact.

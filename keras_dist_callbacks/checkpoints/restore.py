@@ -1,4 +1,4 @@
-"""Starts a run from the newest whole checkpoint, or that of another tool, the same one on every worker."""
+"""Starts a run from the newest complete checkpoint, or that of another tool, the same one on every worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RestoredFrom:
 
     Attributes:
         path: The artefact, fit for messages (no credentials).
-        epoch: Number of finished epochs, which is also the index of the epoch to go on with.
+        epoch: Number of finished epochs, which is also the index of the epoch to continue with.
         step: Optimizer steps taken.
     """
 
@@ -46,7 +46,7 @@ class RestoredFrom:
 
     @property
     def initial_epoch(self) -> int:
-        """What `fit()` is to be given to go on; with `BackupAndRestore` it need not be."""
+        """What `fit()` is to be given to continue; with `BackupAndRestore` it need not be."""
         return self.epoch
 
 
@@ -69,11 +69,11 @@ def latest_checkpoint(
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
 
     Returns:
-        The full path or URL, or None if there is no checkpoint.
+        The full path or URL, or None without a checkpoint.
 
     Raises:
         ConfigError: An argument is wrong, or the protocol is unknown or needs a package that is not installed.
-        DamagedBackupError: There are checkpoints, but none of them is whole.
+        DamagedBackupError: No checkpoint is intact.
         StorageError: The store cannot be read.
     """
     directory, template = _split(checkpoint_dir)
@@ -118,7 +118,7 @@ def make_or_restore_model(
             directory: the checkpoint that was written last of those that load. Known are Keras' `.keras`,
             `.weights.h5` and legacy `.h5` files, Keras' BackupAndRestore (its weights, and the epoch that it was in)
             and `tf.train.Checkpoint` of a Keras 3 model (the model as its root or a part of it, its optimizer within
-            it or beside it). They are not known to be whole, only to load. Defaults to False.
+            it or next to it). They load, but are not known to be intact. Defaults to False.
         verbose: 1 prints what was loaded, on the chief; 0 logs it only. Defaults to 1.
 
     Returns:
@@ -130,7 +130,7 @@ def make_or_restore_model(
             is not built.
         BackupMismatchError: The state does not fit the model that `build_fn` makes; the message names what
             differs; or with `adopt` none of the checkpoints of other tools loads.
-        DamagedBackupError: There are checkpoints, but none of them is whole.
+        DamagedBackupError: No checkpoint is intact.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
     _require_function(build_fn)
@@ -210,10 +210,6 @@ def _restore_latest_loadable(
 
     Returns:
         The model and where it is from; None if no other tool left anything.
-
-    Raises:
-        BackupMismatchError: There are foreign checkpoints, but none loads; the message has the reason of each.
-        StorageError: The store cannot be read.
     """
     told = cluster.on_chief(lambda: foreign.find(storage, template), _ADOPTING, _TIMEOUT) or []
     reasons: list[str] = []
@@ -251,7 +247,7 @@ def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | N
         model = load(path)
     except ConfigError:
         raise  # build_fn's model is at fault, not the file
-    except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are told
+    except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are reported
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     reasons = cluster.gather(reason, _ADOPTING, _TIMEOUT, kind=str | None)
     return model, next((told for told in reasons if told is not None), None)

@@ -1,4 +1,4 @@
-"""`kdc show`: everything that one commit's manifest or one checkpoint tells."""
+"""`kdc show`: everything that one commit's manifest or one checkpoint holds."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CommitDetails:
 
     Attributes:
         url: The directory, without credentials.
-        commit: What `kdc ls` tells of it.
+        commit: What `kdc ls` shows of it.
         versions: Of Python, Keras and TensorFlow.
         run: What else the run said of itself: strategy, workers, replicas, seed, model, batches.
         callbacks: Those whose state is held.
@@ -216,7 +216,7 @@ class CheckpointDetails:
 
     Attributes:
         url: The directory, without credentials.
-        checkpoint: What `kdc ls` tells of it.
+        checkpoint: What `kdc ls` shows of it.
         state: `"whole"` or `"damaged"`: the file was read and compared with its digest.
         problem: What is wrong with it.
         template: That of its file name.
@@ -329,11 +329,7 @@ def show_checkpoint(page: Page, details: CheckpointDetails, *, every_tensor: boo
 
 
 def _read(file: Path, shown: str) -> tuple[Mapping[str, str], tuple[TensorRow, ...]]:
-    """What the file itself says; nothing of the model is made.
-
-    Raises:
-        DamagedBackupError: It is not what Keras writes.
-    """
+    """What the file itself says; nothing of the model is made."""
     try:
         if file.name.endswith(".weights.h5"):
             return {}, _tensors(file, shown)

@@ -96,7 +96,7 @@ def bench(storage: Storage) -> Iterator[Storage]:
         yield storage
     finally:
         for directory in missing:
-            with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
+            with contextlib.suppress(OSError):  # not empty: another process uses it by now
                 directory.rmdir()
 
 
@@ -257,7 +257,7 @@ def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
 
 
 def check_uploads(storage: Storage) -> Check:
-    """Looks for multipart uploads that were never completed, in stores that have such and tell of them."""
+    """Looks for multipart uploads that were never completed, in stores that list them."""
     name = "unfinished uploads"
     try:
         found = storage.unfinished_uploads()
@@ -273,7 +273,7 @@ def check_uploads(storage: Storage) -> Check:
 
 
 def check_space(inventory: Inventory, storage: Storage) -> Check:
-    """Whether a local disk has room for the next backups."""
+    """Whether a local disk has space for the next backups."""
     root = Path(storage.root)
     free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
     manifests = [entry.manifest for entry in inventory.entries if entry.manifest is not None]

@@ -31,9 +31,9 @@ from keras_dist_callbacks.errors import BackupError, BackupMismatchError, Damage
 from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]
-"""Is told how many bytes were read."""
+"""Is given how many bytes were read."""
 ProblemOf = Callable[[BlobInfo, frozenset[TensorInfo]], str | None]
-"""Tells what is wrong with a blob and those tensors in it that are of interest; None if nothing is."""
+"""Says what is wrong with a blob and those tensors in it that are of interest; None if nothing is."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Verification:
 
     @property
     def all_intact(self) -> bool:
-        """Whether nothing is wrong; what was never finished is no loss."""
+        """Whether nothing is wrong; what was never finished is not a loss."""
         return all(verdict.state in {"whole", "unfinished"} for verdict in self.verdicts)
 
 
@@ -91,7 +91,7 @@ def verify_backup(storage: Storage, entry: Entry, advance: Advance, problem_of: 
     Args:
         storage: The directory.
         entry: The backup.
-        advance: Is told how many bytes were read.
+        advance: Is given how many bytes were read.
         problem_of: Verifies a blob.
     """
     manifest = entry.manifest
@@ -214,8 +214,8 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
         spare_live_run: Plan although a run seems to be writing, and leave alone what that run wrote.
 
     Raises:
-        typer.Exit: There is no backup, or a run seems to be writing.
-        BackupError: A backup was deleted meanwhile, or is not to be judged by this version, or none is whole.
+        typer.Exit: No backup was found, or a run seems to be writing.
+        BackupError: A backup was deleted meanwhile, or is not to be judged by this version, or none is intact.
     """
     found = inventory.take_inventory(target.store)
     if not found.entries:
@@ -235,7 +235,7 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
 def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[Entry]:
     """The newest `keep` commits, and the newest intact one unless it is among these.
 
-    Commits are verified from the newest on until one is whole, and no further.
+    Commits are verified from the newest on until one is intact, and no further.
     """
     newest_first = entries[::-1]
     for entry in newest_first:

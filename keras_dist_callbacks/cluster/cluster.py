@@ -86,7 +86,7 @@ class Cluster(Role):
 
         Args:
             value: This worker's JSON value.
-            key: What tells this from every other call of the process.
+            key: What distinguishes this from every other call of the process.
             seconds: For all of them together.
         """
         if self.num_workers == 1:
@@ -149,7 +149,7 @@ class Cluster(Role):
         return self.agree(action if self.is_chief else _nothing, tag, timeout)
 
     def require_same(self, facts: Mapping[str, str], tag: str, timeout: float | None = None) -> None:
-        """Checks that every worker was told the same.
+        """Checks that every worker was given the same.
 
         Args:
             facts: What must not differ, by names for messages.
@@ -201,7 +201,7 @@ class Cluster(Role):
             )
 
     def sync_before_raise(self, tag: str) -> None:
-        """All are going to raise: nobody may take the service away before the others have read why."""
+        """All are going to raise: the service must stay until the others have read why."""
         with contextlib.suppress(ClusterError):
             self.leave(f"{tag}, failed", _PARTING_SECONDS)
 

@@ -42,7 +42,7 @@ class Peers(Shared):
 
 
 def expect_heartbeats(seconds: float) -> None:
-    """After how many seconds a silent worker counts as lost, as the coordination service was told."""
+    """After how many seconds a silent worker counts as lost, as the coordination service was configured."""
     shared(Peers).heartbeat_timeout = seconds
 
 
@@ -52,7 +52,7 @@ def heartbeat_timeout() -> float:
 
 
 def mark_peer_lost(text: str) -> None:
-    """Another worker is lost: whoever waits in this module raises, from now on."""
+    """Another worker is lost: every wait in this module raises, from now on."""
     peers = shared(Peers)
     peers.lost = peers.lost or text
 
@@ -97,7 +97,7 @@ def publish(key: str, value: bytes, timeout: float) -> int:
 
 
 def publish_once(key: str, value: bytes, timeout: float) -> bool:
-    """Sets a key if nobody has; whether this call did. The value fits into one chunk.
+    """Sets a key if it is not set; whether this call did. The value fits into one chunk.
 
     Raises:
         ClusterTimeoutError: The service did not take it in time.

@@ -186,14 +186,14 @@ def is_loss(role: Role, error: BaseException) -> bool:
 
 
 def announce_exit(role: Role, error: BaseException) -> None:
-    """Tells the other workers that this one ends, so that they need not wait for its heartbeats to stay away."""
+    """Reports to the other workers that this one ends, so that they need not wait for its heartbeats to stay away."""
     if role.num_workers > 1:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
         _say(f"worker {role.worker_index} ended with {reason}")
 
 
 def describe_peer_failure(role: Role, error: BaseException) -> PeerLostError:
-    """The error that names the lost worker; the others are told too, who may know less.
+    """The error that names the lost worker; it is reported to the others too, which may know less.
 
     Args:
         role: Of this worker.
@@ -247,7 +247,7 @@ def parse_report(role: Role, told: str) -> str:
 
 
 def report_lost_tasks(role: Role, tasks: list[tuple[str, int]]) -> str | None:
-    """Who is lost and why, of tasks that the coordination service has given up; tells the other workers."""
+    """Who is lost and why, of tasks that the coordination service has given up; reports it to the other workers."""
     known = (_worker(role, job, index) for job, index in tasks)
     workers = [worker for worker in known if worker not in (None, role.worker_index)]
     if not workers:
@@ -331,13 +331,13 @@ def _worker(role: Role, job: str, index: int) -> int | None:
 
 
 def _states(role: Role, workers: Sequence[int]) -> dict[int, str]:
-    """What can be told of some workers, asked at the same time."""
+    """What is known of some workers, asked at the same time."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return dict(zip(workers, pool.map(_state, [role.addresses[worker] for worker in workers]), strict=True))
 
 
 def _state(address: str) -> str:
-    """What can be told of a worker from its port; empty if it listens."""
+    """What is known of a worker from its port; empty if it listens."""
     try:
         socket.create_connection(split_address(address), _CONNECT_SECONDS).close()
     except ConnectionRefusedError:

@@ -137,7 +137,7 @@ class _Chief:
     Args:
         server: Listens on the chief's port.
         addresses: Of all workers, the chief first.
-        cluster: What tells this cluster from others.
+        cluster: What distinguishes this cluster from others.
         token: What the workers have to prove that they have.
         deadline: Of everything.
     """
@@ -157,7 +157,7 @@ class _Chief:
         self._claims: dict[int, str] = {}  # who said to be a worker and did not prove it
 
     def wait(self) -> None:
-        """Returns when every worker is there and was told so."""
+        """Returns when every worker is there and has been informed."""
         self._server.settimeout(_POLL_SECONDS)
         try:
             while len(self._workers) < len(self._addresses) - 1:

@@ -89,7 +89,7 @@ class AuthSession:
 
     Attributes:
         token: Of this process; without one, proofs are empty.
-        cluster: What tells this cluster from others.
+        cluster: What distinguishes this cluster from others.
         index: Of the worker that speaks with the chief.
         worker_nonce: Made up by the worker for this connection.
         chief_nonce: Made up by the chief for this connection.
@@ -206,7 +206,7 @@ def new_nonce() -> str:
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point in time that every wait obeys.
+    """A point in time that limits every wait.
 
     Attributes:
         seconds: How long it was from the beginning, for messages.

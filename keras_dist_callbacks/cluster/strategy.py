@@ -21,7 +21,7 @@ from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
 from keras_dist_callbacks.options import explains_arguments
 
 _DEVICES = "a list of names such as '/gpu:0', or None for all GPUs"
-_STUCK_SECONDS = 30.0  # behind TensorFlow's own time-out, which does not always come
+_STUCK_SECONDS = 30.0  # after TensorFlow's own time-out, which does not always come
 
 
 @explains_arguments
@@ -53,7 +53,7 @@ def make_strategy(
         devices: Devices for MirroredStrategy. Defaults to all GPUs.
         communication_options: `tf.distribute.experimental.CommunicationOptions` for MultiWorkerMirrored.
 
-    The time-outs hold for the whole process. Where the argument is None, the environment is asked before the default
+    The time-outs hold for the entire process. Where the argument is None, the environment is asked before the default
     counts: `KDC_STARTUP_TIMEOUT`, `KDC_HEARTBEAT_TIMEOUT`, `KDC_PEER_TIMEOUT`, `KDC_TIMEOUT`. Programs that build a
     strategy of their own set `KDC_PEER_TIMEOUT` and `KDC_TIMEOUT` there.
 
@@ -67,7 +67,7 @@ def make_strategy(
 
     Raises:
         ConfigError: TF_CONFIG is malformed, an argument wrong, or this worker's port occupied; the token cannot be
-            read or is no secret, or workers have different ones (the message names the worker).
+            read or is not a secret, or workers have different ones (the message names the worker).
         ClusterTimeoutError: A worker did not come in time; the message names it.
     """
     cluster = Role.detect()

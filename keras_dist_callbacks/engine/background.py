@@ -19,7 +19,7 @@ from keras_dist_callbacks.process import Shared, shared
 
 _GENTLE = 19
 _FIRMER_BY = 9
-_PER_NICENESS = 1.25  # what a thread gets beside another one, for each that it is less nice: sched(7)
+_PER_NICENESS = 1.25  # what a thread gets in competition with another one, for each step of niceness: sched(7)
 _RESERVE = 3.0  # of the time until the next backup, disks and others need some too
 _REMEMBERED = 10
 _STARVED_SECONDS = 0.5
@@ -67,7 +67,7 @@ class Priority:
         """Decides about the next thread by what this one had.
 
         Args:
-            times: Of the whole thread; None if it is not known.
+            times: Of the entire thread; None if it is not known.
             late: Whether the next one waits for it.
         """
         if times is None:
@@ -88,10 +88,10 @@ class CpuShareEstimator:
         self._due: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
 
     def due(self) -> float:
-        """The share of a processor's time that it needs to be done in time; 0 if nobody knows. Call it when it is due.
+        """The share of a processor's time that it needs to be done in time; 0 if unknown. Call it when it is due.
 
-        One may stand in line. So the next two are expected after as short a time as there was for two of late: pauses,
-        such as for validation, do not count, nor that the end of an epoch came right behind another one.
+        One may be queued. So the next two are expected after as short a time as there was for two of late: pauses,
+        such as for validation, do not count, nor that the end of an epoch came right after another one.
         """
         self._due.append(time.monotonic())
         times = list(self._due)
@@ -118,7 +118,7 @@ def _niceness(share: float) -> int:
 
 
 def cpu_times() -> CpuTimes | None:
-    """What the calling thread had so far; None where the system does not tell."""
+    """What the calling thread had so far; None where the system does not report it."""
     try:
         ran, waited, _ = map(int, _CPU_TIMES.read_text().split())
     except (OSError, ValueError):
@@ -143,13 +143,13 @@ def gc_paused() -> Iterator[None]:
     """No collection starts within the block.
 
     A save of thousands of variables makes tens of thousands of objects and frees them again without any cycle. A full
-    collection that they set off would find nothing and take, beside a large model, up to seconds (measured: 3 s with
+    collection that they set off would find nothing and take, with a large model, up to seconds (measured: 3 s with
     1,000 layers), in which training stands still.
     """
     pauses = shared(_Pauses)
     with pauses.lock:
         if pauses.count == 0 and not gc.isenabled():
-            paused = False  # whoever disabled it decides
+            paused = False  # the code that disabled it decides
         else:
             paused, pauses.count = True, pauses.count + 1
             gc.disable()

@@ -1,4 +1,4 @@
-"""Which commit a run goes on from: the newest that is whole."""
+"""Which commit a run continues from: the newest that is intact."""
 
 from __future__ import annotations
 
@@ -42,35 +42,35 @@ def latest_intact(
     Args:
         store: The run's.
         workers: How many workers there are now.
-        allocate: Makes room for a tensor.
+        allocate: Allocates memory for a tensor.
         verbose: Print that training starts without a backup because an earlier run committed none.
 
     Raises:
-        DamagedBackupError: There are commits, but none is whole. Nothing was changed.
+        DamagedBackupError: No commit is intact. Nothing was changed.
         StorageError: A symbolic link is in the way; nothing would be written through it either.
     """
     store.storage.refuse_links((OWNERS, BLOBS, COMMITS, DAMAGED))
     for _ in range(_LISTINGS):
         found, vanished = _walk_back(store, workers, allocate, verbose=verbose)
         if found or not vanished:
-            break  # else a run that still goes on has pruned what was listed: look again
+            break  # else a run that still trains has pruned what was listed: list again
     return found
 
 
 def find_backup(
     store: BackupStore, name: str | None, workers: int, worker: int = _CHIEF
 ) -> tuple[CommitId, WorkerState]:
-    """A whole commit and a worker's state in it, for a reader: whatever there is, nothing is changed.
+    """A complete commit and a worker's state in it, for a reader: nothing is changed.
 
     Args:
-        store: Of a run that may go on meanwhile, and delete what it does not need any more.
-        name: Which commit, as `CommitId.matches_name` takes it; None is the newest that is whole.
+        store: Of a run that may train meanwhile, and delete what it does not need any more.
+        name: Which commit, as `CommitId.matches_name` takes it; None is the newest that is intact.
         workers: How many workers there are now; 0: as many as the backup was made with.
         worker: Which of them this is.
 
     Raises:
-        ConfigError: There is no backup, or none of that name.
-        DamagedBackupError: It is damaged, or there are backups and none is whole.
+        ConfigError: No backup was found, or none of that name.
+        DamagedBackupError: It is damaged, or no backup is intact.
     """
     for last in reversed(range(_LISTINGS)):
         commits = [commit for commit in store.commits() if name is None or commit.matches_name(name)]
@@ -86,7 +86,7 @@ def find_backup(
                 warn(f"a damaged backup was skipped: {passed}")
             return commit, state
         if len(damaged) == len(commits):
-            break  # else a run that goes on has pruned what was listed: look again
+            break  # else a run that still trains has pruned what was listed: list again
     if damaged and name is not None:
         raise damaged[0]  # of the others nothing is known
     if damaged:

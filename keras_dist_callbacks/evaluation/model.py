@@ -27,7 +27,7 @@ class EvaluatedModel:
     """Takes one checkpoint after the other.
 
     Args:
-        model: A compiled one that is built, or None to take whole models as they are in files or backups.
+        model: A compiled one that is built, or None to take complete models as they are in files or backups.
     """
 
     def __init__(self, model: Any) -> None:
@@ -84,7 +84,7 @@ class EvaluatedModel:
         return {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
 
     def save(self, path: Path) -> None:
-        """Writes the model as it is, whole or its weights, by the end of the name."""
+        """Writes the complete model or its weights, by the end of the name."""
         if path.name.endswith(".weights.h5"):
             self._model.save_weights(path)
         else:

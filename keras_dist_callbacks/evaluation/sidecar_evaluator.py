@@ -1,4 +1,4 @@
-"""SidecarEvaluator: a process beside the training that evaluates each of its checkpoints."""
+"""SidecarEvaluator: a process that evaluates each checkpoint while training continues."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SidecarEvaluator:
 
     Args:
         model: A built, compiled Keras model that weights are loaded into, made within the strategy that is to evaluate
-            it. None takes whole models out of `.keras` files, with `safe_mode=True`, or of backups of `fit()`, which
+            it. None takes complete models out of `.keras` files, with `safe_mode=True`, or of backups of `fit()`, which
             hold the architecture where Keras has one, under the current strategy or that of `make_strategy()`.
         data: What `model.evaluate` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)`. It is run through for
             each checkpoint.
@@ -64,7 +64,7 @@ class SidecarEvaluator:
         poll_seconds: Seconds between two looks for checkpoints. Defaults to 10.
         rerun_seconds: Where all was evaluated before this process started, the end of the training may be that of the
             run before: how many seconds to wait for a new one to begin. Defaults to 300.
-        verbose: As in `model.evaluate`; unless it is 0, a line tells each result. Defaults to `"auto"`.
+        verbose: As in `model.evaluate`; unless it is 0, a line is printed for each result. Defaults to `"auto"`.
         log_dir: TensorBoard's directory, that of the training or another: event files go to `evaluator/` below it, each
             value at the training step and under the name that Keras' TensorBoard gives it. Defaults to None: no logs.
         export_best: A path or URL that ends in `.keras` or `.weights.h5`: where the best model is put, with a
@@ -139,7 +139,7 @@ class SidecarEvaluator:
 
         Raises:
             ConfigError: This process is a training worker by TF_CONFIG; Keras makes no compiled model of a checkpoint,
-                such as one of weights alone, and no `model` was given; `monitor` is no metric.
+                such as one of weights alone, and no `model` was given; `monitor` is not a metric.
             BackupMismatchError: A checkpoint is of another model.
             StorageError: A directory for results cannot be used.
         """
@@ -194,7 +194,7 @@ class SidecarEvaluator:
             warn(f"cannot read the checkpoints, and will try again: {error}")
             return PollResult(failed=True)
         new = set(look.problems) - self._reported
-        sure = new & self._suspected.get(source, set())  # there at the look before too: nobody is just replacing it
+        sure = new & self._suspected.get(source, set())  # it was there in the poll before: it is not being replaced
         self._suspected[source] = new - sure
         for problem in sorted(sure):
             self._reported.add(problem)
@@ -326,11 +326,7 @@ class EvaluatorDirectories:
         return storage
 
     def _sibling(self) -> str:
-        """A directory for the evaluator beside that of the checkpoints.
-
-        Raises:
-            ConfigError: That is a bucket, or the root of the file system.
-        """
+        """A directory for the evaluator next to that of the checkpoints."""
         path = self.checkpoints.root if self.checkpoints.is_local else self._path.rstrip("/")
         inner = path.split("://", 1)[-1] if _scheme(path) == "memory" else path.split("://", 1)[-1].partition("/")[2]
         if not inner:
@@ -341,11 +337,7 @@ class EvaluatorDirectories:
 
 
 def _checked_data(data: Any, steps: int | None) -> Any:
-    """What `evaluate` is given each time.
-
-    Raises:
-        ConfigError: It is no data, or can be run through once only.
-    """
+    """What `evaluate` is given each time."""
     is_tuple = isinstance(data, tuple) and len(data) in (2, 3)
     is_array = hasattr(data, "shape") and hasattr(data, "dtype")
     is_refused = isinstance(data, str | bytes | Mapping | list | tuple)
@@ -361,7 +353,6 @@ def _checked_data(data: Any, steps: int | None) -> Any:
 
 
 def _checked_callbacks(callbacks: Any) -> list[Any]:
-    """A list of callbacks."""
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple) or not all(isinstance(c, keras.callbacks.Callback) for c in callbacks):
@@ -370,7 +361,6 @@ def _checked_callbacks(callbacks: Any) -> list[Any]:
 
 
 def _direction(mode: Any, monitor: str) -> str:
-    """`"min"` or `"max"`."""
     given: str = validation.check("mode", mode, Literal["auto", "min", "max"])
     if given != "auto":
         return given

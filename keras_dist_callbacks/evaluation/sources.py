@@ -18,7 +18,7 @@ from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.storage.storage import Storage
 
 _SAVED_SECONDS = 60.0
-WORKERS = 1  # that hold the evaluated model; a backup of several is read as a whole
+WORKERS = 1  # that hold the evaluated model; a backup of several is read completely
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Candidate:
 
     Attributes:
         name: How results call it.
-        content: Tells its content, in its place, from every other.
+        content: Identifies its content, in its place.
         step: Training steps taken.
         epoch: Epochs finished.
         file: Its local copy, once it is taken; None for a backup.
@@ -41,12 +41,12 @@ class Candidate:
 
     @property
     def place(self) -> int:
-        """Its place on a plot: the step, or where nobody counts steps the epoch."""
+        """Its place on a plot: the step, or the epoch where steps are not counted."""
         return self.step or self.epoch
 
     @property
     def key(self) -> str:
-        """What tells it from every other checkpoint."""
+        """What distinguishes it from every other checkpoint."""
         return f"{self.place} {self.content}"
 
 

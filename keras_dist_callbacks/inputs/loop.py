@@ -28,7 +28,7 @@ class LoopInput:
 
     Args:
         trained: What the loop trains.
-        tell: Told of what cannot be restored, one sentence each.
+        tell: Is given what cannot be restored, one sentence each.
     """
 
     def __init__(self, trained: Any, tell: Callable[[list[str]], None]) -> None:
@@ -45,7 +45,7 @@ class LoopInput:
         """Whether `Checkpointer.batches()` had no batch left in this epoch."""
 
     def resume(self, saved: WorkerState) -> None:
-        """The loop goes on from a backup."""
+        """The loop continues from a backup."""
         self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
         unseen = saved.state.get(verdict.CONDITIONS, ())
         self._around, self._uncounted = _AROUND in unseen, _UNCOUNTED in unseen

@@ -154,7 +154,7 @@ class DataPosition:
             self._source_state.set(from_json(saved.state[_TOPIC], saved.tensors))
 
     def continue_from(self, saved: WorkerState) -> None:
-        """The run goes on in this process, and its input is where it was left."""
+        """The run continues in this process, and its input is where it was left."""
         self._passes.continue_from(saved)
         self.hides.continue_from(saved)
 
@@ -212,7 +212,7 @@ class DataPosition:
         """What was found in the input, for the snapshot.
 
         Args:
-            used_by_training: Tells of a variable's key whether the model has it or its train step uses it.
+            used_by_training: Says of a variable's key whether the model has it or its train step uses it.
             doubt: Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found.
         """
         python = self._unsettled()
@@ -241,7 +241,7 @@ class DataPosition:
         return isinstance(self._source, tf.data.Dataset) and bool(pipeline.reshuffling_stages(self._source))
 
     def _unsettled(self) -> list[str]:
-        """Python code of which nobody has said that it keeps no state."""
+        """Python code that is not declared stateless."""
         found: list[str] = []
         if not (self._source_state and self._source_state.is_all) and not is_stateless(self._source):
             found += self.hides.hidden.python

@@ -20,7 +20,7 @@ class StatefulSource:
     """How an input is asked where it is, and put there.
 
     Attributes:
-        get: Returns the position before a pass; None if the input cannot tell, being where a new one is.
+        get: Returns the position before a pass; None if the input does not know it, being where a new one is.
         set: Takes what `get` returned.
         is_all: Whether that is all the state it has, by its own word.
     """
@@ -49,7 +49,7 @@ def stateful_source_of(source: Any, *, iterator_persists: bool) -> StatefulSourc
 
 
 def _unless_begun(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Keras looks at a loader's first batches before it trains; to go on behind them would leave them out."""
+    """Keras looks at a loader's first batches before it trains; to continue after them would skip them."""
     return None if state.get(_BEGUN) is False else state
 
 
@@ -79,7 +79,7 @@ class _Inputs(Shared):
 def stateless_input(source: _T) -> _T:
     """Says that Python code in an input keeps no state, so that a resume is "exact" instead of "exact if".
 
-    Into Python code nobody can look. What is yours to say: reading the same batches again, after the same random states
+    Python code cannot be inspected. Your assertion: reading the same batches again, after the same random states
     of Python, numpy and torch, yields the same values; the code has no generator, counter, cursor or open file of its
     own. An input that has such a state gets `get_state` and `set_state` instead.
 

@@ -102,7 +102,7 @@ class InputVariables:
         ]
 
     def continue_from(self, saved: WorkerState) -> None:
-        """The next backups tell of the same first pass as this one, wherever it was taken."""
+        """The next backups hold the same first pass as this one, wherever it was taken."""
         if _name(_FIRST, 0) in saved.tensors:
             self._held[_FIRST] = [SharedArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
         cached = [_found(saved.tensors, _CACHED, i) for i in range(len(self._cached))]
@@ -119,7 +119,7 @@ class InputVariables:
         self.note_start()
 
     def restore_current(self) -> None:
-        """Behind the last batch of an iterator, where nobody reads ahead."""
+        """After the last batch of an iterator, where nothing reads ahead."""
         self._assign(_NOW)
 
     def restore_read_only(self) -> None:

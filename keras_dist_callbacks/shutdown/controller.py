@@ -78,7 +78,7 @@ class ShutdownController:
         options: What was asked for.
         engine: The run's.
         cluster: Who has to agree.
-        name: What tells this run from another; the same on every worker.
+        name: What distinguishes this run from another; the same on every worker.
         say: Prints a line, on the chief.
         runs: Whether the run has not ended, to be asked in any thread.
 
@@ -194,7 +194,7 @@ class ShutdownController:
         Args:
             error: The exception; one of `save_and_exit` is left as it is.
             step: Batches trained; None if they were not counted.
-            at_hand: Captures the state behind the last step; None if it is not known.
+            at_hand: Captures the state after the last step; None if it is not known.
 
         Raises:
             PeerLostError: The exception means that another worker is lost; this one says which.
@@ -291,7 +291,7 @@ class ShutdownController:
         return self.options.save_on_exception and not ours
 
     def close(self) -> None:
-        """The run is over: gives signals back. A watchdog that counts goes on if the run was left for it."""
+        """The run is over: gives signals back. A watchdog that counts continues if the run exits early."""
         if self._phase not in _OPEN or not self._is_here:
             return
         exits = self._phase is _Phase.EXITING
@@ -376,7 +376,7 @@ class ShutdownController:
             self._watchdog.start()
 
     def _on_loss(self) -> None:
-        if self._runs():  # an exception may have ended it where nobody could see that
+        if self._runs():  # an exception may have ended it unnoticed
             self._end_soon()
 
     def _end_soon(self) -> None:

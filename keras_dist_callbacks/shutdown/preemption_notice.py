@@ -1,4 +1,4 @@
-"""News of a coming preemption that is no signal: a file, a function, the metadata servers of two clouds."""
+"""News of a coming preemption that is not a signal: a file, a function, the metadata servers of two clouds."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def gce_notice(endpoint: str | None = None) -> Callable[[], bool]:
         A function that returns whether a preemption was announced; it raises `OSError` where there is no server.
 
     Raises:
-        ConfigError: `endpoint` is no URL.
+        ConfigError: `endpoint` is not a URL.
     """
     return _Gce(_url(endpoint) or f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
 
@@ -119,7 +119,7 @@ def aws_notice(endpoint: str | None = None) -> Callable[[], bool]:
         A function that returns whether an interruption was announced; it raises `OSError` where there is no server.
 
     Raises:
-        ConfigError: `endpoint` is no URL.
+        ConfigError: `endpoint` is not a URL.
     """
     base = (_url(endpoint) or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip(
         "/"

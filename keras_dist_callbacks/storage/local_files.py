@@ -1,4 +1,4 @@
-"""Whole files or none on a local file system: temporary name, fsync, then one atomic step to the final name."""
+"""Complete files or none on a local file system: temporary name, fsync, then one atomic step to the final name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LocalFiles:
     direct: DirectWrites = field(default_factory=DirectWrites, compare=False)
 
     def listing(self, path: str) -> list[tuple[str, int]]:
-        """Names and sizes of the files and links in a directory; empty if there is none."""
+        """Names and sizes of the files and links in a directory; empty if not found."""
         plain_files.refuse_links_to(self.root, path)
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
@@ -66,7 +66,7 @@ class LocalFiles:
         return found
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file; None if there is none."""
+        """Bytes of a file; None if not found."""
         plain_files.refuse_links_to(self.root, path)
         try:
             return Path(path).lstat().st_size
@@ -114,9 +114,9 @@ class LocalFiles:
         Args:
             path: Its path; with `named`, one like it.
             parts: Its content.
-            spare: A file that nobody needs any more: its memory in the page cache is written over, which costs a busy
+            spare: A file that is not needed any more: its memory in the page cache is written over, which costs a busy
                 CPU much less than new pages do. It loses its name.
-            named: Tells its path in the same directory, once it was written.
+            named: Returns its path in the same directory, once it was written.
 
         Raises:
             FileExistsError: The name is taken.
@@ -154,7 +154,7 @@ class LocalFiles:
         self._flush_directory(directory)
 
     def probe_unnamed(self, path: str) -> bool:
-        """Makes the directory and writes a file without a name in it; False where there is no such thing."""
+        """Makes the directory and writes a file without a name in it; False where that is not supported."""
         plain_files.make_directory(path)
         file = plain_files.unnamed_file(path)
         if file is None:

@@ -25,7 +25,7 @@ _NO_UNNAMED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errn
 
 
 def refuse_link(root: str, path: str) -> None:
-    """Makes sure that a path is no symbolic link; nothing happens if nothing is there.
+    """Makes sure that a path is not a symbolic link; nothing happens if nothing is there.
 
     Raises:
         StorageError: It is one.
@@ -74,7 +74,7 @@ def new_file(root: str, path: str) -> FileIO:
 
 
 def unnamed_file(directory: str) -> FileIO | None:
-    """A new file without a name, which vanishes if the process ends; None where there is no such thing."""
+    """A new file without a name, which vanishes if the process ends; None where that is not supported."""
     if _UNNAMED is None:
         return None
     try:

@@ -188,7 +188,7 @@ def _credentials_end(protocol: str, rest: str, with_ports: bool) -> int:
     if _COLON.search(head):
         return rest.rfind("@") + 1 or (len(head) if is_bucket else 0)
     user, at, host = head.rpartition("@")
-    # In abfs://container@account.dfs.core.windows.net the container is no secret, but part of the place.
+    # In abfs://container@account.dfs.core.windows.net the container is not a secret, but part of the place.
     is_container = protocol in _AZURE and "." in host and "@" not in user
     return 0 if is_container or not at else len(user) + 1
 

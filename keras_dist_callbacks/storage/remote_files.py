@@ -1,4 +1,4 @@
-"""Whole objects or none in a store that fsspec knows: one bounded, repeatable request after the other."""
+"""Complete objects or none in a store that fsspec knows: one bounded, repeatable request after the other."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RemoteFiles:
         connection: To the store.
         policy: How long a request may take, and how often it is repeated.
         traffic: Shared with other directories.
-        notice: Tells the user of requests that are being repeated.
+        notice: Informs the user of requests that are being repeated.
     """
 
     connection: Connection
@@ -68,13 +68,13 @@ class RemoteFiles:
         return self.connection.fs
 
     def has_plain_names(self, path: str) -> bool:
-        """Whether an object's name is a text of our choice, and what is in front of its last part means nothing."""
+        """Whether an object's name is a text of our choice, and the directories in it mean nothing."""
         protocol = self.fs.protocol
         is_plain = not _PLAIN_NAMES.isdisjoint({protocol} if isinstance(protocol, str) else protocol)
         return is_plain and not path.startswith("arn:")  # of an access point, which is a bucket with slashes
 
     def listing(self, path: str) -> list[tuple[str, int]]:
-        """Full names and sizes of the objects directly below a path; empty if there are none."""
+        """Full names and sizes of the objects directly below a path; empty if not found."""
         try:
             entries = self._try("ls", path, detail=True, refresh=True)
         except FileNotFoundError:
@@ -83,7 +83,7 @@ class RemoteFiles:
         return [(e["name"], int(e["size"] or 0)) for e in files]
 
     def size(self, path: str) -> int | None:
-        """Bytes of an object; None if there is none."""
+        """Bytes of an object; None if not found."""
         try:
             self.fs.invalidate_cache()
             info = self._try("info", path)
@@ -221,7 +221,7 @@ class RemoteFiles:
         self.traffic.pace(size, began)
 
     def _holds(self, path: str, size: int, content: Iterator[memoryview]) -> bool:
-        """Whether the object is exactly this; it is never read as a whole."""
+        """Whether the object is exactly this; it is never read completely."""
         if self.size(path) != size:
             return False
         start = 0
@@ -258,7 +258,7 @@ class RemoteFiles:
 
 
 class _Progress:
-    """What clients tell while they upload, in the form that fsspec gives to callbacks."""
+    """What clients report while they upload, in the form that fsspec gives to callbacks."""
 
     def __init__(self, traffic: RateLimiter) -> None:
         self._traffic = traffic
@@ -273,7 +273,7 @@ class _Progress:
 
     def absolute_update(self, value: int) -> None:
         self._now = value
-        if value > self.reported:  # what a repeated try sends again is no progress
+        if value > self.reported:  # what a repeated try sends again is not progress
             self._traffic.report(value - self.reported)
             self.reported = value
 

@@ -1,8 +1,8 @@
-"""The one door to every store: local paths and fsspec URLs behind a handful of atomic operations.
+"""The one door to every store: local paths and fsspec URLs with a handful of atomic operations.
 
-Nothing above this module knows which store it talks to. The promises are: `create` publishes a whole
+Nothing above this module knows which store it talks to. The promises are: `create` publishes a complete
 object under a name that did not exist or publishes nothing; `replace` shows either the old object or the
-new one; `delete` of a missing object is no error. Listings are never cached (gcsfs and s3fs would serve
+new one; `delete` of a missing object is not an error. Listings are never cached (gcsfs and s3fs would serve
 stale ones for `ls` and for `exists`). Every request is bounded and repeated by one policy. No message shows
 a credential.
 """
@@ -177,7 +177,7 @@ class Storage:
         """When the object was last written, by the store's clock: seconds since 1970.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         path = self._path_of(name)
         return self._run("look up", name, lambda: self._files.modified(path))
@@ -186,7 +186,7 @@ class Storage:
         """The object's bytes, or those from `start` up to `end`, as far as there are any.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         path = self._path_of(name)
         return self._run("read", name, lambda: self._files.read(path, start, end))
@@ -195,7 +195,7 @@ class Storage:
         """Fills a writable buffer with the object's bytes from `start` on; may run in several threads at once.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
             StorageError: The object ends before the buffer is full.
         """
         view, path = buffer.cast("B"), self._path_of(name)
@@ -216,12 +216,12 @@ class Storage:
             self._run("read", name, lambda: self._local.drop_cached(path))
 
     def create(self, name: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
-        """Publishes a new object, whole or not at all.
+        """Publishes a new object, completely or not at all.
 
         Args:
             name: Its name; nothing may exist there.
             parts: The content, in pieces that are written one after the other.
-            spare: A local file that nobody needs any more, to be written over instead of a new one; it loses its
+            spare: A local file that is not needed any more, to be written over instead of a new one; it loses its
                 name.
 
         Raises:
@@ -243,7 +243,7 @@ class Storage:
         Args:
             like: A name as it may be, in the same directory: an unfinished file is called after it.
             parts: The content; it may be read more than once.
-            named: Tells its name, after that.
+            named: Returns its name, after that.
             spare: As in `create`.
         """
         other = None if spare is None else self._path_of(spare)
@@ -264,13 +264,13 @@ class Storage:
         """Copies an object to a local file.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         path = self._path_of(name)
         self._run("read", name, lambda: self._files.download(path, target))
 
     def delete(self, name: str) -> None:
-        """Removes an object; one that is not there is no error."""
+        """Removes an object; one that is not there is not an error."""
         path = self._path_of(name)
         self._run("delete", name, lambda: self._files.delete(path))
 

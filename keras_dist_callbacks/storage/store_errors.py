@@ -55,7 +55,7 @@ def translate_error(
 
 @dataclass
 class RetryNotice:
-    """Tells the user, once each, that a store does not answer and what requests fail with, while they are repeated.
+    """Informs the user, once each, that a store does not answer and why requests fail, while they are repeated.
 
     Not for what passes within seconds. It is a line and not a warning: it may come from any thread, and where warnings
     are errors it must not end what is being tried.
@@ -97,7 +97,7 @@ def is_full(error: Exception) -> bool:
 
 
 def _room_in_words(root: str, needed: int) -> str:
-    """How much room a file needs in a local directory, and how much there is, as the end of a message."""
+    """How much space a file needs in a local directory, and how much there is, as the end of a message."""
     try:
         free = f" and {data_size(shutil.disk_usage(root).free)} are free on that disk"
     except OSError:  # it was deleted meanwhile
@@ -181,7 +181,7 @@ def is_store_error(error: Exception) -> bool:
 
 
 def advice(error: Exception, *, missing: bool = False) -> str:
-    """How to fix it, as the end of a message; empty if nobody knows.
+    """How to fix it, as the end of a message; empty if unknown.
 
     Args:
         error: What the client raised.

@@ -1,4 +1,4 @@
-"""A cluster of real processes on this machine, which cannot hang and cannot be left behind."""
+"""A cluster of real processes on this machine, which cannot hang and ends with its user."""
 
 from __future__ import annotations
 
@@ -173,11 +173,11 @@ class LocalCluster:
         return [code for code in codes if code is not None]
 
     def log_path(self, index: int, run: int | None = None) -> Path:
-        """The log file of worker `index`; of the latest run unless told."""
+        """The log file of worker `index`; of the latest run by default."""
         return self.log_dir / f"worker-{index}-run-{self.run if run is None else run}.log"
 
     def log(self, index: int, run: int | None = None) -> str:
-        """What worker `index` has printed, standard error included; of the latest run unless told."""
+        """What worker `index` has printed, standard error included; of the latest run by default."""
         path = self.log_path(index, run)
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
@@ -231,7 +231,6 @@ class LocalCluster:
 
 
 def _words(name: str, given: Any, least: int = 1) -> list[str]:
-    """The parts of a command."""
     example = "[sys.executable, 'train.py']" if least else "['--epochs', '3']"
     if not isinstance(given, list | tuple) or len(given) < least:
         raise validation.invalid_argument(name, given, f"a list such as {example}")

@@ -67,7 +67,7 @@ def compare_runs(a: PathLike, b: PathLike) -> list[str]:
         differs in the History. Empty if the runs are identical.
 
     Raises:
-        ConfigError: A recording does not exist, or what was given is no path.
+        ConfigError: A recording does not exist, or what was given is not a path.
     """
     first, second = _load(validation.path("a", a)), _load(validation.path("b", b))
     return [*_compare_variables(first, second), *_compare_histories(first, second)]
@@ -82,7 +82,7 @@ def assert_same_run(a: PathLike, b: PathLike) -> None:
 
     Raises:
         AssertionError: They differ; the message names the first differences.
-        ConfigError: A recording does not exist, or what was given is no path.
+        ConfigError: A recording does not exist, or what was given is not a path.
     """
     differences = compare_runs(a, b)
     if differences:
@@ -189,7 +189,7 @@ def _renamed(a: _Run, b: _Run) -> dict[str, str]:
     """The other recording's names, if only names differ.
 
     Keras gives the variables of a model that was loaded from a file other paths than those of one that was
-    built (`conv2d/kernel` for `sequential/conv2d/kernel`), and numbers the layers of a second model anew.
+    built (`conv2d/kernel` for `sequential/conv2d/kernel`), and numbers the layers of a second model again.
     Their order is the same.
     """
     if set(a.variables) == set(b.variables) or len(a.variables) != len(b.variables):

@@ -77,7 +77,7 @@ class Classes(Shared):
 def register_callback_state(
     callback_class: type, get: GetState | None, set: SetState | None = None, *, identity: Iterable[str] = ()
 ) -> None:
-    """Tells `BackupAndRestore` what to save of a callback class that has no `get_state` and `set_state`.
+    """Registers what `BackupAndRestore` saves of a callback class that has no `get_state` and `set_state`.
 
     For classes of other packages; a class of your own gets the two methods instead. What is registered wins
     over the methods of that class and over what is known of Keras' callbacks. Registering again replaces. Without
@@ -98,7 +98,7 @@ def register_callback_state(
         get: Gets a callback; returns its state as a dict of JSON values and numeric arrays. None asserts that the
             class keeps no state: its attributes are neither inspected nor saved.
         set: Gets a callback and what `get` returned, after all `on_train_begin`; puts it back.
-        identity: Names of attributes that tell two callbacks of this class apart, such as `("monitor",)`.
+        identity: Names of attributes that distinguish two callbacks of this class, such as `("monitor",)`.
             A callback class of your own names them in an attribute `state_identity`.
 
     Raises:
@@ -203,7 +203,7 @@ def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[s
 
 
 def prepare_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> Preparation:
-    """Saves from their own `on_train_begin` what callbacks need to go on: files that it would overwrite."""
+    """Saves from their own `on_train_begin` what callbacks need to continue: files that it would overwrite."""
     done: dict[str, keras_callbacks.Prepared] = {}
     with contextlib.ExitStack() as prepared:
         for name, member in _members(callbacks).items():

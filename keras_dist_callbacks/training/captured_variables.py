@@ -94,7 +94,7 @@ class CapturedVariables:
 
     @property
     def conditions(self) -> list[str]:
-        """What could not be seen, to be read behind "exact if"."""
+        """What could not be inspected, to be read after "exact if"."""
         found = [f"the Python function {label} in the train or test step keeps no state" for label in self._python]
         if graphs.is_opaque(self._model):
             found.append("the model's own train_function, which cannot be inspected, keeps no state")

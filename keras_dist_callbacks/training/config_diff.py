@@ -40,7 +40,7 @@ class Fingerprint:
 
     Args:
         fit: The running fit, before a backup is restored.
-        directory: The backup directory: of several `fit()` calls with it, the first one tells the learning rate.
+        directory: The backup directory: of several `fit()` calls with it, the first one gives the learning rate.
     """
 
     def __init__(self, fit: RunningFit, directory: str = "") -> None:
@@ -88,7 +88,7 @@ class Fingerprint:
         return {name.rpartition("/")[2] for name in self._differing(before)} if before else set()
 
     def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """What tells this training from the one whose finished backup was found, one sentence each.
+        """What distinguishes this training from the one whose finished backup was found, one sentence each.
 
         The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process.
         """
@@ -104,7 +104,7 @@ class Fingerprint:
         names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
         found = [name for name in names if self._differs(name, before) and not self._untold(name, before)]
         one_sided = [name for name in found if name not in before or name not in self._facts]
-        # Of a stage that only one of them has, the stage as a whole is named.
+        # Of a stage that only one of them has, the complete stage is named.
         return [name for name in found if not any(name.startswith(f"{other}/") for other in one_sided)]
 
     def _differs(self, name: str, before: Mapping[str, Any]) -> bool:

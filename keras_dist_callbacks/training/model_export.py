@@ -62,7 +62,7 @@ def architecture_json(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, a
 
 
 def model_of(text: str, shown: str, advice: str) -> Any:
-    """The model that a JSON text describes, compiled as it tells.
+    """The model that a JSON text describes, compiled as it says.
 
     Raises:
         ConfigError: Keras makes none of it, such as where it needs classes of the user's.
@@ -92,7 +92,7 @@ def export(request: Mapping[str, Any]) -> None:
             `.keras` or JSON file with the `model` or None, and names of modules to `import` for classes of the user's.
 
     Raises:
-        ConfigError: A module cannot be imported, there is no architecture, or Keras makes no model of it.
+        ConfigError: A module cannot be imported, no architecture was found, or Keras cannot build a model from it.
         BackupMismatchError: The backup is of another model.
         DamagedBackupError: The backup is damaged.
         StorageError: The store cannot be read.

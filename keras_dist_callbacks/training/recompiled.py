@@ -136,7 +136,7 @@ class Recompiled:
 
 
 def _arguments(model: Any) -> dict[str, str]:
-    """What `compile()` was told of losses and metrics."""
+    """What `compile()` was given as losses and metrics."""
     facts = model_config.compile_facts(model)
     return {
         name: fact for name, fact in facts.items() if not name.startswith("optimizer") and name not in _modes(model)

@@ -24,7 +24,7 @@ class Restored:
         commit: The commit's name in the backup directory.
         position: Where it was taken.
         notes: Why the continuation is not exact, one sentence each; empty if it is.
-        conditions: What could not be seen: it is exact if these hold; empty if everything was seen.
+        conditions: What could not be inspected: it is exact if these hold; empty if everything was seen.
         is_skipped: Nothing was restored, because a later `fit()` of the script saved the backup.
     """
 
@@ -93,7 +93,7 @@ def describe_run(strategy: Any, workers: int) -> dict[str, JSON]:
 
 
 def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
-    """What `describe_run` tells, and what else a running fit() must not change."""
+    """What `describe_run` returns, and what else a running fit() must not change."""
     return {
         **describe_run(fit.model.distribute_strategy, workers),
         "model": str(fit.model.name),
@@ -105,7 +105,7 @@ def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
 def assess(
     saved: WorkerState, now: Mapping[str, JSON], reasons: Sequence[str], *, generator: bool
 ) -> tuple[list[str], list[str]]:
-    """Why training will not go on exactly, and on what else that depends.
+    """Why training will not continue exactly, and on what else that depends.
 
     Args:
         saved: The backup.

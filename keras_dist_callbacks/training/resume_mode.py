@@ -1,4 +1,4 @@
-"""What a backup means for a fit: a run to resume, one that goes on in this process, or one that is over already."""
+"""What a backup means for a fit: a run to resume, one that continues in this process, or one that is over already."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Runs(Shared):
         ended: By directory, how the last fit in it ended.
         trained: Directories in which a fit has trained an epoch.
         fits: By directory, how many fits have ended.
-        numbers: Tell the messages of one run from another's.
+        numbers: Distinguish the messages of one run from another's.
         conditions: On what the results of later fits depend, because an earlier one was skipped or is finished.
     """
 
@@ -66,7 +66,7 @@ def note_trained(directory: str) -> None:
 
 
 def describe_fit(directory: str, fit: RunningFit) -> dict[str, JSON]:
-    """What tells one fit of a process from another in the same directory."""
+    """What distinguishes one fit of a process from another in the same directory."""
     return {
         "number": shared(Runs).fits[directory],
         "epochs": int(fit.epochs),
@@ -93,7 +93,7 @@ def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
 
 
 def later_fit_reason(saved: WorkerState, fit: Mapping[str, JSON]) -> str:
-    """Why a fit that was passed by is not exact."""
+    """Why a fit that was skipped is not exact."""
     return (
         f"fit() number {saved.state[FIT]['number'] + 1} of the interrupted process saved this backup, and this is "
         f"number {fit['number'] + 1} with the same backup_dir: nothing was restored, no step is run, and the later "
@@ -164,7 +164,7 @@ def has_ended(saved: WorkerState, epochs: int) -> bool:
 
 
 def continues_in_process(directory: str, generation: int, saved: WorkerState, model: Any) -> bool:
-    """Whether a fit goes on from where one of this process ended, with the same model object.
+    """Whether a fit continues from where one of this process ended, with the same model object.
 
     Then everything is where it was left, or where the user has put it since: nothing is to be restored.
     """

@@ -36,7 +36,7 @@ class StepCounter:
         self._batches: int | None = None
 
     def resume(self, position: Position) -> None:
-        """Training goes on behind a restored position; its epoch is yet to begin."""
+        """Training continues after a restored position; its epoch is yet to begin."""
         self.epoch, self.batch, self.step = position.epoch, 0, position.step
 
     def begin_epoch(self, epoch: int) -> None:
@@ -44,7 +44,7 @@ class StepCounter:
         self.epoch, self.batch = epoch, 0
 
     def enter_epoch(self, batches: int | None) -> None:
-        """The number of batches of one pass is known, where the input tells it."""
+        """The number of batches of one pass is known, where the input says it."""
         self._batches = batches
 
     def skip_to(self, batch: int) -> None:
@@ -104,7 +104,7 @@ class FitState:
         untracked: What Keras does not list.
         callbacks: All callbacks whose state belongs to training.
         progress: How far it has come.
-        description: What tells it from other fits of the process in the same directory.
+        description: What distinguishes it from other fits of the process in the same directory.
     """
 
     fit: seam.RunningFit

@@ -1,4 +1,4 @@
-"""Everything that training depends on beside the variables that Keras lists: one place to save and to restore it."""
+"""Saves and restores everything that training depends on in addition to the variables that Keras lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keras_dist_callbacks.training.user_state.state import UserState
 
 
 class UntrackedState:
-    """What one fit hides in its input, its train step and its callbacks, and what it was told.
+    """What one fit hides in its input, its train step and its callbacks, and what it was given.
 
     Args:
         fit: The running fit, after all `on_train_begin` and before a restore.
@@ -112,7 +112,7 @@ class UntrackedState:
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded) + settings + other_bits
 
     def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
-        """What a restore returns; an error of it tells what is known to have changed since the backup.
+        """What a restore returns; an error of it includes what is known to have changed since the backup.
 
         Raises:
             BackupMismatchError: Layers were frozen or unfrozen, or a rate became a schedule, or was one: other
@@ -153,7 +153,7 @@ class UntrackedState:
         return key in variables.variable_set(self._fit.model).keys and key not in variables.global_seed_keys()
 
     def _not_saved(self) -> list[str]:
-        """Variables that training may change and that nobody told Keras of; looked for when they all exist."""
+        """Variables that training may change and that Keras does not list; searched when they all exist."""
         unused = self._unused()
         if self._unused_keys != unused:
             self._unused_keys = unused

@@ -1,4 +1,4 @@
-"""CSVLogger's file over interruptions: no row twice, none lost, one header, and nobody's file is harmed."""
+"""CSVLogger's file over interruptions: no row twice, none lost, one header, and no one's file is harmed."""
 
 from __future__ import annotations
 

@@ -68,10 +68,10 @@ OPTIONS = {
 
 
 def one_pass(dataset: Any, pause: float) -> list[int]:
-    """As fit() reads it where it knows the length: nothing behind the last batch is asked for."""
+    """As fit() reads it where it knows the length: nothing after the last batch is asked for."""
     iterator = iter(dataset)
     values = [np.asarray(getattr(v, "flat_values", v)) for v in (next(iterator) for _ in range(BATCHES))]
-    time.sleep(pause)  # a training lets go of an iterator later, and threads that read ahead go on meanwhile
+    time.sleep(pause)  # a training lets go of an iterator later, and threads that read ahead continue meanwhile
     return np.concatenate([value.ravel() for value in values]).tolist()
 
 

@@ -21,7 +21,7 @@ from tests.support.busy_machine import REAL_TAKE
 
 
 class NoteWarnings(keras.callbacks.Callback):
-    """How many steps were trained when the warning came, which lets the writer go on."""
+    """How many steps were trained when the warning came, which lets the writer continue."""
 
     def __init__(self, caught: list[Any], writer: threading.Event) -> None:
         super().__init__()

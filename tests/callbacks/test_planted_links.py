@@ -1,4 +1,4 @@
-"""A whole fit() in a directory where somebody has planted links, and with the links that users make."""
+"""A whole fit() in a directory where someone has planted links, and with the links that users make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = ignore_keras_warnings
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Somebody's directory, with files that look like this package's."""
+    """Someone's directory, with files that look like this package's."""
     directory = tmp_path / "outside"
     (directory / "000001").mkdir(parents=True)
     for name in (

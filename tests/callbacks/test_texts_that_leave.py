@@ -1,4 +1,4 @@
-"""What callbacks print, warn of, raise and write: no credentials, and nothing that a terminal would obey."""
+"""What callbacks print, warn of, raise and write: no credentials, and nothing that a terminal would interpret."""
 
 from __future__ import annotations
 

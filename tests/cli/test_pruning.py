@@ -23,7 +23,7 @@ END = Position("end", 3, 0, 30)
 
 
 def verify_all(url: str | Path) -> list[str]:
-    """The short names of the backups that are left; each of them is whole."""
+    """The short names of the backups that are left; each of them is intact."""
     assert kdc_json("verify", url)["all_whole"] is True
     return [row["commit"] for row in kdc_json("ls", url)["commits"]]
 

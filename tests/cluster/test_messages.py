@@ -31,7 +31,7 @@ def chunk(value: Any) -> str:
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """A key-value store; nobody is ever lost."""
+    """A key-value store; no one is ever lost."""
     values: dict[str, str] = {}
 
     def get_value(key: str, timeout_ms: int) -> str | None:

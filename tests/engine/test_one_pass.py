@@ -301,7 +301,7 @@ def test_other_workers_and_stores_are_told_before(
     "where", ["write:1", "write:3", "ftruncate:1", "fsync:1", "link:1", "unlink:1"], ids=lambda where: where
 )
 def test_a_kill_while_one_is_written_harms_nothing_and_leaves_nothing(tmp_path: Path, where: str, way: str) -> None:
-    """The process is killed before that call of the second save; the first one is whole, and the next run cleans up."""
+    """Killed before that call of the second save: the first one is intact, and the next run cleans up."""
     name, _, number = where.partition(":")
     name = "pwrite" if (name, way) == ("write", "all") else name
     command = [sys.executable, "-m", "tests.support.killed_saver", str(tmp_path), name, number]

@@ -1,4 +1,4 @@
-"""Backups that are due faster than they are written: the newest stands in line, and the ones before it cost nothing."""
+"""Backups that are due faster than they are written: the newest is queued, and the ones before it cost nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Engine(BackupEngine):
         self.claim({})
 
     def hold(self) -> None:
-        """A job in front of the next backup."""
+        """A job before the next backup."""
         self.gate.clear()
         self.queue.submit(lambda: self.gate.wait(60), "a slow upload")
 
@@ -270,7 +270,7 @@ def test_a_save_that_fails_before_workers_are_asked_is_skipped(engine: Engine, m
 @ignore_keras_warnings
 @pytest.mark.filterwarnings("ignore:backups are skipped:RuntimeWarning")
 def test_a_slow_store_costs_distance_between_backups_and_not_the_newest_one(tmp_path: Path) -> None:
-    """A run that is cut off behind its last step finds a backup of that step, however slow the store is."""
+    """A run that is cut off after its last step finds a backup of that step, however slow the store is."""
     reference = tiny.model()
     tiny.fit(reference, None, [], epochs=2)
     slow = {"when_busy": "skip", "max_bytes_per_second": 60_000}

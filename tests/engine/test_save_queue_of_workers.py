@@ -1,4 +1,4 @@
-"""A cluster whose store is slow: its newest state stands in line, however long the one before takes."""
+"""A cluster whose store is slow: its newest state is queued, however long the one before takes."""
 
 from __future__ import annotations
 

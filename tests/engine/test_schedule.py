@@ -19,7 +19,7 @@ from tests.support import tiny
 
 
 class Training:
-    """A made-up training: steps of 40 ms, saves that block, and writes that slow down the steps beside them."""
+    """A made-up training: steps of 40 ms, saves that block, and writes that slow down the steps next to them."""
 
     def __init__(
         self,

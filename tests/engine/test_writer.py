@@ -213,7 +213,7 @@ def test_the_times_of_a_thread_are_its_own() -> None:
 
 
 def test_each_job_has_a_thread_and_a_priority_of_its_own() -> None:
-    """Else what stands in line behind the first backup would be written at training's priority, for the whole run."""
+    """Else what is queued after the first backup would be written at training's priority, for the complete run."""
     found, learned = list[tuple[int, int]](), list[CpuTimes | None]()
     writer = Writer()
     writer._priority.learn = lambda times, **_: learned.append(times)  # type: ignore[method-assign]

@@ -43,7 +43,7 @@ def logged(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_a_killed_training_and_a_killed_evaluator_leave_each_result_once(tmp_path: Path) -> None:
-    """One file is kept; the training is killed between epochs and behind a save, the evaluator in the midst of both."""
+    """One file is kept; the training is killed between epochs and after a save, the evaluator in the midst of both."""
     directory = tmp_path / "run"
     kept = ["--max-to-keep", "1", "--in-step"]
     with process(directory, "train", *kept) as training, process(directory, "evaluate") as evaluator:
@@ -54,7 +54,7 @@ def test_a_killed_training_and_a_killed_evaluator_leave_each_result_once(tmp_pat
         assert training.wait(PATIENCE) == [-9], training.tails()
         assert evaluator.wait(PATIENCE) == [-9]
         evaluator.start()
-        training.start(["--kill", "epoch=2,phase=epoch_end"])  # behind a save that it repeats
+        training.start(["--kill", "epoch=2,phase=epoch_end"])  # after a save that it repeats
         assert training.wait(PATIENCE) == [-9], training.tails()
         training.start()
         assert training.wait(PATIENCE) == [0], training.tails()

@@ -226,7 +226,7 @@ def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(
 ) -> None:
     shutil.rmtree(run / "ckpt")
     assert evaluator(run, timeout=0.2, verbose=1).start() == []
-    assert "no new checkpoint within 0.2 s" in capsys.readouterr().out  # it has waited for a run that begins anew
+    assert "no new checkpoint within 0.2 s" in capsys.readouterr().out  # it has waited for a run that begins again
 
 
 def test_files_of_other_programs_are_reported_once_they_stay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

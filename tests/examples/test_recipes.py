@@ -13,7 +13,7 @@ from tests.support.processes import job
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
-# what it needs, and behind how many batches of each process it is killed
+# what it needs, and after how many batches of each process it is killed
 RECIPES = {
     "random search": ("keras_tuner", ["17", "24"]),
     "hyperband": ("keras_tuner", ["17", "24"]),
@@ -22,7 +22,7 @@ RECIPES = {
     "StatefulDataLoader": ("torchdata", ["18", "8"]),
     "frozen backbone": ("keras", ["8", "7"]),
     "optuna": ("optuna", ["17", "34"]),
-    "mlflow": ("mlflow", ["12", "8"]),  # each behind the end of an epoch that no backup holds
+    "mlflow": ("mlflow", ["12", "8"]),  # each after the end of an epoch that no backup holds
     "mlflow's autolog": ("mlflow", ["12", "8"]),
     "wandb": ("wandb", ["13", "8"]),
     "keras_hub": ("keras_hub", ["9", "5"]),

@@ -1,4 +1,4 @@
-"""Saved states of callbacks that are senseless: refused by name before a step is trained, never stumbled over later."""
+"""Saved states of callbacks that are invalid: refused by name before a step is trained, never stumbled over later."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def callbacks(directory: Path) -> list[Any]:
 
 
 def lie(backup: Path, callback: str, name: str, value: Any) -> None:
-    """Changes one value in the state of a callback in every backup, and seals them anew."""
+    """Changes one value in the state of a callback in every backup, and seals them again."""
     for path in (backup / "commits").iterdir():
         body = json.loads(path.read_bytes())
         del body["seal"]

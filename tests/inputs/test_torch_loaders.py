@@ -1,4 +1,4 @@
-"""Loaders of torch and torchdata go on exactly where they were, or are labelled."""
+"""Loaders of torch and torchdata continue exactly where they were, or are labelled."""
 
 from __future__ import annotations
 

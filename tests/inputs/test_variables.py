@@ -91,7 +91,7 @@ def test_a_resume_of_a_resumed_run_knows_the_first_pass_of_a_cached_state(
 
 
 def cached_with_a_rest(*, tunes: bool) -> tf.data.Dataset:
-    """TensorFlow reads the end of the cache where it tunes; else each pass fills it anew."""
+    """TensorFlow reads the end of the cache where it tunes; else each pass fills it again."""
     options = tf.data.Options()
     options.autotune.enabled = tunes
     return inputs.shuffle(inputs.rows(), seed=None).cache().batch(9, drop_remainder=True).with_options(options)

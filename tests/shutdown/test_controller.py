@@ -162,7 +162,7 @@ def test_without_save_freq_only_the_end_is_saved(tmp_path: Path) -> None:
 
 
 def test_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
-    """Preempted in the validation behind a batch at which a callback had ended training."""
+    """Preempted in the validation after a batch at which a callback had ended training."""
 
     def job(backup: Path | None, *more: Any) -> tuple[keras.Model, tiny.CountSteps]:
         built, steps = tiny.model(), tiny.CountSteps()
@@ -230,7 +230,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path, options: dict[str, Any], me
 
 
 def loop(backup: Path, act: Act, when: tuple[int, int], *, before_step: bool = False, **options: Any) -> list[float]:
-    """A loop of one's own with an event before or behind `step()`; its weights in the end."""
+    """A loop of one's own with an event before or after `step()`; its weights in the end."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""A process is ended when its time is over, and not if it may go on."""
+"""A process is terminated when its time is over, and not if it may continue."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def test_a_forked_process_has_a_connection_of_its_own(remote: Place) -> None:
     storage = remote.open()
     storage.create("x", [b"parent"])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork next to threads
         child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""Large local files are written around the page cache, where the file system lets them; nobody sees a difference."""
+"""Large local files are written around the page cache, where the file system lets them; no one sees a difference."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ OPERATIONS: dict[str, Callable[[Storage, str, Path], object]] = {
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Somebody's directory."""
+    """Someone's directory."""
     directory = tmp_path / "outside"
     directory.mkdir()
     for name, content in SECRET.items():

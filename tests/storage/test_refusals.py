@@ -1,4 +1,4 @@
-"""What cannot change is told at once and is no reason to start again; the clients are real, so are their words."""
+"""What cannot change is told at once and is not a reason to start again; the clients are real, so are their words."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _certificate(directory: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def untrusted(tmp_path: Path) -> Iterator[int]:
-    """A server with a certificate that nobody has signed."""
+    """A server with a certificate that no one has signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*_certificate(tmp_path))
     listener = socket.create_server(("127.0.0.1", 0))

@@ -205,7 +205,7 @@ def test_a_finished_first_commit_that_is_damaged_is_an_error_and_no_fresh_start(
 
 
 def forged(**changes: object) -> Files:
-    """A backup whose one manifest was changed and sealed anew."""
+    """A backup whose one manifest was changed and sealed again."""
     store = RecordingStore()
     run = Run(store)
     run.begin()

@@ -31,7 +31,7 @@ STEPS, EPOCHS = 9, 3
 
 MID_EPOCH = "phase=train_batch_begin,epoch=1,batch=3"
 AGAIN = "phase=train_batch_begin,epoch=1,batch=5"
-LAST_STEP = "phase=test_batch_end,epoch=1,batch=0"  # the first validation batch behind the saved last step
+LAST_STEP = "phase=test_batch_end,epoch=1,batch=0"  # the first validation batch after the saved last step
 IN_VALIDATION = "phase=test_batch_end,epoch=1,batch=1"
 NEXT_EPOCH = "phase=train_batch_begin,epoch=2,batch=0"
 BEFORE_THE_END = "phase=train_end"

@@ -1,4 +1,4 @@
-"""One worker is lost, in every way and phase: the others end in time, name it, and the job goes on exactly."""
+"""One worker is lost, in every way and phase: the others end in time, name it, and the job continues exactly."""
 
 from __future__ import annotations
 

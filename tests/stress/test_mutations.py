@@ -1,4 +1,4 @@
-"""Sealed records of senseless content: none is taken, none ends a restart, and the good backup before it is found."""
+"""Sealed records of invalid content: none is taken, none ends a restart, and the good backup before it is found."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def cases(count: int, body: Any, free: Any, share: float) -> Iterator[tuple[str,
 
 
 def is_users(place: Place) -> bool:
-    """Whether a place in a manifest holds what only a user's code, or nobody, understands."""
+    """Whether a place in a manifest holds what only a user's code, or no one, understands."""
     state = place[3:] if place[:1] == ("workers",) and place[2:3] == ("state",) else ()
     if state:
         topic = str(state[0])

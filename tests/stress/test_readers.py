@@ -1,4 +1,4 @@
-"""A process that reads backups all the time, beside the training that writes and deletes them."""
+"""A process that reads backups all the time, next to the training that writes and deletes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EPOCHS = 10_000  # more than any reader needs
 
 
 class ReadBeside(keras.callbacks.Callback):
-    """Starts the reader behind the first backup, notes what training has at each step, and stops with the reader."""
+    """Starts the reader after the first backup, notes what training has at each step, and stops with the reader."""
 
     def __init__(self, place: Place, out: Path) -> None:
         super().__init__()

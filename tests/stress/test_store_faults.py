@@ -1,4 +1,4 @@
-"""Stores that fail while a fit() is saving: training goes on, saves are good again, and nothing torn is taken."""
+"""Stores that fail while a fit() is saving: training continues, saves are good again, and nothing torn is taken."""
 
 from __future__ import annotations
 

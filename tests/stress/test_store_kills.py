@@ -62,7 +62,7 @@ def networks() -> Iterator[Callable[[Place], FaultProxy]]:
 
 
 def kill_in_an_upload(place: Place, proxy: FaultProxy, chance: random.Random, logs: Path) -> str:
-    """Starts the workload over a slow link and kills it at a random upload; what was going on then."""
+    """Starts the workload over a slow link and kills it at a random upload; what was continuing then."""
     proxy.bytes_per_second = BYTES_PER_SECOND
     which, moment = chance.randrange(3, 16), chance.uniform(0.0, 0.7)
     with job(command(place.through(proxy), logs / "state.npz"), 1, logs) as cluster:

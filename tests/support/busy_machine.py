@@ -11,7 +11,7 @@ VARIABLE = "KDC_TESTS_SHARE_PROCESSORS"
 
 
 def share_processors() -> None:
-    """Lets background threads and inputs of this process be as quick as the tests beside it.
+    """Lets background threads and inputs of this process be as quick as the tests next to it.
 
     Writers have the lowest priority, so that a neighbour which never waits would starve them. And on busy processors
     the deletion of an iterator sometimes waits for its tuning thread, with the GIL held: a test of 4 s took 140 s.

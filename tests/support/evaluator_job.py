@@ -1,6 +1,6 @@
 """A training and its evaluator, as processes that may be killed: `train` or `evaluate`, and a directory of their own.
 
-With `--in-step`, the training waits behind every save until there is a result for it, so that each checkpoint lives
+With `--in-step`, the training waits after every save until there is a result for it, so that each checkpoint lives
 long enough, however short it is kept; with `--wait` for the first result alone.
 """
 

@@ -78,7 +78,7 @@ class Case:
         says: A regular expression that must be found in the notes, the conditions or the warnings.
         strategies: Under which it is tried.
         epoch: In which it is killed.
-        batch: The batch of that epoch in front of which it is killed.
+        batch: The batch of that epoch before which it is killed.
         resumed: Fields that are others in the resumed run.
     """
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     keras.utils.set_random_seed(7)
     if args.strategy != "default":
-        tf.config.experimental.enable_op_determinism()  # what one replica does beside another is else in any order
+        tf.config.experimental.enable_op_determinism()  # what one replica does next to another is else in any order
     strategy = make_strategy(args.strategy)
     case = CASES[args.case].as_resumed() if args.resumed else CASES[args.case]
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""Models with state that is not among their variables, or where nobody looks for it."""
+"""Models with state that is not among their variables, or where no one looks for it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def process() -> None:
 
 
 def daemon() -> None:
-    """Nobody ends it but multiprocessing, when this process exits."""
+    """No one ends it but multiprocessing, when this process exits."""
     if not multiprocessing.active_children():
         FORK.Process(target=time.sleep, args=(LONG,), daemon=True).start()
 

@@ -32,7 +32,7 @@ PEER_TIMEOUT = 30.0
 STARTUP_TIMEOUT = 15.0
 SLACK = 10.0
 COMMAND = [sys.executable, str(SUPPORT / "lost_peer_job.py")]
-# what `LocalCluster` sets, in which the job goes on: other kernels and numbers of threads would round otherwise
+# what `LocalCluster` sets, in which the job continues: other kernels and numbers of threads would round otherwise
 _AS_THE_OTHERS = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_NUM_INTEROP_THREADS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
 _RUN_SECONDS = 180.0
 _PORT = 12345

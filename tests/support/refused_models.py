@@ -1,4 +1,4 @@
-"""Models that an interrupted run does not go on with, and one that changes while it is trained."""
+"""Models that an interrupted run does not continue with, and one that changes while it is trained."""
 
 from __future__ import annotations
 

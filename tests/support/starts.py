@@ -73,7 +73,7 @@ def starting(workers: int) -> Iterator[Starts]:
 
 @contextlib.contextmanager
 def serving(address: str, serve: Callable[[socket.socket], None]) -> Iterator[None]:
-    """Somebody who answers at an address, each caller with `serve`."""
+    """Someone who answers at an address, each caller with `serve`."""
     server = socket.create_server(("127.0.0.1", port_of(address)))
 
     def run() -> None:
@@ -119,7 +119,7 @@ def is_hung_up(connection: socket.socket) -> bool:
 
 
 def drip(connection: socket.socket, content: Sequence[bytes], pause: float) -> None:
-    """Says a little now and then, until nobody listens any more."""
+    """Says a little now and then, until no one listens any more."""
     with contextlib.suppress(OSError):
         for part in content:
             connection.sendall(part)

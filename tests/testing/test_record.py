@@ -21,7 +21,7 @@ HISTORY = {"loss": [0.5, 0.1 + 0.2], "top": [1, 2], "per_class": [np.array([0.1,
 
 
 def small_model() -> Any:
-    keras.utils.clear_session(free_memory=False)  # automatic names start anew
+    keras.utils.clear_session(free_memory=False)  # automatic names start again
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
     model.compile("adam", "mse", metrics=["mae"])

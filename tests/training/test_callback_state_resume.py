@@ -33,7 +33,7 @@ VALIDATION = (X[:16], Y[:16])
 POINTS = (
     Interruption(0, 2),
     Interruption(1, 3, save_freq=2),  # a step is trained again
-    Interruption(1, None),  # behind the last step of an epoch
+    Interruption(1, None),  # after the last step of an epoch
     Interruption(2, 0),
     Interruption(2, 3, save_freq="epoch"),  # between two epochs, three steps are trained again
     Interruption(3, 4),

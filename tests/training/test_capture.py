@@ -1,4 +1,4 @@
-"""A snapshot holds what was read without a copy, and never changes while training goes on."""
+"""A snapshot holds what was read without a copy, and never changes while training continues."""
 
 from __future__ import annotations
 

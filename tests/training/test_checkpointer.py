@@ -1,4 +1,4 @@
-"""Checkpointer: custom training loops go on exactly where they were."""
+"""Checkpointer: custom training loops continue exactly where they were."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_same_in_other_words_is_the_same(tmp_path: Path) -> None:
-    """Layers and optimizers are numbered anew, a functional model and a loss may be given as before."""
+    """Layers and optimizers are numbered again, a functional model and a loss may be given as before."""
 
     def functional() -> keras.Model:
         compiled()  # layers that were made before have other numbers

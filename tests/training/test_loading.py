@@ -1,4 +1,4 @@
-"""A backup can be read beside the run that writes it: as arrays or into a model, and nothing is changed."""
+"""A backup can be read next to the run that writes it: as arrays or into a model, and nothing is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with a step of their own: several optimizers, one for a part of the weights, one that nobody uses."""
+"""Models with a step of their own: several optimizers, one for a part of the weights, one that no one uses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def adam(name: str) -> keras.optimizers.Optimizer:
 
 
 class Two(keras.Model):
-    """Two networks and no call(): nobody but their own optimizers trains them, and Keras has one that is not used."""
+    """Two networks and no call(): no one but their own optimizers trains them, and Keras has one that is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def fresh(kind: Callable[[], keras.Model], **options: Any) -> keras.Model:
 def resumed(
     directory: Path, make: Callable[[], keras.Model], again: Callable[[], keras.Model] | None = None
 ) -> tuple[keras.Model, keras.Model, kdc.BackupAndRestore]:
-    """A run that nobody stopped, the one that was and went on, and what it says of that."""
+    """A run that no one stopped, the one that was and continued, and what it says of that."""
     reference = make()
     tiny.fit(reference, None)
     tiny.interrupt(directory, 1, 2, built=make())
@@ -183,7 +183,7 @@ def test_an_optimizer_that_has_trained_more_is_another_model(tmp_path: Path) -> 
 
 
 class LearnsItsScale(keras.Model):
-    """Gives the optimizer a variable of TensorFlow's own, beside the model's."""
+    """Gives the optimizer a variable of TensorFlow's own, next to the model's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A backup of another model is refused with what changed; one that a callback compiles anew is restored."""
+"""A backup of another model is refused with what changed; one that a callback compiles again is restored."""
 
 from __future__ import annotations
 

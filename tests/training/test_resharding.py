@@ -1,4 +1,4 @@
-"""A backup made under one number of workers or replicas goes on under another, and says that it is not exact."""
+"""A backup made under one number of workers or replicas continues under another, and says that it is not exact."""
 
 from __future__ import annotations
 

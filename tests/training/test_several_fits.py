@@ -68,7 +68,7 @@ def fine_tuned(directory: Path | None, stop: tuple[int, int] | None) -> keras.Mo
 
 
 def folds(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
-    """A model for each fold, which the script makes anew."""
+    """A model for each fold, which the script makes again."""
     tiny.fit(tiny.model(), directory)
     model = tiny.model(5, clear=False)
     tiny.fit(model, directory, stops(stop))
@@ -179,7 +179,7 @@ def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path,
 
 
 class Reordered(keras.utils.PyDataset):
-    """Orders its rows anew after each epoch, by a generator of its own."""
+    """Orders its rows again after each epoch, by a generator of its own."""
 
     def __init__(self) -> None:
         super().__init__()

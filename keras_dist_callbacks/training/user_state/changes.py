@@ -78,7 +78,7 @@ def changes_between(start: Found, now: Found, tensors: str = "python", remade: C
 
 
 def digest_of(node: Node | None) -> str:
-    """A text that tells a value from another one in another process."""
+    """A text that distinguishes a value from another one in another process."""
     return "absent" if node is None else xxhash.xxh3_64_hexdigest(repr(node.token).encode(errors="surrogatepass"))
 
 
@@ -128,7 +128,7 @@ class _Comparison:
         return self._changes
 
     def _replaced_tuple(self, path: str) -> str:
-        """The path of the tuple that holds what cannot be put back in place, because a tuple is made as a whole."""
+        """The path of the tuple that holds what cannot be put back in place, because a tuple is made at once."""
         before, node = self._start.nodes.get(path), self._now.nodes[path]
         above = parent_of(path)[0]
         holder = self._now.nodes.get(above)
@@ -149,7 +149,7 @@ class _Comparison:
         return False
 
     def _note_layer(self, path: str, before: Node, node: Node) -> None:
-        """Settings of a layer of Keras' own; what it sets for the first time is no change."""
+        """Settings of a layer of Keras' own; what it sets for the first time is not a change."""
         then, now = dict(before.token[2:]), dict(node.token[2:])
         for name in then.keys() & now.keys():
             if then[name] != now[name]:
@@ -287,12 +287,12 @@ class _Comparison:
         return python_values.encode(value, where, self._changes.tensors, _Finder(self, path, self._tensors))
 
     def _part(self, value: Any, path: str, whole: str) -> JSON:
-        """Part of what is stored as a whole, or a reference to it."""
+        """Part of a value that is stored as one record, or a reference to it."""
         found = self.reference(value, path, whole)
         return self._value(value, path) if found is None else found
 
     def reference(self, value: Any, path: str, within: str) -> JSON | None:
-        """What stands for an object within a container that is stored as a whole."""
+        """What stands for an object within a container that is stored as one record."""
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return self._named_tuple(value, path)
         known = self._paths.get(id(value))
@@ -320,7 +320,7 @@ class _Comparison:
         return {"$ref" if before is not None and before.value is self._now.nodes[path].value else "$made": path}
 
     def _in_place(self, value: Any, path: str, node: Node) -> JSON | None:
-        """What stands for an object that is known by its place in what is stored as a whole."""
+        """What stands for an object that is known by its place in a value that is stored as one record."""
         if node.kind in _NAMED:
             return self._named(path, node)
         if node.kind == "dataset" and _differs(self._start.nodes.get(path), node):

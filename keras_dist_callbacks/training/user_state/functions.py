@@ -238,7 +238,7 @@ _GENERATED = ("<string>", "<namedtuple")
 
 
 def _is_private(name: str, item: Any) -> bool:
-    """Whether it belongs to how classes work, and is no method of the user's."""
+    """Whether it belongs to how classes work, and is not a method of the user's."""
     if not (name.startswith("__") and name.endswith("__")):
         return name.startswith("_abc_")
     code = getattr(getattr(item, "__func__", item), "__code__", None)

@@ -171,7 +171,7 @@ _OF_AN_ENUM = ("_value_", "_name_", "_sort_order_", "__objclass__")
 
 
 def plain_token(value: Any) -> Any:
-    """What an object has told of its own state, so that two such answers can be compared."""
+    """What an object has returned as its own state, so that two such answers can be compared."""
     if isinstance(value, dict):
         return {key: plain_token(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -324,7 +324,7 @@ def cycle_position(cycle: Any) -> tuple[int, int, Any]:
     The index is -1 in the first pass.
 
     Raises:
-        TypeError: This version of Python does not tell; up to 3.13 each does.
+        TypeError: This version of Python does not say; up to 3.13 each does.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

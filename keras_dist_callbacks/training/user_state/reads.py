@@ -98,14 +98,14 @@ def reads_of(code: types.CodeType) -> Reads:
 
 
 def _opens_to_read(code: types.CodeType) -> bool:
-    """Whether it opens a file other than to write it, or in a mode that its code does not tell."""
+    """Whether it opens a file other than to write it, or in a mode that its code does not show."""
     found = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
     places = [n for n, i in enumerate(found) if i.argval in _OPENERS and i.opname.startswith(_NAMED)]
     return any(not _only_writes(found[n], _arguments_of_call(found[n + 1 :], code.co_consts)) for n in places)
 
 
 def _only_writes(opener: dis.Instruction, arguments: Mapping[int | str, Any]) -> bool:
-    """Whether a call has a mode that reads nothing, or opens what the machine tells of itself."""
+    """Whether a call has a mode that reads nothing, or opens what the machine says of itself."""
     first, mode = arguments.get(0), arguments.get("mode", arguments.get(1))
     if mode is None and opener.opname != "LOAD_GLOBAL":
         mode = first  # `Path.open`
@@ -178,7 +178,7 @@ def _is_drawing(before: dis.Instruction, this: dis.Instruction, after: dis.Instr
 
 
 def _loads_method(this: dis.Instruction) -> bool:
-    """Whether what is loaded is called next; since Python 3.12, only the argument of LOAD_ATTR tells."""
+    """Whether what is loaded is called next; since Python 3.12, only the argument of LOAD_ATTR says it."""
     return this.opname == "LOAD_METHOD" or "NULL|self" in this.argrepr
 
 

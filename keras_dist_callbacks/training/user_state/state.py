@@ -46,7 +46,7 @@ class UserState:
     Args:
         fit: The running fit, before anything is built, traced or restored.
         callbacks: All callbacks whose state belongs to training.
-        directory: The backup directory: what differs is told from the first of several `fit()` calls with it.
+        directory: The backup directory: what differs is reported by the first of several `fit()` calls with it.
 
     Attributes:
         directory: As given.
@@ -54,7 +54,7 @@ class UserState:
         input: The state of the Python code of the input.
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
-        remade_losses: Tells which of loss, metrics and weighted metrics a restart compiles again as they are now.
+        remade_losses: Says which of loss, metrics and weighted metrics a restart compiles again as they are now.
         place_of_optimizer: Likewise: where else the model's optimizer has been since the start; None if nowhere.
     """
 
@@ -116,7 +116,7 @@ class UserState:
         """One of the user's objects, by a path such as `place_of_optimizer`.
 
         Raises:
-            BackupMismatchError: There is none.
+            BackupMismatchError: It was not found.
         """
         node = self._walk().nodes.get(path)
         if node is None:
