@@ -148,8 +148,8 @@ def verify(
         if not (entries or published.checkpoints or published.problems):
             raise nothing_in(target)
         found = upkeep.verify(target, entries, published)
-        whole = found.all_intact
-        target.report(found, upkeep.show_verification, problem=not whole, all_whole=whole)
+        is_intact = found.all_intact
+        target.report(found, upkeep.show_verification, problem=not is_intact, all_intact=is_intact)
 
 
 @app.command(epilog=_EXIT_CODES)

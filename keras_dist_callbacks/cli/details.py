@@ -217,7 +217,7 @@ class CheckpointDetails:
     Attributes:
         url: The directory, without credentials.
         checkpoint: What `kdc ls` shows of it.
-        state: `"whole"` or `"damaged"`: the file was read and compared with its digest.
+        state: `"intact"` or `"damaged"`: the file was read and compared with its digest.
         problem: What is wrong with it.
         template: That of its file name.
         sequence: Its position among the files of its run.
@@ -292,7 +292,7 @@ def describe_checkpoint(storage: Storage, checkpoint: Checkpoint, remarks: tuple
     return CheckpointDetails(
         url=storage.display(),
         checkpoint=listing.checkpoint_row(checkpoint),
-        state="damaged" if problem else "whole",
+        state="damaged" if problem else "intact",
         problem=problem,
         template=checkpoint.record.template,
         sequence=checkpoint.record.sequence,

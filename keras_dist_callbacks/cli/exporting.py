@@ -66,7 +66,7 @@ def export(
     Raises:
         ConfigError: The name has another ending, there is such a file, or Keras makes no model of the architecture.
         BackupMismatchError: The backup is not one of the given model.
-        DamagedBackupError: The backup is not whole.
+        DamagedBackupError: The backup is not intact.
     """
     directory, _, name = out.rpartition("/")
     if not name.endswith((TENSORS, *KERAS)) or name in {TENSORS, *KERAS}:

@@ -43,7 +43,7 @@ class Verdict:
     Attributes:
         name: Its path in the directory.
         kind: `"backup"` or `"checkpoint"`.
-        state: `"whole"`, `"damaged"`, `"too new"` or `"unfinished"`.
+        state: `"intact"`, `"damaged"`, `"too new"` or `"unfinished"`.
         where: Its place in training, in words.
         bytes: Its size.
         problem: What is wrong with it.
@@ -68,7 +68,7 @@ class Verification:
     @property
     def all_intact(self) -> bool:
         """Whether nothing is wrong; what was never finished is not a loss."""
-        return all(verdict.state in {"whole", "unfinished"} for verdict in self.verdicts)
+        return all(verdict.state in {"intact", "unfinished"} for verdict in self.verdicts)
 
 
 def blob_verifier(storage: Storage) -> ProblemOf:
@@ -107,7 +107,7 @@ def verify_backup(storage: Storage, entry: Entry, advance: Advance, problem_of: 
         advance(blob.size)
     if problem and not storage.exists(entry.id.name):
         return None
-    state = "damaged" if problem else "whole"
+    state = "damaged" if problem else "intact"
     return Verdict(entry.id.name, "backup", state, formatting.position(manifest.position), work([entry]), problem)
 
 
@@ -137,7 +137,7 @@ def work(entries: Sequence[Entry], checkpoints: Sequence[Checkpoint] = ()) -> in
 
 def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verdict | None:
     """Verifies a checkpoint; None if a running fit has deleted it meanwhile."""
-    verdict = Verdict(checkpoint.name, "checkpoint", "whole", f"epoch {checkpoint.record.epoch}", checkpoint.file_size)
+    verdict = Verdict(checkpoint.name, "checkpoint", "intact", f"epoch {checkpoint.record.epoch}", checkpoint.file_size)
     try:
         files.verify(storage, checkpoint.name)
     except FileNotFoundError:
@@ -247,7 +247,7 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
             verdict = verify_backup(target.storage, entry, advance, problem_of)
             if verdict is None:
                 raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
-            if verdict.state == "whole":
+            if verdict.state == "intact":
                 return [*newest_first[:keep], *([entry] if number >= keep else [])]
     raise DamagedBackupError(
         f"none of the {len(newest_first)} backups is intact; nothing is deleted. `kdc verify` reports what is wrong"

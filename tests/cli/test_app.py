@@ -44,9 +44,9 @@ def test_a_real_interrupted_fit_is_shown(tmp_path: Path) -> None:
     shapes = {row["name"]: row["shape"] for row in found["tensors"]}
     assert shapes["sequential/dense/kernel"] == [6, 7]
     assert set(found["versions"]) == {"python", "keras", "tensorflow"}
-    assert kdc_json("verify", tmp_path)["all_whole"] is True
+    assert kdc_json("verify", tmp_path)["all_intact"] is True
     flip(tmp_path, found["blobs"][-1]["path"])
-    assert kdc_json("verify", tmp_path, code=1)["all_whole"] is False
+    assert kdc_json("verify", tmp_path, code=1)["all_intact"] is False
 
 
 _COMMANDS = {

@@ -34,7 +34,7 @@ def test_the_newest_checkpoint_is_shown_with_all_that_it_tells(url: str) -> None
     row = found["checkpoint"]
     assert (row["name"], row["kind"], row["epoch"], row["step"]) == ("2.keras", "model", 2, 2 * tiny.STEPS)
     assert (row["monitor"], row["best_only"], row["value"] > 0) == ("loss", True, True)
-    assert (found["state"], found["problem"], found["template"]) == ("whole", None, "{epoch}.keras")
+    assert (found["state"], found["problem"], found["template"]) == ("intact", None, "{epoch}.keras")
     assert found["saved_by"]["keras_version"] == keras.__version__
     assert 0 <= found["age_seconds"] < 60
     shapes = sorted(tuple(tensor["shape"]) for tensor in found["tensors"] if tensor["kind"] == "variable")
@@ -43,7 +43,7 @@ def test_the_newest_checkpoint_is_shown_with_all_that_it_tells(url: str) -> None
     assert sorted(tuple(t["shape"]) for t in found["tensors"] if t["kind"] == "optimizer") == sorted(kept)
     assert found["tensor_bytes"] == sum(tensor["bytes"] for tensor in found["tensors"])
     text = kdc("show", url, "--all").stdout
-    for said in ("2 epochs finished (step 10)", "whole", "the complete model", "loss ", "(best)", "{epoch}.keras"):
+    for said in ("2 epochs finished (step 10)", "intact", "the complete model", "loss ", "(best)", "{epoch}.keras"):
         assert said in text
     assert all(tensor["name"] in text for tensor in found["tensors"])
 
@@ -81,7 +81,7 @@ def test_a_damaged_newer_one_is_told_of_with_the_one_that_is_shown(url: str) -> 
     train(url)
     flip(url, "2.keras", -100)
     found = kdc_json("show", url, code=1)
-    assert (found["checkpoint"]["name"], found["state"]) == ("1.keras", "whole")
+    assert (found["checkpoint"]["name"], found["state"]) == ("1.keras", "intact")
     assert "2.keras differs from its own seal" in found["remarks"][0]
     said = kdc("show", url, "--commit", "2.keras")
     assert (said.exit_code, "2.keras differs from its own seal" in said.stderr) == (1, True)

@@ -71,7 +71,7 @@ def test_the_table_is_made_for_people(tmp_path: Path) -> None:
     assert newest.index("1.5 h") + len("1.5 h") == oldest.index("3.0 h") + len("3.0 h")
 
 
-def test_damaged_manifests_are_shown_as_damaged_beside_whole_ones(url: str) -> None:
+def test_damaged_manifests_are_shown_as_damaged_next_to_intact_ones(url: str) -> None:
     store = begin(url)
     bad, lost, _good = (commit(store, sequence) for sequence in (1, 2, 3))
     rewrite(url, bad.id.name, b'{"digest":')
@@ -242,7 +242,7 @@ def test_on_a_narrow_terminal_every_result_stays_readable(tmp_path: Path) -> Non
     publish(tmp_path, "model-0001.keras", 1, tmp_path)
     verified = narrow_kdc("verify", tmp_path)
     assert [line.split()[1] for line in verified if line.startswith(("  commits/0 ", "  model"))] == [
-        "whole", "damaged", "whole",
+        "intact", "damaged", "intact",
     ]  # fmt: skip
     listed = narrow_kdc("ls", tmp_path)
     assert any("1-2" in line and "exact" in line for line in listed)

@@ -24,7 +24,7 @@ END = Position("end", 3, 0, 30)
 
 def verify_all(url: str | Path) -> list[str]:
     """The short names of the backups that are left; each of them is intact."""
-    assert kdc_json("verify", url)["all_whole"] is True
+    assert kdc_json("verify", url)["all_intact"] is True
     return [row["commit"] for row in kdc_json("ls", url)["commits"]]
 
 
@@ -79,18 +79,18 @@ def test_it_asks_first_and_a_no_or_no_answer_deletes_nothing(tmp_path: Path) -> 
     assert verify_all(tmp_path) == ["1-2"]
 
 
-def test_the_newest_whole_backup_stays_if_none_of_those_to_keep_is(url: str) -> None:
+def test_the_newest_intact_backup_stays_if_none_of_those_to_keep_is(url: str) -> None:
     store = begin(url)
     manifests = [commit(store, sequence) for sequence in (1, 2, 3, 4)]
     flip(url, manifests[3].blobs[0].path)
     flip(url, manifests[2].id.name)
     found = kdc_json("prune", url, "--keep", 2, "--yes")
     assert found["kept"] == [m.id.name for m in reversed(manifests[1:])]
-    assert kdc_json("verify", url, "--commit", "1-2")["all_whole"] is True
+    assert kdc_json("verify", url, "--commit", "1-2")["all_intact"] is True
     assert manifests[0].id.name not in everything(url)
 
 
-def test_where_no_backup_is_whole_nothing_is_deleted(url: str) -> None:
+def test_where_no_backup_is_intact_nothing_is_deleted(url: str) -> None:
     store = begin(url)
     for sequence in (1, 2):
         flip(url, commit(store, sequence).blobs[0].path)
@@ -251,7 +251,7 @@ def test_a_run_that_begins_meanwhile_ends_it_before_anything_goes(
     assert verify_all(tmp_path) == ["1-2", "1-1"]
 
 
-def test_interrupted_at_any_deletion_what_is_left_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_at_any_deletion_what_is_left_is_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deletions = 1
     while True:
         directory = tmp_path / str(deletions)
