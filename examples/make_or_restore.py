@@ -10,8 +10,8 @@ prints, but for the lines about the store:
     epoch 4: accuracy 0.94
 
 Killed and started again, it takes the newest intact checkpoint and continues with the epoch after it. A checkpoint
-holds the model and its optimizer, but not random states and the order of the data. Add `kdc.BackupAndRestore` for a run that
-ends with the same weights as an uninterrupted one. `adopt=True` starts from checkpoints that Keras' own
+holds the model and its optimizer, but not random states and the order of the data. Add `kdc.BackupAndRestore` for a
+run that ends with the same weights as an uninterrupted one. `adopt=True` starts from checkpoints that Keras' own
 `ModelCheckpoint` has left in the directory, if it has none of this package.
 """
 
