@@ -92,15 +92,15 @@ class Cluster(Role):
         if self.num_workers == 1:
             return [value]
         deadline = time.monotonic() + seconds
-        told: list[Any] = []
+        answers: list[Any] = []
         with contextlib.suppress(ClusterError):
             messaging.publish(f"kdc/{key}/{self.worker_index}", json.dumps(value).encode(), seconds)
             for worker in range(self.num_workers):
                 said = messaging.fetch(f"kdc/{key}/{worker}", max(0.1, deadline - time.monotonic()))
                 if said is None:
                     return None
-                told.append(messaging.decode(said, Any, f"worker {worker} about {key!r}"))
-        return told if len(told) == self.num_workers else None
+                answers.append(messaging.decode(said, Any, f"worker {worker} about {key!r}"))
+        return answers if len(answers) == self.num_workers else None
 
     def broadcast(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> Any:
         """The chief's JSON value, on every worker; the others' argument is ignored. The rest is as in `gather`."""
@@ -127,8 +127,8 @@ class Cluster(Role):
         except Exception as error:  # noqa: BLE001 - raised again below, after the others know
             failure = error
         report = None if failure is None else [f"{type(failure).__name__}: {failure}", is_temporary(failure)]
-        told = self.gather(report, tag, timeout, kind=tuple[str, bool] | None)
-        reports = {worker: said for worker, said in enumerate(told) if said is not None}
+        answers = self.gather(report, tag, timeout, kind=tuple[str, bool] | None)
+        reports = {worker: said for worker, said in enumerate(answers) if said is not None}
         failed = [f"worker {worker}: {text}" for worker, (text, _) in reports.items()]
         if failed:
             self.sync_before_raise(tag)
@@ -159,11 +159,11 @@ class Cluster(Role):
         Raises:
             ConfigError: Workers differ; the message names each value and who has it. Raised on all of them.
         """
-        told = self.gather(dict(facts), tag, timeout, kind=dict[str, str])
+        answers = self.gather(dict(facts), tag, timeout, kind=dict[str, str])
         differences = []
-        for name in dict.fromkeys(name for facts in told for name in facts):
+        for name in dict.fromkeys(name for facts in answers for name in facts):
             workers: dict[str, list[int]] = {}
-            for worker, facts_there in enumerate(told):
+            for worker, facts_there in enumerate(answers):
                 workers.setdefault(facts_there.get(name, "missing"), []).append(worker)
             if len(workers) > 1:
                 values = (f"{value} on worker {', '.join(map(str, those))}" for value, those in workers.items())

@@ -92,7 +92,7 @@ def _watch(role: Role) -> None:
         while _is_alive():
             began = time.monotonic()
             try:
-                told = _was_reported()
+                report = _was_reported()
                 lost = coordination.lost_tasks(_jobs(role)) if role.is_chief else _request_heartbeat(role)
             except Exception:  # noqa: BLE001 - whatever a service says that is slow, or ends
                 failures, fails_since = failures + 1, fails_since if failures else began
@@ -101,8 +101,8 @@ def _watch(role: Role) -> None:
                 time.sleep(_POLL_SECONDS)  # its answer may have come at once
                 continue
             failures = 0
-            if told is not None:
-                return None if is_own_report(role, told) else _declare(functools.partial(parse_report, role, told))
+            if report is not None:
+                return None if is_own_report(role, report) else _declare(functools.partial(parse_report, role, report))
             if lost:
                 return _declare(functools.partial(report_lost_tasks, role, lost))
     finally:
@@ -226,22 +226,22 @@ def describe_if_peer_failure(error: Exception) -> Exception:
     role = Role.detect()
     if not is_loss(role, error):
         return error
-    told = describe_peer_failure(role, error)
-    told.__cause__ = error
-    return told
+    report = describe_peer_failure(role, error)
+    report.__cause__ = error
+    return report
 
 
-def is_own_report(role: Role, told: str) -> bool:
+def is_own_report(role: Role, report: str) -> bool:
     """Whether it was this worker that has said that it ends."""
-    farewell = _FAREWELL.search(told)
+    farewell = _FAREWELL.search(report)
     return farewell is not None and int(farewell[1]) == role.worker_index
 
 
-def parse_report(role: Role, told: str) -> str:
+def parse_report(role: Role, report: str) -> str:
     """Who is lost and why, of what another worker has said."""
-    passed_on = _PASSED_ON.search(told)
+    passed_on = _PASSED_ON.search(report)
     if passed_on is None:
-        return _who(role, told)
+        return _who(role, report)
     is_this = passed_on[1].startswith(_named(role, role.worker_index))
     return f"the other workers have lost this one, which {passed_on[1].partition(') ')[2]}" if is_this else passed_on[1]
 
@@ -272,12 +272,12 @@ def _who(role: Role, text: str) -> str:
     farewell = _FAREWELL.search(text)
     if farewell is not None and int(farewell[1]) < role.num_workers:
         return f"{_named(role, int(farewell[1]))} reported that it ended with {farewell[2]}"
-    told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
-    told.discard(role.worker_index)
+    report = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
+    report.discard(role.worker_index)
     states = _states(role, _peers(role))
-    if told and not any(states[worker] for worker in told) and _is_cut_off_from_chief(role, states):
-        told = set()  # a worker that ended its step for the same reason is named, and the chief is not
-    lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in told]
+    if report and not any(states[worker] for worker in report) and _is_cut_off_from_chief(role, states):
+        report = set()  # a worker that ended its step for the same reason is named, and the chief is not
+    lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in report]
     lost = lost or [f"{_named(role, worker)} {state}" for worker, state in states.items() if state]
     if not lost and not _service_answers(role):
         return describe_unresponsive(role, 0)

@@ -45,22 +45,22 @@ _PLACES = 256
 _WIDTH = 64  # bytes at each place: what a processor reads at once
 
 
-class Glance(NamedTuple):
-    """What a tensor looks like; of two that are the same it is the same, of two that differ it may be."""
+class ContentSample(NamedTuple):
+    """A part of a tensor's content: equal for equal tensors, and maybe for different ones."""
 
     sample: str
     dtype: str
     shape: tuple[int, ...]
 
 
-def glances(tensors: Mapping[str, SharedTensor]) -> dict[str, Glance]:
-    """Those of the large tensors."""
+def content_samples(tensors: Mapping[str, SharedTensor]) -> dict[str, ContentSample]:
+    """The samples of the large tensors."""
     found, smallest = {}, least(_LEAST)
     for name, held in tensors.items():
         array = held.array()
         if array.nbytes >= smallest:
             sample = xxhash.xxh3_128_hexdigest(_places(np.frombuffer(raw_bytes(array), np.uint8)).tobytes())
-            found[name] = Glance(sample, dtype_name(array.dtype), tuple(array.shape))
+            found[name] = ContentSample(sample, dtype_name(array.dtype), tuple(array.shape))
     return found
 
 
@@ -69,7 +69,7 @@ def _places(raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return raw if step < _WIDTH else raw[: step * _PLACES].reshape(_PLACES, step)[:, :_WIDTH]
 
 
-def definitely_changed(seen: Mapping[str, Glance], known: Collection[Glance]) -> set[str]:
+def definitely_changed(seen: Mapping[str, ContentSample], known: Collection[ContentSample]) -> set[str]:
     """The names of tensors that differ from each other, from all others of `seen` and from all that were known.
 
     Args:
@@ -77,7 +77,7 @@ def definitely_changed(seen: Mapping[str, Glance], known: Collection[Glance]) ->
         known: Of every tensor that they would be compared with.
     """
     often = Counter(seen.values())
-    return {name for name, glance in seen.items() if often[glance] == 1 and glance not in known}
+    return {name for name, sample in seen.items() if often[sample] == 1 and sample not in known}
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Committer:
         self._store, self._exchange, self._options, self._note = store, exchange, options, note
         self._sequence = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
-        self._looks: collections.deque[frozenset[Glance]] = collections.deque(maxlen=_LOOKS)  # at what may be staged
+        self._looks = collections.deque[frozenset[ContentSample]](maxlen=_LOOKS)  # at what may be staged
         self._orphans_deleted = self._orphans_collected = False
         self._needs_cleanup = False
         self.info: Mapping[str, JSON] = {}
@@ -249,7 +249,7 @@ class Committer:
         """The fingerprints of all tensors but those that are hashed while they are written."""
         with gc_paused():
             self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
-            seen = glances(snapshot.tensors) if self._may_hash_later else {}
+            seen = content_samples(snapshot.tensors) if self._may_hash_later else {}
             later = definitely_changed(seen, frozenset().union(*self._looks))
             self._looks.append(frozenset(seen.values()))
             return fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})

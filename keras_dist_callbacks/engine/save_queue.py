@@ -179,8 +179,8 @@ def _free_in(group: Path, kind: str) -> Iterator[int]:
     limit, used, inactive = _FILES[kind]
     with contextlib.suppress(OSError, ValueError):  # not found, or it says "max"
         most, now = int((group / limit).read_text()), int((group / used).read_text())
-        told = (group / "memory.stat").read_text().split()
-        given_up = int(told[told.index(inactive) + 1]) if inactive in told else 0
+        memory_fields = (group / "memory.stat").read_text().split()
+        given_up = int(memory_fields[memory_fields.index(inactive) + 1]) if inactive in memory_fields else 0
         yield max(0, most - now + given_up)
 
 

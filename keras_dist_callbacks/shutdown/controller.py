@@ -259,8 +259,8 @@ class ShutdownController:
 
     def _all_raise(self, where: list[Any]) -> bool:
         """Whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
-        told = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
-        return told is not None and all(other == where for other in told)
+        answers = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
+        return answers is not None and all(other == where for other in answers)
 
     def _cost(self, step: int | None, error: BaseException) -> list[str]:
         """What a restart costs; of an error that each restart repeats, that it does not help."""

@@ -74,14 +74,14 @@ class NoticePoller:
         self._stopped.set()
 
     def _poll(self) -> None:
-        told = False
+        has_warned = False
         while not self._stopped.wait(_EVERY_SECONDS):
             try:
                 given = self._notice.given()
             except Exception as error:  # noqa: BLE001 - the user's function; the next answer may be better
-                if not told:
+                if not has_warned:
                     warn(f"the preemption notice {self._notice.name} failed: {error}", UserWarning)
-                told = True
+                has_warned = True
                 continue
             if given:
                 self._on_notice(self._notice.name)

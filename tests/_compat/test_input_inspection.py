@@ -76,7 +76,7 @@ def test_a_map_without_a_state_runs_ahead_only_where_tensorflow_tunes(name: str)
     assert passes(RUN_AHEAD[name], options) == 1
 
 
-def test_one_stage_alone_runs_ahead_of_nobody() -> None:
+def test_one_stage_alone_runs_ahead_of_no_one() -> None:
     seed = keras.random.SeedGenerator(3)
     rows = tf.data.Dataset.range(100).map(lambda v: keras.random.normal((4,), seed=seed))
     assert inspect_dataset(rows.batch(4).map(lambda v: v * 2).prefetch(2)).unordered == ()

@@ -77,7 +77,7 @@ def one_pass(dataset: Any, pause: float) -> list[int]:
 
 @pytest.mark.parametrize("name", BEHIND)
 @pytest.mark.parametrize("chosen", OPTIONS)
-def test_a_cache_is_whole_where_its_end_is_read(name: str, chosen: str) -> None:
+def test_a_cache_is_complete_where_its_end_is_read(name: str, chosen: str) -> None:
     def cached() -> Any:
         shuffled = tf.data.Dataset.range(64).shuffle(64, seed=3)
         return BEHIND[name](shuffled.cache()).with_options(OPTIONS[chosen])

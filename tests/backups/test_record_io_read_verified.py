@@ -115,7 +115,7 @@ def test_the_newest_backup_is_taken_and_stays_whichever_read_was_bad(backup: Pat
     assert sorted(backup.rglob("*")) == before
 
 
-def test_kdc_verify_finds_every_backup_and_checkpoint_whole_whichever_read_was_bad(backup: Path) -> None:
+def test_kdc_verify_finds_every_backup_and_checkpoint_intact_whichever_read_was_bad(backup: Path) -> None:
     save(opened(backup), 1)
 
     def act() -> list[str]:

@@ -40,7 +40,7 @@ def assert_refused_and_untouched(backup: Path, model: keras.Model, error: type[E
 
 
 @pytest.mark.parametrize("save_freq", [0, -1, True, 1.5, "batch", None, datetime.timedelta(0)])
-def test_save_freq_that_is_no_frequency_is_refused(save_freq: Any) -> None:
+def test_save_freq_that_is_not_a_frequency_is_refused(save_freq: Any) -> None:
     with pytest.raises(ConfigError, match=r"save_freq must be 'epoch' or a number of batches .* got"):
         kdc.BackupAndRestore("somewhere", save_freq=save_freq)
 

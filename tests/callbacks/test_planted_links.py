@@ -48,7 +48,7 @@ def plant_owner(backup: Path) -> None:
     ("link", "directory_is_a_link"),
     [("blobs/000001", False), ("blobs/000001", True), ("blobs", False), ("commits", False), ("damaged", False)],
 )
-def test_a_planted_link_ends_fit_before_training_and_nothing_behind_it_is_lost(
+def test_a_planted_link_ends_fit_before_training_and_nothing_it_points_to_is_lost(
     link: str, directory_is_a_link: bool, outside: Path, tmp_path: Path
 ) -> None:
     backup = tmp_path / "backup"
@@ -71,7 +71,7 @@ def test_a_planted_link_ends_fit_before_training_and_nothing_behind_it_is_lost(
 
 
 @pytest.mark.slow
-def test_a_link_that_is_planted_while_training_goes_on_is_named_and_leads_nowhere(
+def test_a_link_that_is_planted_while_training_continues_is_named_and_leads_nowhere(
     outside: Path, tmp_path: Path
 ) -> None:
     backup = tmp_path / "backup"

@@ -147,7 +147,7 @@ def test_a_directory_in_a_store_has_the_note_next_to_it(url: str) -> None:
     assert name == f".d{inside}"
 
 
-def test_a_directory_behind_a_link_has_the_note_inside(tmp_path: Path) -> None:
+def test_a_linked_directory_has_the_note_inside(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     end_note.write(opened(tmp_path / "link"), TEMPLATE, 1, is_ended=True)

@@ -18,7 +18,7 @@ from keras_dist_callbacks import BackupAndRestore, Checkpointer, ModelCheckpoint
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]
 
@@ -122,7 +122,7 @@ def test_the_backup_of_keras_own_callback_tells_its_epoch(tmp_path: Path, capsys
     assert "2 epochs finished, step 6); give fit() initial_epoch=2" in capsys.readouterr().out
 
 
-def test_training_with_our_backups_goes_on_from_what_was_adopted(tmp_path: Path) -> None:
+def test_training_with_our_backups_continues_from_what_was_adopted(tmp_path: Path) -> None:
     fit(built(), keras.callbacks.BackupAndRestore(tmp_path / "keras", delete_checkpoint=False), epochs=2)
     adopted = make_or_restore_model(built, tmp_path / "keras", adopt=True)
     history = fit(adopted, BackupAndRestore(tmp_path / "ours"), epochs=3)
@@ -191,7 +191,9 @@ def test_all_workers_take_the_same_one_and_pass_over_the_same(theirs: keras.Mode
     theirs.save(tmp_path / "whole.keras")
     (directory / "torn.keras").write_bytes((tmp_path / "whole.keras").read_bytes()[:900])
     (tmp_path / "adopts.py").write_text(ADOPTS, encoding="utf-8")
-    with job([sys.executable, str(tmp_path / "adopts.py"), str(directory)], 2, tmp_path / "logs") as cluster:
+    with worker_processes(
+        [sys.executable, str(tmp_path / "adopts.py"), str(directory)], 2, tmp_path / "logs"
+    ) as cluster:
         cluster.start()
         assert cluster.wait(120) == [0, 0], cluster.tails()
         assert "are skipped" in cluster.log(0)

@@ -28,7 +28,7 @@ def train(directory: str, **options: object) -> keras.Model:
     return model
 
 
-def test_the_newest_checkpoint_is_shown_with_all_that_it_tells(url: str) -> None:
+def test_the_newest_checkpoint_is_shown_with_its_record(url: str) -> None:
     model = train(url, save_best_only=True)
     found = kdc_json("show", url)
     row = found["checkpoint"]
@@ -77,7 +77,7 @@ def test_what_is_damaged_is_shown_as_that(url: str) -> None:
     assert (said.exit_code, "no checkpoint with a record is named '1.keras'" in said.stderr) == (2, True)
 
 
-def test_a_damaged_newer_one_is_told_of_with_the_one_that_is_shown(url: str) -> None:
+def test_a_damaged_newer_one_is_reported_with_the_one_that_is_shown(url: str) -> None:
     train(url)
     flip(url, "2.keras", -100)
     found = kdc_json("show", url, code=1)
@@ -87,7 +87,7 @@ def test_a_damaged_newer_one_is_told_of_with_the_one_that_is_shown(url: str) -> 
     assert (said.exit_code, "2.keras differs from its own seal" in said.stderr) == (1, True)
 
 
-def test_what_is_not_there_is_said_with_what_is(url: str, tmp_path: Path) -> None:
+def test_a_missing_name_is_reported_with_the_existing_ones(url: str, tmp_path: Path) -> None:
     assert kdc("show", url).exit_code == 2
     rewrite(url, "foreign.keras", b"from elsewhere")
     said = kdc("show", url, "--commit", "foreign.keras")
@@ -120,7 +120,7 @@ def test_a_file_that_keras_does_not_write_is_damaged_whatever_its_record_says(
     assert said in found["problem"]
 
 
-def test_no_text_in_a_checkpoint_is_obeyed(tmp_path: Path) -> None:
+def test_no_text_in_a_checkpoint_is_interpreted_by_the_terminal(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "w.h5", "w") as file:
         file.create_dataset(EVIL.replace("/", "").replace("\0", ""), data=[1.0])
     content = archive(tmp_path / "a.zip", json.dumps({EVIL: EVIL}).encode(), (tmp_path / "w.h5").read_bytes())

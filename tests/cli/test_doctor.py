@@ -64,7 +64,7 @@ def test_a_backup_directory_is_as_it_was(url: str) -> None:
     assert everything(url) == before
 
 
-def test_without_access_the_reason_is_told_and_the_rest_skipped(tmp_path: Path) -> None:
+def test_without_access_the_reason_is_reported_and_the_rest_skipped(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     found = checks(tmp_path / "file" / "d", code=1)
     assert found["access"]["status"] == "fail"
@@ -183,7 +183,7 @@ def test_leftovers_are_found_and_prune_takes_them_away(url: str) -> None:
     assert {check["status"] for check in checks(url).values()} == {"ok"}
 
 
-def test_what_a_running_fit_is_writing_is_no_leftover(tmp_path: Path) -> None:
+def test_what_a_running_fit_is_writing_is_not_a_leftover(tmp_path: Path) -> None:
     running = begin(tmp_path, age=30)
     staged = commit(running, 1)
     commit(running, 2, age=10)
@@ -194,7 +194,7 @@ def test_what_a_running_fit_is_writing_is_no_leftover(tmp_path: Path) -> None:
     assert "generation 1 seems to be writing" in found["run"]["detail"]
 
 
-def test_damaged_lost_and_set_aside_manifests_are_remarks(tmp_path: Path) -> None:
+def test_damaged_lost_and_quarantined_manifests_are_remarks(tmp_path: Path) -> None:
     store = begin(tmp_path)
     bad, good = commit(store, 1), commit(store, 2)
     flip(tmp_path, bad.id.name)
@@ -215,7 +215,7 @@ def test_too_little_space_for_the_next_backups_is_a_remark(tmp_path: Path, monke
     assert (found["status"], found["detail"]) == ("warn", "4.9 KiB free")
 
 
-def test_unfinished_uploads_are_reported_where_the_store_tells_of_them() -> None:
+def test_unfinished_uploads_are_reported_where_the_store_lists_them() -> None:
     class Uploads:
         is_local = False
 

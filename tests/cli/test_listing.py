@@ -86,7 +86,7 @@ def test_damaged_manifests_are_shown_as_damaged_next_to_intact_ones(url: str) ->
     assert [line.split()[-1] for line in result.stdout.splitlines()[2:5]] == ["exact", "damaged", "damaged"]
 
 
-def test_a_backup_of_a_newer_version_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_of_a_newer_version_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = begin(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(manifest_format, "MANIFEST", dataclasses.replace(manifest_format.MANIFEST, version=99))
@@ -98,7 +98,7 @@ def test_a_backup_of_a_newer_version_is_no_damage(tmp_path: Path, monkeypatch: p
     assert "Install a newer" in result.stderr
 
 
-def test_what_makes_a_resume_inexact_is_told(tmp_path: Path) -> None:
+def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     store = begin(tmp_path)
     two = [{"variable/w@0": np.zeros(3)}, {"variable/w@0": np.ones(3)}]
     commit(store, 1, two, states=({"not_saved": ["mine/x"]}, {"local_state_dropped": True}))
@@ -142,7 +142,7 @@ def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path
     assert "a.keras differs from its own seal" in found["checkpoint_problems"][0]
 
 
-def test_a_run_without_a_backup_yet_is_said(tmp_path: Path) -> None:
+def test_a_run_without_a_backup_yet_is_shown(tmp_path: Path) -> None:
     begin(tmp_path)
     result = kdc("ls", tmp_path)
     assert result.exit_code == 0
@@ -152,7 +152,7 @@ def test_a_run_without_a_backup_yet_is_said(tmp_path: Path) -> None:
 # --- show
 
 
-def test_everything_a_manifest_tells_is_shown(url: str) -> None:
+def test_everything_a_manifest_holds_is_shown(url: str) -> None:
     store = begin(url)
     chief = {
         "variable/dense/kernel@0": np.zeros((2, 3), "float32"),

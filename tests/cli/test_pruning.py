@@ -47,7 +47,7 @@ def test_all_but_the_newest_go_with_what_only_they_needed(url: str) -> None:
     assert found["bytes"] == sum(found["blobs"].values())
 
 
-def test_a_dry_run_deletes_nothing_and_tells_the_same(url: str) -> None:
+def test_a_dry_run_deletes_nothing_and_shows_the_same(url: str) -> None:
     store = begin(url)
     for sequence in (1, 2, 3):
         commit(store, sequence)
@@ -115,7 +115,7 @@ def test_blobs_that_an_unreadable_manifest_may_name_stay_with_it(tmp_path: Path)
     assert verify_all(tmp_path) == ["2-3"]
 
 
-def test_a_backup_that_a_run_has_set_aside_keeps_its_blobs(tmp_path: Path) -> None:
+def test_a_backup_that_a_run_has_quarantined_keeps_its_blobs(tmp_path: Path) -> None:
     store = begin(tmp_path)
     aside = commit(store, 1)
     commit(store, 2)
@@ -185,7 +185,7 @@ def test_a_run_seems_to_write_while_it_gives_signs_of_life(
     assert (found.running, found.generation) == (running, 2)
 
 
-def test_beside_a_running_fit_it_refuses_and_with_force_leaves_that_run_alone(url: str) -> None:
+def test_next_to_a_running_fit_it_refuses_and_with_force_leaves_that_run_alone(url: str) -> None:
     earlier = begin(url)
     commit(earlier, 1)
     commit(earlier, 2)

@@ -134,7 +134,7 @@ def test_a_shared_blob_that_is_damaged_damages_every_backup_that_needs_it(tmp_pa
     assert [v["state"] for v in kdc_json("verify", tmp_path, code=1)["verdicts"]] == ["damaged", "damaged"]
 
 
-def test_what_a_running_fit_deletes_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_running_fit_deletes_meanwhile_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = begin(tmp_path)
     old, new = commit(store, 1), commit(store, 2)
     real = upkeep.verify_tensors
@@ -148,7 +148,7 @@ def test_what_a_running_fit_deletes_meanwhile_is_no_damage(tmp_path: Path, monke
     assert [v["name"] for v in kdc_json("verify", tmp_path)["verdicts"]] == [new.id.name]
 
 
-def test_a_first_backup_that_was_never_finished_is_no_damage(url: str) -> None:
+def test_a_first_backup_that_was_never_finished_is_not_damage(url: str) -> None:
     commit(begin(url), 1)
     crashed = begin(url)
     torn = commit(crashed, 1)
@@ -160,7 +160,7 @@ def test_a_first_backup_that_was_never_finished_is_no_damage(url: str) -> None:
     assert [v["state"] for v in kdc_json("verify", url, code=1)["verdicts"]] == ["damaged", "intact"]
 
 
-def test_a_manifest_that_is_deleted_after_it_was_listed_is_no_damage(
+def test_a_manifest_that_is_deleted_after_it_was_listed_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = begin(tmp_path)
@@ -177,7 +177,7 @@ def test_a_manifest_that_is_deleted_after_it_was_listed_is_no_damage(
     assert [v["name"] for v in kdc_json("verify", tmp_path)["verdicts"]] == [new.id.name]
 
 
-def test_manifests_that_a_run_has_set_aside_are_mentioned_and_no_new_problem(tmp_path: Path) -> None:
+def test_manifests_that_a_run_has_quarantined_are_mentioned_and_no_new_problem(tmp_path: Path) -> None:
     store = begin(tmp_path)
     bad = commit(store, 1)
     commit(store, 2)

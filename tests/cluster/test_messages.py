@@ -90,14 +90,14 @@ def test_junk_in_place_of_an_answer_is_a_clear_error_that_names_the_worker(
 
 
 @pytest.mark.parametrize("value", [1, "failed", ["failed"], ["failed", 1], [1, True], ["failed", True, 1], {}])
-def test_a_report_of_a_failure_that_is_none_is_a_clear_error(published: dict[str, str], value: Any) -> None:
+def test_an_invalid_report_of_a_failure_is_a_clear_error(published: dict[str, str], value: Any) -> None:
     published["kdc/call/0/1/0"] = chunk({"tag": "t", "value": value})
     with pytest.raises(ClusterError, match=f"worker 1 .*{NOT_OURS}"):
         CHIEF.agree(lambda: None, "t")
 
 
 @pytest.mark.parametrize("value", [None, [], {"a": 1}, {"a": None}, "a"])
-def test_facts_that_are_none_are_a_clear_error(published: dict[str, str], value: Any) -> None:
+def test_invalid_facts_are_a_clear_error(published: dict[str, str], value: Any) -> None:
     published["kdc/call/0/1/0"] = chunk({"tag": "t", "value": value})
     with pytest.raises(ClusterError, match=f"worker 1 .*{NOT_OURS}"):
         CHIEF.require_same({"a": "1"}, "t")
@@ -152,7 +152,7 @@ def test_junk_in_place_of_an_answer_to_it_does_too(published: dict[str, str], an
     ["worker 99 ended with a bug", f"worker {'9' * 5000} ended with it", "worker ² ended with it",
      f"/job:worker/task:{'9' * 5000} is gone", "/job:worker/task:99 is gone", "lost: ", ""],
 )  # fmt: skip
-def test_nonsense_about_a_lost_worker_names_nobody(
+def test_nonsense_about_a_lost_worker_names_no_one(
     published: dict[str, str], monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     monkeypatch.setattr(peer_monitor, "_state", lambda address: "")

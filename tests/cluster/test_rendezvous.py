@@ -65,7 +65,7 @@ def test_strangers_on_the_chiefs_port_do_not_count() -> None:
 
 
 @pytest.mark.process
-def test_a_waiting_chief_obeys_sigterm() -> None:
+def test_a_waiting_chief_handles_sigterm() -> None:
     port = free_port()
     environ = {**os.environ, "TF_CONFIG": json.dumps(config({"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}))}
     code = "import keras_dist_callbacks as kdc; kdc.make_strategy(startup_timeout=60)"

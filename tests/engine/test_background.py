@@ -30,11 +30,11 @@ def test_what_a_backup_needs_is_known_from_the_second_on(monkeypatch: pytest.Mon
     assert _due_at(monkeypatch, 100, 100.6, 101.2) == [0.0, 0.1, 0.1]
 
 
-def test_a_pause_does_not_slow_down_the_backup_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_does_not_slow_down_the_backup_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _due_at(monkeypatch, 100, 101, 102, 132, 133) == [0.0, 0.06, 0.06, 0.06, 0.06]
 
 
-def test_two_backups_close_to_each_other_are_not_hurried_as_one_may_stand_in_line(
+def test_two_backups_close_to_each_other_are_not_hurried_as_one_may_be_queued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert _due_at(monkeypatch, 100, 110, 110.01, 120, 120.01)[2:] == [0.012, 0.012, 0.012]
@@ -46,7 +46,7 @@ def test_what_was_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
     assert found[-1] == 0.006
 
 
-def test_backups_due_in_the_same_instant_need_what_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backups_due_in_the_same_instant_need_what_no_one_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _due_at(monkeypatch, 100, 100) == [0.0, 0.0]
 
 

@@ -202,12 +202,12 @@ def test_a_glance_takes_nothing_for_new_that_is_not() -> None:
     changed, unseen = base.copy(), base.copy()
     changed[0] += 1
     unseen[LARGE // 256 - 1] += 1
-    seen = committer.glances(
+    seen = committer.content_samples(
         {"base": SharedArray(base), "changed": SharedArray(changed), "unseen": SharedArray(unseen)}
     )
     assert committer.definitely_changed(seen, ()) == {"changed"}
     assert committer.definitely_changed(seen, set(seen.values())) == set()
-    assert committer.glances({"small": SharedArray(base[:-1])}) == {}
+    assert committer.content_samples({"small": SharedArray(base[:-1])}) == {}
 
 
 def draft(storage: Storage, *sizes: int) -> StreamedBlob:
@@ -267,7 +267,7 @@ def test_a_failure_in_its_midst_leaves_nothing_and_the_next_try_succeeds(
     assert files(tmp_path).keys() == {path} == staging.written.keys()
 
 
-def test_a_file_of_that_name_is_taken_if_it_is_whole_and_replaced_if_it_is_not(tmp_path: Path) -> None:
+def test_a_file_of_that_name_is_taken_if_it_is_intact_and_replaced_if_it_is_not(tmp_path: Path) -> None:
     staging = Staging(Storage.open(tmp_path, fsync=False))
     path = tmp_path / staging.stage(draft(staging.storage, 5, 2**20)).path
     content, number = path.read_bytes(), path.stat().st_ino
@@ -282,7 +282,7 @@ def test_a_file_of_that_name_is_taken_if_it_is_whole_and_replaced_if_it_is_not(t
     assert files(tmp_path) == {str(path.relative_to(tmp_path)): content}
 
 
-def test_other_workers_and_stores_are_told_before(
+def test_other_workers_and_stores_get_the_digest_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[str]
 ) -> None:
     array = np.random.default_rng(4).integers(0, 255, LARGE, np.uint8)

@@ -78,7 +78,7 @@ def test_it_keeps_taking_more_until_one_had_little_to_wait_for(later: CpuTimes |
 
 
 @pytest.mark.parametrize("times", [CpuTimes(ran=0.01, waited=0.3), CpuTimes(ran=5.0, waited=6.0), None])
-def test_a_short_or_a_proportionate_wait_is_no_starvation(times: CpuTimes | None) -> None:
+def test_a_short_or_a_proportionate_wait_is_not_starvation(times: CpuTimes | None) -> None:
     priority = Priority()
     priority.learn(times)
     assert _in_thread(priority)[0] == 19
@@ -102,7 +102,7 @@ def test_a_disk_that_is_slow_takes_no_more_of_the_processor() -> None:
     assert _in_thread(priority) == (19, os.SCHED_BATCH)
 
 
-def test_whoever_was_held_up_with_what_it_got_gets_more_again() -> None:
+def test_a_write_that_was_held_up_gets_more_priority_again() -> None:
     priority, found = Priority(), []
     for _ in range(4):
         found.append(_in_thread(priority)[0])
@@ -122,7 +122,7 @@ def test_a_thread_gets_what_it_needs_to_be_done_in_time(share: float, niceness: 
 
 
 @pytest.mark.parametrize(("share", "niceness"), [(0.0, 19), (0.1, 8), (0.2, 5)])
-def test_training_that_is_nice_itself_is_not_overtaken(share: float, niceness: int) -> None:
+def test_training_that_is_nice_itself_keeps_its_share(share: float, niceness: int) -> None:
     found: list[int] = []
 
     def nice() -> None:
@@ -160,7 +160,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.process
-def test_what_stands_behind_a_thread_of_the_lowest_priority_gets_more_without_a_right_to_raise_any() -> None:
+def test_what_waits_for_a_thread_of_the_lowest_priority_gets_more_without_a_right_to_raise_any() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_PRIVILEGES], capture_output=True, text=True, timeout=120, check=False
     )
@@ -169,7 +169,7 @@ def test_what_stands_behind_a_thread_of_the_lowest_priority_gets_more_without_a_
 
 
 @pytest.mark.parametrize(("behind", "then"), [("backup", 10), ("artefact", 19)])
-def test_a_backup_behind_a_backup_is_late_and_nothing_else(
+def test_a_backup_after_a_backup_is_late_and_nothing_else(
     behind: str, then: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
@@ -243,7 +243,7 @@ def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for(monkeypatch: pyte
     assert done == [2]
 
 
-def test_where_no_further_thread_starts_the_one_there_is_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_further_thread_starts_the_one_there_is_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, done, go_on = Writer(), list[int](), threading.Event()
     start = threading.Thread.start
 

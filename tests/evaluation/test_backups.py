@@ -45,7 +45,7 @@ def test_backups_are_evaluated_up_to_that_of_the_end_and_stay_as_they_are(kept: 
     assert everything(kept) == before
 
 
-def test_it_goes_on_while_the_newest_backup_is_not_that_of_an_end(
+def test_it_continues_while_the_newest_backup_is_not_that_of_an_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny.interrupt(tmp_path / "backup", 1, 2)

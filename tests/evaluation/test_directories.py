@@ -101,7 +101,7 @@ def test_a_generator_is_data_with_steps_alone(run: Path) -> None:
     evaluator(run, data=batches(), steps=1)
 
 
-def test_damaged_notes_are_told_of(run: Path) -> None:
+def test_damaged_notes_are_reported(run: Path) -> None:
     note_path(run / "ckpt").write_bytes(b"junk")
     with pytest.warns(UserWarning, match="skipped: .*training-end"):
         evaluator(run, timeout=0.2).start()
@@ -116,13 +116,13 @@ def test_a_place_within_the_checkpoints_is_refused(run: Path, name: str) -> None
             evaluator(run, **{name: given})
 
 
-def test_without_logs_results_are_kept_beside_the_checkpoints(run: Path) -> None:
+def test_without_logs_results_are_kept_next_to_the_checkpoints(run: Path) -> None:
     evaluator(run, log_dir=None).start()
     assert len(list((run / "ckpt-evaluator" / "evaluations").iterdir())) == 3
     assert list(run.rglob("events*")) == []
 
 
-def test_a_bucket_has_nothing_beside_it() -> None:
+def test_a_bucket_has_nothing_next_to_it() -> None:
     with pytest.raises(ConfigError, match="has nothing next to it: give log_dir or state_dir"):
         kdc.SidecarEvaluator(None, DATA, "s3://bucket/")
 

@@ -16,7 +16,7 @@ from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
 from tests.support.checkpoints import listed
 from tests.support.evaluator_job import EPOCHS
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 from tests.support.tf_config import WORKERS, config
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow, ignore_keras_warnings]
@@ -27,7 +27,7 @@ PATIENCE = 240.0
 
 def process(directory: Path, task: str, *arguments: str) -> LocalCluster:
     command = [sys.executable, "-m", "tests.support.evaluator_job", task, str(directory), *arguments]
-    return job(command, 1, directory.parent / f"logs-{task}")
+    return worker_processes(command, 1, directory.parent / f"logs-{task}")
 
 
 def evaluated(directory: Path) -> list[int]:
@@ -83,7 +83,7 @@ def test_every_checkpoint_that_lives_long_enough_is_evaluated(tmp_path: Path, na
     assert evaluated(directory) == STEPS
 
 
-def test_a_training_that_waits_for_nobody_has_its_last_checkpoint_evaluated(tmp_path: Path) -> None:
+def test_a_training_that_waits_for_no_one_has_its_last_checkpoint_evaluated(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with process(directory, "train", "--max-to-keep", "1") as training, process(directory, "evaluate") as evaluator:
         evaluator.start(env={"TF_CONFIG": json.dumps(config(WORKERS, "evaluator"))})  # joins no worker

@@ -195,7 +195,7 @@ def test_a_template_chooses_among_the_files_of_a_directory(run: Path) -> None:
     assert [one.step for one in every] == sorted({5, 10, *(one.step for one in chosen)})
 
 
-def test_it_ends_at_max_evaluations_and_goes_on_behind_them(run: Path) -> None:
+def test_it_ends_at_max_evaluations_and_continues_after_them(run: Path) -> None:
     assert [one.epoch for one in evaluator(run, max_evaluations=2).start()] == [1, 2]
     assert [one.epoch for one in evaluator(run).start()] == [1, 2, 3]
 
@@ -221,7 +221,7 @@ def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(
     assert "training has ended" not in printed
 
 
-def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(
+def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_ignored(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(run / "ckpt")

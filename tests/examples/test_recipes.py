@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.testing import run_until_done
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
@@ -40,7 +40,7 @@ def test_a_killed_recipe_ends_as_an_uninterrupted_one(tmp_path: Path, name: str)
     for run, faults in {"uninterrupted": [], "killed": kills}.items():
         place = [str(tmp_path / run), str(tmp_path / f"{run}.txt")]
         command = [sys.executable, "-m", "tests.support.example_job", name, *place]
-        with job(command, 1, tmp_path / f"{run}-logs") as cluster:
+        with worker_processes(command, 1, tmp_path / f"{run}-logs") as cluster:
             attempts = run_until_done(cluster, len(faults), 800.0, extra_args=[[batches] for batches in faults])
             logs = "\n".join(path.read_text() for path in sorted((tmp_path / f"{run}-logs").iterdir()))
         assert [attempt.returncodes[0] for attempt in attempts] == [*[-9] * len(faults), 0], logs

@@ -91,7 +91,7 @@ def test_batches_and_the_iterator_are_the_same(tmp_path: Path) -> None:
     tiny.assert_same(ours, theirs)
 
 
-def test_a_loop_that_takes_batches_by_itself_is_told_on_what_it_depends(
+def test_the_resume_of_a_loop_that_takes_batches_by_itself_names_its_conditions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def around(checkpointer: kdc.Checkpointer, dataset: tf.data.Dataset) -> Iterable[Any]:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # whole fits
 )
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.in_gate(10)
-def test_an_input_goes_on_exactly_where_it_was(tmp_path: Path, name: str, where: tuple[int, int]) -> None:
+def test_an_input_continues_exactly_where_it_was(tmp_path: Path, name: str, where: tuple[int, int]) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None, epochs=5, **INPUTS[name]())
     with pytest.raises(tiny.Stop):

@@ -41,7 +41,7 @@ def _backup(directory: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", torch_inputs.LOADERS)
-def test_a_loader_goes_on_exactly_where_it_was(tmp_path: Path, name: str) -> None:
+def test_a_loader_continues_exactly_where_it_was(tmp_path: Path, name: str) -> None:
     make = torch_inputs.LOADERS[name]
     reference, expected, _ = fit(make(), None)
     for where in ((0, 3), (2, 2), (3, 0)):

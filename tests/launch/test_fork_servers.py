@@ -113,7 +113,7 @@ def test_a_signal_reaches_the_worker_alone_and_nothing_happens_after_its_end(sta
 
 
 @pytest.mark.kill
-def test_a_worker_that_is_ended_is_gone_with_its_group_and_its_log_says_why(start: Start) -> None:
+def test_a_worker_that_is_terminated_is_gone_with_its_group_and_its_log_says_why(start: Start) -> None:
     process = start(CHILD + SLEEP)
     child = int(Path("child").read_text())
     process.end("the reason")
@@ -124,7 +124,7 @@ def test_a_worker_that_is_ended_is_gone_with_its_group_and_its_log_says_why(star
 
 
 @pytest.mark.kill
-def test_a_forgotten_worker_is_ended(start: Start) -> None:
+def test_a_forgotten_worker_is_terminated(start: Start) -> None:
     pid = start(SLEEP).pid
     gc.collect()
     wait_for(lambda: not is_alive(pid))

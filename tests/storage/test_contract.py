@@ -99,7 +99,7 @@ def test_of_sixteen_racing_threads_one_creates(place: Place) -> None:
     assert won == [int(clients[0].read("x"))]
 
 
-def test_creating_again_with_the_same_content_is_no_error_remotely(remote: Place) -> None:
+def test_creating_again_with_the_same_content_is_not_an_error_remotely(remote: Place) -> None:
     """What a repeated request looks like after a lost answer."""
     storage = remote.open()
     storage.create("x", [b"mine"])

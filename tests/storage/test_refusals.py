@@ -187,7 +187,7 @@ def test_a_lasting_error_of_a_client_is_asked_for_once(monkeypatch: pytest.Monke
     assert len(calls) == 1
 
 
-def test_local_trouble_that_lasts_is_no_reason_to_start_again(tmp_path: Path) -> None:
+def test_local_trouble_that_lasts_is_not_a_reason_to_start_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "loop").symlink_to("loop")
     for place, reason in (("file/d", "Not a directory"), ("loop/d", "symbolic links"), ("n" * 300, "name too long")):

@@ -160,7 +160,7 @@ def test_an_empty_path_is_refused() -> None:
         Storage.open("")
 
 
-def test_what_a_repeated_upload_sends_again_is_no_progress() -> None:
+def test_what_a_repeated_upload_sends_again_is_not_progress() -> None:
     traffic, counted = RateLimiter(), []
     progress = _Progress(traffic)
     with traffic.reporting(counted.append):

@@ -69,7 +69,7 @@ def test_a_wrong_azure_key_is_refused_by_the_server(stores: Stores, tmp_path: Pa
 
 
 @pytest.mark.process
-def test_a_client_without_credentials_is_told_where_to_put_them(
+def test_the_error_of_a_client_without_credentials_says_where_to_give_them(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = stores.place("s3", tmp_path)

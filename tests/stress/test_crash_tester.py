@@ -53,5 +53,5 @@ def test_every_file_boundary_passes(tmp_path: Path, request: pytest.FixtureReque
 @pytest.mark.kill
 @pytest.mark.timeout(3000)
 def test_the_tester_finds_what_keras_own_callback_loses(tmp_path: Path) -> None:
-    found = verdicts(tmp_path / "keras", SAMPLE, "before,torn,term", "--rival")
+    found = verdicts(tmp_path / "keras", SAMPLE, "before,torn,term", "--keras-callback")
     assert found["HARD_FAIL"] + found["SILENT_DIVERGENCE"] > 0, found

@@ -178,7 +178,7 @@ def test_a_damaged_file_that_every_commit_needs_is_named_with_advice() -> None:
     assert "double_checkpoint=True" in message
 
 
-def test_an_unfinished_first_commit_is_no_damage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_first_commit_is_not_damage(capsys: pytest.CaptureFixture[str]) -> None:
     store = RecordingStore()
     run = Run(store)
     run.begin()

@@ -33,7 +33,7 @@ def check_ends(case: Case, row: Row) -> None:
 
 @pytest.mark.kill
 @pytest.mark.timeout(120)
-def test_a_frozen_chief_holds_nobody_up_at_the_end(tmp_path: Path) -> None:
+def test_a_frozen_chief_does_not_block_the_others_at_the_end(tmp_path: Path) -> None:
     """No step is left that TensorFlow could end, and nothing that the chief was asked has an answer."""
     case = Case(2, True, "freeze", "end")
     check_ends(case, lose(case, tmp_path))
@@ -43,7 +43,7 @@ def test_a_frozen_chief_holds_nobody_up_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.kill
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_the_others_end_in_time_name_the_lost_worker_and_the_job_goes_on(tmp_path: Path, case: Case) -> None:
+def test_the_others_end_in_time_name_the_lost_worker_and_the_job_continues(tmp_path: Path, case: Case) -> None:
     if case.fault == "partition" and (reason := reason_against()):
         pytest.skip(reason)
     row = run(case, tmp_path)

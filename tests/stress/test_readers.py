@@ -60,7 +60,9 @@ kdc.register_callback_state(ReadBeside, None)
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", ["file", "s3"], indirect=True)
-def test_two_hundred_reads_beside_a_training_disturb_nothing_and_read_what_it_had(place: Place, tmp_path: Path) -> None:
+def test_two_hundred_reads_next_to_a_training_disturb_nothing_and_read_what_it_had(
+    place: Place, tmp_path: Path
+) -> None:
     beside = ReadBeside(place, tmp_path / "read.txt")
     trained = tiny.model()
     options = {"storage_options": place.options, "delete_checkpoint": False}

@@ -24,7 +24,7 @@ from keras_dist_callbacks.launch.processes import WorkerProcess, free_ports
 from keras_dist_callbacks.testing import LocalCluster
 from tests.support import ROOT, SUPPORT
 from tests.support.networks import Network, reason_against
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 FAULTS = ("kill", "freeze", "raise", "exit", "partition", "lone start")
 PHASES = ("start-up", "train", "validation", "save", "end")
@@ -143,7 +143,7 @@ class _Worker:
 @contextlib.contextmanager
 def _started(case: Case, command: list[str], directory: Path) -> Iterator[tuple[Sequence[_Polled], list[Path]]]:
     if case.fault not in ("partition", "lone start"):
-        with job(command, case.workers, directory / "logs") as cluster:
+        with worker_processes(command, case.workers, directory / "logs") as cluster:
             cluster.start()
             yield (
                 [_Worker(cluster, worker) for worker in range(case.workers)],
@@ -198,7 +198,7 @@ def _until(done: Callable[[], bool]) -> None:
 
 def _finished(command: list[str], workers: int, logs: Path) -> int:
     """Runs to the end; the step that it was resumed at."""
-    with job(command, workers, logs) as cluster:
+    with worker_processes(command, workers, logs) as cluster:
         cluster.start()
         codes = cluster.wait(_RUN_SECONDS)
         if any(codes):

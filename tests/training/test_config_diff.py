@@ -387,7 +387,7 @@ def fit_texts(model: keras.Model, directory: Path | None, *callbacks: Any) -> No
     tiny.fit(model, directory, callbacks, x=texts.batch(1))
 
 
-def test_a_vocabulary_that_is_adapted_again_is_no_reason_for_an_alarm(tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_adapted_again_is_not_a_reason_for_an_alarm(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         fit_texts(of_texts("a b c d"), tmp_path, tiny.StopAt(1, 2))
     model, reference = of_texts("a b c d", adapts=2), of_texts("a b c d")

@@ -134,7 +134,7 @@ def assert_same(one: keras.Model, other: keras.Model) -> None:
 
 
 @pytest.mark.parametrize("kind", [Two, Part])
-def test_a_model_without_a_call_goes_on_with_its_own_optimizers(tmp_path: Path, kind: Any) -> None:
+def test_a_model_without_a_call_continues_with_its_own_optimizers(tmp_path: Path, kind: Any) -> None:
     reference, model, backup = resumed(tmp_path, lambda: fresh(kind, jit_compile=False))
     assert backup.restored is not None
     assert backup.restored.verdict == "exact"
@@ -149,7 +149,7 @@ def test_it_does_so_run_eagerly(tmp_path: Path, kind: Any) -> None:
     assert_same(reference, model)
 
 
-def test_the_optimizer_that_nobody_uses_stays_as_it_was(tmp_path: Path) -> None:
+def test_the_optimizer_that_no_one_uses_stays_as_it_was(tmp_path: Path) -> None:
     _, model, _ = resumed(tmp_path, lambda: fresh(Two, jit_compile=False))
     assert not model.optimizer.built
 
@@ -160,7 +160,7 @@ def test_what_the_step_derives_from_restored_variables_is_not_that_of_its_first_
     assert_same(reference, model)
 
 
-def test_an_optimizer_that_was_built_for_more_is_no_other_model(tmp_path: Path) -> None:
+def test_an_optimizer_that_was_built_for_more_is_not_another_model(tmp_path: Path) -> None:
     tiny.interrupt(tmp_path, 1, 2, built=fresh(Part, jit_compile=False))
     model = fresh(Part, jit_compile=False)
     model.optimizer.build(model.trainable_variables)

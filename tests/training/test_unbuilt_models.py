@@ -143,7 +143,7 @@ def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
     assert list((tmp_path / "backup").glob("commits/*.json")) == []
 
 
-def test_the_batch_that_built_an_eager_model_is_no_part_of_it(tmp_path: Path) -> None:
+def test_the_batch_that_built_an_eager_model_is_not_part_of_it(tmp_path: Path) -> None:
     """Built by running the first epoch's batches, or by tracing with those of any size."""
 
     def make() -> keras.Model:

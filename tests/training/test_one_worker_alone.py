@@ -11,8 +11,8 @@ import pytest
 
 from keras_dist_callbacks.testing import read_steps
 from tests.support import SUPPORT
-from tests.support.one_sided import SLOW_SECONDS, STEPS
-from tests.support.processes import job
+from tests.support.one_worker_alone import SLOW_SECONDS, STEPS
+from tests.support.processes import worker_processes
 
 SECONDS = 120.0
 PEER_TIMEOUT = 30.0
@@ -26,8 +26,8 @@ LOST = {
 
 def run(directory: Path, workers: int, *options: str, grace: float = 60.0) -> tuple[list[int | None], list[str], float]:
     """Exit codes and logs of all workers, and the seconds that it took."""
-    command = [sys.executable, str(SUPPORT / "one_sided.py"), str(directory), *options]
-    with job(command, workers, directory / "logs", grace=grace) as cluster:
+    command = [sys.executable, str(SUPPORT / "one_worker_alone.py"), str(directory), *options]
+    with worker_processes(command, workers, directory / "logs", grace=grace) as cluster:
         began = time.monotonic()
         cluster.start()
         codes = list(cluster.wait(SECONDS))
@@ -78,7 +78,7 @@ def test_stop_training_at_the_end_of_an_epoch_on_one_worker_stops_all_there(tmp_
         ("checkpoint", ["BackupAndRestore on worker 0; BackupAndRestore, ModelCheckpoint on worker 1"]),
     ],
 )
-def test_workers_that_disagree_are_told_at_the_start(tmp_path: Path, does: str, words: list[str]) -> None:
+def test_workers_that_disagree_get_an_error_at_the_start(tmp_path: Path, does: str, words: list[str]) -> None:
     codes, logs, _ = run(tmp_path, 2, "--does", does)
     assert codes == [1, 1], logs
     for log in logs:
@@ -112,7 +112,7 @@ def test_workers_write_files_of_their_own_only_if_asked_to(tmp_path: Path, write
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_workers_that_would_all_write_to_one_path_are_told_at_the_start(tmp_path: Path) -> None:
+def test_workers_that_would_all_write_to_one_path_get_an_error_at_the_start(tmp_path: Path) -> None:
     codes, logs, _ = run(tmp_path, 2, "--write-on", "all", "--who", "-1", "--does", "same path")
     assert codes == [1, 1], logs
     for log in logs:

@@ -37,7 +37,7 @@ def _callbacks(given: Given, **options: Any) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLACES)
-def test_a_whole_run_shows_and_writes_no_secret(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_run_shows_and_writes_no_secret(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     given, files = TAKEN[name].at(0), fsspec.filesystem("memory")
     before, shown = set(files.store), []
     with warnings.catch_warnings(record=True) as caught:

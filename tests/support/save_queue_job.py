@@ -1,7 +1,7 @@
 """A job of two workers whose store takes longer for a backup than training for many steps.
 
-line_job.py DIRECTORY [cut | lost WORKER]: with either its backups are written slowly; with `cut` all workers are killed
-in the first epoch once that is done, with `lost` one is while a backup is queued.
+save_queue_job.py DIRECTORY [cut | lost WORKER]: with either, backups are written slowly. With `cut`, all workers are
+killed in the first epoch once that is done, with `lost` one is while a backup is queued.
 """
 
 from __future__ import annotations
