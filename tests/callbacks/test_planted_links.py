@@ -138,7 +138,7 @@ def test_a_checkpoint_that_was_replaced_by_a_link_is_named(tmp_path: Path) -> No
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "model.keras").rename(tmp_path / "elsewhere/model.keras")
     (tmp_path / "model.keras").symlink_to("elsewhere/model.keras")
-    with pytest.raises(DamagedBackupError, match=r"model\.keras is a symbolic link, which is not read"):
+    with pytest.raises(DamagedBackupError, match=r"model\.keras is a symbolic link, which is not followed"):
         latest_checkpoint(tmp_path)
 
 

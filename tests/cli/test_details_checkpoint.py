@@ -82,9 +82,9 @@ def test_a_damaged_newer_one_is_reported_with_the_one_that_is_shown(url: str) ->
     flip(url, "2.keras", -100)
     found = kdc_json("show", url, code=1)
     assert (found["checkpoint"]["name"], found["state"]) == ("1.keras", "intact")
-    assert "2.keras differs from its own seal" in found["remarks"][0]
+    assert "2.keras does not match its seal" in found["remarks"][0]
     said = kdc("show", url, "--commit", "2.keras")
-    assert (said.exit_code, "2.keras differs from its own seal" in said.stderr) == (1, True)
+    assert (said.exit_code, "2.keras does not match its seal" in said.stderr) == (1, True)
 
 
 def test_a_missing_name_is_reported_with_the_existing_ones(url: str, tmp_path: Path) -> None:

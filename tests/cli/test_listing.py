@@ -139,7 +139,7 @@ def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path
     flip(tmp_path / "d", "a.keras", -100)
     found = kdc_json("ls", tmp_path / "d", code=1)
     assert len(found["commits"]) == 1
-    assert "a.keras differs from its own seal" in found["checkpoint_problems"][0]
+    assert "a.keras does not match its seal" in found["checkpoint_problems"][0]
 
 
 def test_a_run_without_a_backup_yet_is_shown(tmp_path: Path) -> None:

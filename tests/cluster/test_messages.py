@@ -131,7 +131,7 @@ def test_junk_in_place_of_a_request_to_stop_ends_training_with_a_clear_error(
     published["kdc/name/stop/0/request/0"] = chunk(request_)
     stop = CoordinatedStop(CHIEF, "name", lambda request: None, 20.0)
     stop.start()
-    with pytest.raises(ClusterError, match=f"who asks for a stop: .*{NOT_OURS}"):
+    with pytest.raises(ClusterError, match=f"which worker requests a stop: .*{NOT_OURS}"):
         boundaries(stop)
     stop.close()
 
@@ -142,7 +142,7 @@ def test_junk_in_place_of_an_answer_to_it_does_too(published: dict[str, str], an
     published["kdc/name/stop/0/answer/1/0"] = chunk(answer)
     stop = CoordinatedStop(CHIEF, "name", lambda request: None, 20.0)
     stop.start()
-    with pytest.raises(ClusterError, match=f"worker 1, asked for its next boundary: .*{NOT_OURS}"):
+    with pytest.raises(ClusterError, match=f"the next boundary of worker 1: .*{NOT_OURS}"):
         boundaries(stop)
     stop.close()
 

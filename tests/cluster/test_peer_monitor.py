@@ -94,7 +94,7 @@ def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(s
     with peer_monitor.monitoring(WORKER):
         assert until(lambda: not shared(peer_monitor.PeerMonitor).threads)
     assert messaging.lost() is None
-    with pytest.raises(PeerLostError, match=r"worker 1 .* said that it ended with ValueError: a bug"):
+    with pytest.raises(PeerLostError, match=r"worker 1 .* reported that it ended with ValueError: a bug"):
         CHIEF.gather(None, "something", 60.0)
 
 

@@ -75,7 +75,7 @@ def test_a_cluster_of_one_worker_is_a_chief() -> None:
         (config({"worker": ["a:²"]}), "'a:²' is not an address of the form host:port"),
         (config({"worker": ["a:٣"]}), "'a:٣' is not an address"),
         (config({"worker": ["a:000000001"]}), "not an address"),
-        (config({"worker": ["grpc://a:1"]}), "'grpc://a:1' is not an address of the form host:port; leave grpc:// out"),
+        (config({"worker": ["grpc://a:1"]}), "'grpc://a:1' is not an address of the form host:port; remove grpc://"),
         (config({"worker": ["a b:1"]}), "'a b:1' is not an address of the form host:port; there is a space in it"),
         (config({"worker": [" a:1"]}), "there is a space in it"),
         (config({"worker": ["a:1 "]}), "not an address"),

@@ -119,7 +119,7 @@ def test_a_damaged_file_is_skipped_with_a_warning(run: Path) -> None:
 
 def test_a_damaged_record_is_reported_once(run: Path) -> None:
     flip(run / "ckpt", "2.keras", -100)
-    with pytest.warns(UserWarning, match=r"skipped: .*2\.keras differs from its own seal") as caught:
+    with pytest.warns(UserWarning, match=r"skipped: .*2\.keras does not match its seal") as caught:
         results = evaluator(run).start()
     assert [one.epoch for one in results] == [1, 3]
     assert sum("2.keras" in str(one.message) for one in caught) == 1
@@ -204,7 +204,7 @@ def test_it_ends_when_no_checkpoint_comes(run: Path, capsys: pytest.CaptureFixtu
     note_path(run / "ckpt").unlink()
     results = evaluator(run, timeout=0.05, verbose=1).start()
     assert len(results) == 3
-    assert "no new checkpoint within 0.05 s; ending" in capsys.readouterr().out
+    assert "no new checkpoint within 0.05 s; evaluation ends" in capsys.readouterr().out
 
 
 def test_it_waits_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:

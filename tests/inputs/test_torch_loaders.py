@@ -69,7 +69,7 @@ def test_another_number_of_generators_is_an_error_before_training(tmp_path: Path
     with pytest.raises(tiny.Stop):
         fit(loaders["DataLoader with a generator"](), tmp_path, tiny.StopAt(1, 2))
     two = torch_inputs.plain(torch_inputs.rows(), sampler=torch_inputs.weighted(), generator=torch_inputs.generator())
-    with pytest.raises(BackupMismatchError, match="generators of the torch DataLoader are others"):
+    with pytest.raises(BackupMismatchError, match="random generators of the torch DataLoader differ"):
         fit(two, tmp_path)
 
 

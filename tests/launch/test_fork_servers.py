@@ -303,7 +303,7 @@ def test_a_cluster_is_the_same_with_and_without(tmp_path: Path, monkeypatch: pyt
         assert cluster.log(1) == "worker 1 [] 1\n"
         cluster.restart(["--stay"])
         wait_for(lambda: all("--stay" in cluster.log(index) for index in range(2)))
-        with pytest.raises(ClusterError, match="still run"):
+        with pytest.raises(ClusterError, match="are still running"):
             cluster.start()
         cluster.kill(1, signal.SIGKILL)
         wait_for(lambda: cluster.poll() == [None, -9])

@@ -66,7 +66,7 @@ def test_a_callback_that_an_exception_kept_from_hearing_is_named(tmp_path: Path,
     with pytest.raises(tiny.Stop):
         fit(tmp_path, ActionAt("on_train_batch_end", (1, 2), fail), Remembers(), save_freq=False)
     after = resume_and_compare(tmp_path, reference, ActionAt("on_epoch_end", (9, 0), fail), Remembers()).restored
-    assert any("Remembers did not hear of its last batch" in note for note in after.notes)
+    assert any("Remembers missed a hook of its last batch" in note for note in after.notes)
 
 
 def test_an_exception_out_of_a_step_leaves_the_last_backup_and_says_what_it_costs(tmp_path: Path) -> None:

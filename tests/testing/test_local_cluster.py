@@ -180,7 +180,7 @@ def test_restarting_keeps_the_addresses_and_the_old_logs(tmp_path: Path) -> None
         cluster.start()
         wait_for(lambda: "up" in cluster.log(0) and "up" in cluster.log(1))
         ports, pids = list(cluster.ports), [cluster.pid(0), cluster.pid(1)]
-        with pytest.raises(ClusterError, match="still run"):
+        with pytest.raises(ClusterError, match="are still running"):
             cluster.start()
         cluster.restart(["--more"])
         assert not any(map(is_alive, pids))
@@ -224,7 +224,7 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
     with LocalCluster(["no-such-program"], 1, tmp_path) as cluster:
         with pytest.raises(ConfigError, match="no-such-program"):
             cluster.start()
-        with pytest.raises(ConfigError, match="no worker 0"):
+        with pytest.raises(ConfigError, match="worker 0 does not exist; 0 were started"):
             cluster.kill(0)
 
 

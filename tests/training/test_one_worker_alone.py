@@ -20,7 +20,7 @@ LOST = {
     "kill": "has ended: its port is closed|sends no heartbeats|does not answer",
     "freeze": "sends no heartbeats|does not answer",
     "leave": "has ended: its port is closed|sends no heartbeats|does not answer",
-    "raise": "said that it ended with ValueError: a bug of one worker",
+    "raise": "reported that it ended with ValueError: a bug of one worker",
 }
 
 
