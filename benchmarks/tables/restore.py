@@ -154,9 +154,7 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
             shown = [median(values[:, 0]).show(), median(values[:, 1]).show(), compared, str(len(values))]
             table.rows.append([where, name, *shown])
         raw = ratio(found[arms.OURS][:, 1], found[_LOAD][:, 1])
-        table.notes.append(
-            f"{where}: with the whole of fit()'s start and the first step counted in both, {raw.show()}."
-        )
+        table.notes.append(f"{where}: with all of fit()'s start and the first step counted in both, {raw.show()}.")
         table.bounds.append(_bound(over, where, _LIMIT_SMALL if many else _LIMITS[case["strategy"]]))
     return [table]
 
