@@ -68,12 +68,12 @@ class StorageError(KdcError, OSError):
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Whether the same may well succeed later."""
+    """Returns whether the same may well succeed later."""
     return isinstance(error, ClusterError | StorageError) and error.unavailable
 
 
 def is_repeated(error: BaseException) -> bool:
-    """Whether a restart of the same code raises the same error."""
+    """Returns whether a restart of the same code raises the same error."""
     return isinstance(error, BackupMismatchError | ConfigError | CompatError)
 
 

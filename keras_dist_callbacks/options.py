@@ -169,14 +169,14 @@ class ShutdownOptions:
 
 
 def open_to_write(url: PathLike, storage_options: Mapping[str, Any] | None, write: WriteOptions) -> Storage:
-    """A directory with the options of writing; raises what `Storage.open` does."""
+    """Returns a directory with the options of writing; raises what `Storage.open` does."""
     return Storage.open(
         url, storage_options, fsync=write.fsync, retry=write.retry, max_bytes_per_second=write.max_bytes_per_second
     )
 
 
 def group_of(name: str, given: _T | None, kind: type[_T]) -> _T:
-    """The options that were given, or the defaults.
+    """Returns the options that were given, or the defaults.
 
     Raises:
         ConfigError: It is something else.

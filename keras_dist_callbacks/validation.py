@@ -54,7 +54,7 @@ def _without_credentials(text: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value in short, without what may be a credential."""
+    """Returns a value in short, without what may be a credential."""
     short = _Shortened()
     short.maxstring = short.maxother = _LONGEST_SHOWN
     try:
@@ -65,7 +65,7 @@ def format_value(value: Any) -> str:
 
 
 def invalid_argument(name: str, value: Any, allowed: str, *, default: object = None) -> ConfigError:
-    """The error for a value that is not allowed.
+    """Returns the error for a value that is not allowed.
 
     Args:
         name: Of the argument.
@@ -78,12 +78,12 @@ def invalid_argument(name: str, value: Any, allowed: str, *, default: object = N
 
 
 def is_bool(value: Any) -> TypeGuard[bool]:
-    """Whether it is True or False, of Python or numpy."""
+    """Returns whether it is True or False, of Python or numpy."""
     return isinstance(value, bool) or f"{type(value).__module__}.{type(value).__qualname__}" in _FLAGS_OF_NUMPY
 
 
 def check(name: str, value: Any, kind: Any, allowed: str = "", *, default: object = None, strict: bool = True) -> Any:
-    """A value as a `kind`; numbers, truth values and texts of numpy as Python's.
+    """Returns a value as a `kind`; numbers, truth values and texts of numpy as Python's.
 
     Args:
         name: Of the argument.
@@ -121,7 +121,7 @@ def check_fields(frozen: Any, but: Collection[str] = ()) -> None:
 
 
 def number_of(things: str, least: int = 0, most: int = _LARGEST_COUNT) -> Any:
-    """The type of an integer, for `check`."""
+    """Returns the type of an integer, for `check`."""
     end = ", below 2**63" if most == _LARGEST_COUNT else f" up to {most}"
     return Annotated[int, Meta(ge=least, le=most, description=f"a number of {things} of {least} or more{end}")]
 
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    """A type in words."""
+    """Returns a type in words."""
     if get_origin(kind) in (Union, types.UnionType):
         *others, last = map(_describe, get_args(kind))
         return f"{', '.join(others)}, or {last}"
@@ -159,7 +159,7 @@ def verbosity(name: str, value: Any) -> int:
 
 
 def path(name: str, value: Any, if_empty: str = "") -> str:
-    """A path or URL, as a `str` or `os.PathLike[str]`; its text.
+    """Returns a path or URL, as a `str` or `os.PathLike[str]`; its text.
 
     Args:
         name: Of the argument.
@@ -183,7 +183,7 @@ def path(name: str, value: Any, if_empty: str = "") -> str:
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """A copy of a mapping of names; empty for None. What was given is never shown: it may hold credentials.
+    """Returns a copy of a mapping of names; empty for None. What was given is never shown: it may hold credentials.
 
     Raises:
         ConfigError: It is something else.
@@ -210,7 +210,7 @@ def function(name: str, value: _Function, what: str = "a function") -> _Function
 
 
 def instance(name: str, value: Any, kind: type[_T], *, also: str = "") -> _T:
-    """An object of a class.
+    """Returns an object of a class.
 
     Raises:
         ConfigError: It is of another one.
@@ -222,7 +222,7 @@ def instance(name: str, value: Any, kind: type[_T], *, also: str = "") -> _T:
 
 
 def parse_signal(name: str, value: Any) -> signal.Signals:
-    """The signal that a number or a name stands for.
+    """Returns the signal that a number or a name stands for.
 
     Raises:
         ConfigError: It was not found.

@@ -13,7 +13,7 @@ from keras_dist_callbacks._compat.variables import GLOBAL_SEED_GENERATOR, named_
 
 
 def unbuilt_layers(model: Any) -> list[str]:
-    """The layers of an unbuilt model, or the model itself, whose `build()` is still to make variables.
+    """Returns the layers of an unbuilt model, or the model itself, whose `build()` is still to make variables.
 
     A model that trains itself by a step of its own may have no `call()`: then it stays unbuilt for ever, and all its
     variables are there as soon as its layers have theirs.
@@ -75,7 +75,7 @@ def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> No
 
 
 def weights_of_partial_slots(model: Any) -> list[int]:
-    """Which weights `model.optimizer` was built for, if it has slots for some of these only; none otherwise.
+    """Returns which weights `model.optimizer` was built for, if it has slots for some of these only; none otherwise.
 
     Returns:
         Their places among the trainable variables.
@@ -158,7 +158,7 @@ def _without_variables(optimizer: Any) -> Iterator[None]:
 
 
 def has_unbuilt_variables(model: Any) -> bool:
-    """Whether metric or optimizer variables do not exist yet."""
+    """Returns whether metric or optimizer variables do not exist yet."""
     metrics = model._compile_metrics
     losses = model._compile_loss
     return (

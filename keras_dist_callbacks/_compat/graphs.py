@@ -56,7 +56,7 @@ class Resource:
     dtype: Any
 
     def hold(self) -> SharedRead:
-        """Its value now, as `VariableSet.hold` reads it."""
+        """Returns its value now, as `VariableSet.hold` reads it."""
         return hold_resource(self.handle, self.dtype)
 
     def assign(self, value: np.ndarray[Any, Any]) -> None:
@@ -77,7 +77,7 @@ def of_component(name: str, component: Any) -> Resource:
 
 
 def resources(function: Any) -> list[Resource]:
-    """The variables that a concrete function captured, in the order in which its trace met them.
+    """Returns the variables that a concrete function captured, in the order in which its trace met them.
 
     What TensorFlow captured for itself does not count: the token that orders collective operations is a resource
     without a variable that the graph knows.
@@ -161,7 +161,7 @@ def _unordered_sum(node: Any) -> str | None:
 
 
 def seeds(graph: Any) -> dict[str, str]:
-    """The seeds of a graph's own random operations, by their names."""
+    """Returns the seeds of a graph's own random operations, by their names."""
     return {
         op.name: f"{op.get_attr('seed')}, {op.get_attr('seed2')}"
         for op in graph.get_operations()
@@ -170,12 +170,12 @@ def seeds(graph: Any) -> dict[str, str]:
 
 
 def is_random(op: str) -> bool:
-    """Whether an operation draws from a random state that its kernel keeps."""
+    """Returns whether an operation draws from a random state that its kernel keeps."""
     return op.startswith(_RANDOM) and not op.startswith(_NO_RANDOM_NUMBERS)
 
 
 def random_operations(function: Any) -> list[str]:
-    """Those with a random state of their own in what was traced of a `tf.function`, as `type (name)`."""
+    """Returns those with a random state of their own in what was traced of a `tf.function`, as `type (name)`."""
     return [label for traced in _concrete(function) for label in operations(traced.graph).random]
 
 
@@ -190,39 +190,39 @@ def _label(op: str, name: str) -> str:
 
 
 def distinct(found: Iterable[Resource]) -> list[Resource]:
-    """Each variable once."""
+    """Returns each variable once."""
     return list({resource.key: resource for resource in found}.values())
 
 
 def traces(model: Any) -> list[Any]:
-    """The concrete functions of training steps; empty before the first step, and in eager mode."""
+    """Returns the concrete functions of training steps; empty before the first step, and in eager mode."""
     return _concrete(getattr(model, "train_function", None))
 
 
 def test_traces(model: Any) -> list[Any]:
-    """The concrete functions of evaluation steps."""
+    """Returns the concrete functions of evaluation steps."""
     return _concrete(getattr(model, "test_function", None))
 
 
 def was_traced(function: Any) -> bool:
-    """Whether TensorFlow has traced a `tf.function`, or one of those that it is for instances of a class."""
+    """Returns whether TensorFlow has traced a `tf.function`, or one of those that it is for instances of a class."""
     return bool(_concrete(function))
 
 
 def has_other_traces(model: Any) -> bool:
-    """Whether `evaluate` or `predict` of a model was traced, which a restart traces later."""
+    """Returns whether `evaluate` or `predict` of a model was traced, which a restart traces later."""
     return any(_concrete(getattr(model, name, None)) for name in ("test_function", "predict_function"))
 
 
 def trace_count(model: Any) -> int:
-    """How often train and test steps were traced: cheap to ask, unlike the traces themselves."""
+    """Returns how often train and test steps were traced: cheap to ask, unlike the traces themselves."""
     functions = (getattr(model, name, None) for name in ("train_function", "test_function"))
     compiled = [None if function is None else _compiled(function) for function in functions]
     return sum(function.experimental_get_tracing_count() for function in compiled if function is not None)
 
 
 def is_opaque(model: Any) -> bool:
-    """Whether there is a train function, into which cannot be looked: one that the user's class made."""
+    """Returns whether there is a train function, into which cannot be looked: one that the user's class made."""
     function = getattr(model, "train_function", None)
     return function is not None and not model.run_eagerly and _compiled(function) is None
 
@@ -244,7 +244,7 @@ def set_table(table: Any, keys: Any, values: Any) -> None:
 
 
 def table_digest(table: Any) -> str | None:
-    """A hash of what a static lookup table holds; None of anything else."""
+    """Returns a hash of what a static lookup table holds; None of anything else."""
     import tensorflow as tf
 
     if not isinstance(table, tf.lookup.StaticHashTable):
@@ -254,7 +254,7 @@ def table_digest(table: Any) -> str | None:
 
 
 def captured(functions: list[Any]) -> list[Resource]:
-    """The variables that concrete functions captured, in the order of their traces."""
+    """Returns the variables that concrete functions captured, in the order of their traces."""
     return distinct(resource for function in functions for resource in resources(function))
 
 
@@ -314,7 +314,7 @@ def _concrete(function: Any) -> list[Any]:
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    """The `tf.function` that a train function of Keras calls, or is."""
+    """Returns the `tf.function` that a train function of Keras calls, or is."""
     return next((f for f in _reachable(function) if hasattr(f, "_list_all_concrete_functions")), None)
 
 

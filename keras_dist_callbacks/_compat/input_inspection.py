@@ -68,7 +68,7 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
 
 
 def passes_differ(dataset: Any) -> bool:
-    """Whether a pass over a dataset may have other elements, or another order, than the pass before it."""
+    """Returns whether a pass over a dataset may have other elements, or another order, than the pass before it."""
     if pipeline.reshuffling_stages(dataset):
         return True
     functions = [found for stage in pipeline.stages(dataset) for found in pipeline.function_operations(stage)]
@@ -79,7 +79,7 @@ def passes_differ(dataset: Any) -> bool:
 
 
 def inspect_source(source: Any) -> InputInspection:
-    """The same for what the user passed, before Keras made an adapter of it; arrays hide nothing."""
+    """Returns the same for what the user passed, before Keras made an adapter of it; arrays hide nothing."""
     import keras
     import tensorflow as tf
 
@@ -232,7 +232,7 @@ def _facts_of_stages(root: str, dataset: Any) -> dict[str, Any]:
 
 
 def _facts_of_source(stage: Any, where: str) -> dict[str, str]:
-    """What is known of a stage that reads from elsewhere, such as a data base."""
+    """Returns what is known of a stage that reads from elsewhere, such as a data base."""
     name = type(stage).__name__.strip("_").rstrip("V12").removesuffix("Dataset")
     if not hasattr(stage, "_inputs") or stage._inputs() or name in _KNOWN_SOURCES:
         return {}  # the function of a distributed dataset is a condition already
@@ -285,7 +285,7 @@ def _constants(stage: Any) -> dict[str, str]:
 
 
 def _captured_constants(function: Any) -> str:
-    """A hash of the tensors that a function holds on to, such as the mean of a `Normalization` in a map."""
+    """Returns a hash of the tensors that a function holds on to, such as the mean of a `Normalization` in a map."""
     held = [tensor for tensor in getattr(function, "captured_inputs", ()) if tensor.dtype.name not in _HANDLES]
     return input_values.digest_of(held)[0]
 

@@ -24,20 +24,20 @@ UNREAD = "unread"
 
 
 def facts_of(where: str, arrays: Iterable[Any]) -> dict[str, str]:
-    """A hash of what arrays hold, and what of them it does not cover."""
+    """Returns a hash of what arrays hold, and what of them it does not cover."""
     digest, unread = digest_of(arrays)
     return {f"{where}/{VALUES}": digest, **({f"{where}/{UNREAD}": "; ".join(unread)} if unread else {})}
 
 
 def digest_of(arrays: Iterable[Any]) -> tuple[str, list[str]]:
-    """The hash, and a clause for each kind of what was not read."""
+    """Returns the hash, and a clause for each kind of what was not read."""
     digest = xxhash.xxh3_64()
     unread = [_add(part, digest) for array in arrays if array is not None for part in _parts(array)]
     return digest.hexdigest(), list(dict.fromkeys(filter(None, unread)))
 
 
 def tensors_of(stage: Any) -> list[Any]:
-    """The tensors of a `from_tensors` or `from_tensor_slices`, ragged and sparse ones as the user gave them."""
+    """Returns the tensors of a `from_tensors` or `from_tensor_slices`, ragged and sparse ones as the user gave them."""
     import tensorflow as tf
     from tensorflow.python.data.util import structure
 
@@ -85,7 +85,7 @@ def _add(array: Any, digest: xxhash.xxh3_64) -> str | None:
 
 
 def texts_of(value: Any) -> list[str] | None:
-    """The texts of a tensor or an array that holds nothing else; None of any other."""
+    """Returns the texts of a tensor or an array that holds nothing else; None of any other."""
     import tensorflow as tf
 
     if isinstance(value, tf.Tensor):
@@ -115,12 +115,12 @@ def _numbers(array: Any) -> np.ndarray[Any, Any] | None:
 
 
 def flatten(*sources: Any) -> list[Any]:
-    """The arrays in what `fit()` was given, without those that are None."""
+    """Returns the arrays in what `fit()` was given, without those that are None."""
     return [array for array in tree.flatten(sources) if array is not None]
 
 
 def are_files(texts: Sequence[str]) -> bool:
-    """Whether texts are the names of files, judged by the first one."""
+    """Returns whether texts are the names of files, judged by the first one."""
     import tensorflow as tf
 
     if not texts or "/" not in texts[0] or len(texts[0]) > _BLOCK or "\n" in texts[0]:
@@ -132,7 +132,7 @@ def are_files(texts: Sequence[str]) -> bool:
 
 
 def file_facts(where: str, paths: Sequence[str]) -> dict[str, Any]:
-    """What identifies files: the names without their directories, sizes, times, and what is in some of them.
+    """Returns what identifies files: the names without their directories, sizes, times, and what is in some of them.
 
     Args:
         where: How the names of the facts begin.
@@ -202,10 +202,10 @@ def _digest_of_file(file: Any, size: int) -> str:
 
 
 def changed_files(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> int:
-    """How many of the files that two runs sampled have another size or content."""
+    """Returns how many of the files that two runs sampled have another size or content."""
     return sum((a[0], a[2]) != (b[0], b[2]) for a, b in zip(before, now, strict=False))
 
 
 def were_files_compared(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], count: int) -> bool:
-    """Whether two runs have read all of so many files completely."""
+    """Returns whether two runs have read all of so many files completely."""
     return len(before) == len(now) == count and all(sample[3] for sample in now)

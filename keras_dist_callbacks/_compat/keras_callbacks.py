@@ -49,7 +49,7 @@ def note_end(model: Any) -> None:
 
 
 def get(history: Any) -> dict[str, Any]:
-    """The state of a running fit's History, with the Histories of the epochs before that fit."""
+    """Returns the state of a running fit's History, with the Histories of the epochs before that fit."""
     state = {"epoch": history.epoch, "history": history.history}
     first, _ = shared(_Fits).asked.get(history.model, _ALL)
     before = [fit for fit in shared(_Fits).earlier.get(history.model, []) if fit["epoch"] and fit["epoch"][-1] < first]
@@ -114,7 +114,7 @@ def set_rows(callback: Any, state: dict[str, Any]) -> None:
 
 
 def _digest(path: str, size: int) -> str:
-    """The hash of a file's first `size` bytes: a row for each epoch, so there are not many."""
+    """Returns the hash of a file's first `size` bytes: a row for each epoch, so there are not many."""
     with Path(path).open("rb") as file:
         return xxhash.xxh3_128_hexdigest(file.read(size))
 
@@ -286,7 +286,7 @@ _TABLE: dict[str, Known] = {
 
 
 def known(callback: Any) -> Known | None:
-    """How to save and restore a Keras callback or a subclass of one; None if the class is not known."""
+    """Returns how to save and restore a Keras callback or a subclass of one; None if the class is not known."""
     return _entry(type(callback))
 
 
@@ -301,7 +301,7 @@ _DERIVED = frozenset(["monitor_op"])
 
 
 def saved_names(cls: type, set_by_keras: Callable[[type], frozenset[str]]) -> frozenset[str]:
-    """Names of attributes of a callback class that the table saves, or that hold what a library has for itself.
+    """Returns names of attributes of a callback class that the table saves, or that hold what a library has for itself.
 
     Args:
         cls: The class, Keras' own or one that extends it.
@@ -320,7 +320,7 @@ def saved_attributes(callback: Any) -> frozenset[str]:
 
 
 def describe(callback: Any, names: tuple[str, ...]) -> str:
-    """The values of identifying attributes, as `name=value, ...`; those that are None are skipped.
+    """Returns the values of identifying attributes, as `name=value, ...`; those that are None are skipped.
 
     Of a path only the last part: workers have directories of their own, and a restart may have another one.
     """
@@ -334,5 +334,5 @@ def describe(callback: Any, names: tuple[str, ...]) -> str:
 
 
 def never_changes_arrays(callback: Any) -> bool:
-    """Whether the arrays in its state are replaced, never written to, so that they need no copy."""
+    """Returns whether the arrays in its state are replaced, never written to, so that they need no copy."""
     return type(callback).__module__.startswith("keras.")

@@ -20,7 +20,7 @@ from keras_dist_callbacks.terminal import first_few
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """The configuration in a `.keras` file; None for a file of another kind."""
+    """Returns the configuration in a `.keras` file; None for a file of another kind."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as archive:
@@ -41,7 +41,7 @@ def prepare(model: Any, config: Mapping[str, Any], custom_objects: Mapping[str, 
 
 
 def differences(model: Any, config: Mapping[str, Any], *, compiled: bool) -> list[str]:
-    """What differs between the model of a file and a model, one sentence each with both values."""
+    """Returns what differs between the model of a file and a model, one sentence each with both values."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras' own, as when it saves

@@ -120,7 +120,7 @@ class RunningFit:
         return self.model._distribute_strategy is not None
 
     def validates(self, epoch: int) -> bool:
-        """Whether validation follows this epoch."""
+        """Returns whether validation follows this epoch."""
         local = _fit_variables(self.model)
         if local.get("validation_data") is None:
             return False
@@ -140,7 +140,7 @@ class RunningFit:
         return [array for array in keras.tree.flatten(given) if isinstance(array, np.ndarray)]
 
     def argument(self, name: str) -> Any:
-        """An argument or variable of the running fit(); None if it has none of that name."""
+        """Returns an argument or variable of the running fit(); None if it has none of that name."""
         return _fit_variables(self.model).get(name)
 
     @property
@@ -150,7 +150,7 @@ class RunningFit:
         return not iterator.steps_per_epoch or iterator._current_iterator is None or iterator._steps_seen == 0
 
     def validation_iterator(self) -> Any:
-        """The iterator over validation data, created as fit would at its first validation.
+        """Returns the iterator over validation data, created as fit would at its first validation.
 
         None without validation, or if it reads arrays, which have no state.
         """
@@ -194,7 +194,7 @@ class RunningFit:
 
 
 def find_fit(model: Any) -> RunningFit | None:
-    """The fit() of `model` that runs the caller, or None."""
+    """Returns the fit() of `model` that runs the caller, or None."""
     local = _fit_variables(model)
     if not local:
         return None
@@ -238,7 +238,7 @@ def move_last(callback: Any) -> None:
 
 
 def callbacks_being_set(callback: Any) -> list[Any] | None:
-    """All callbacks of the list that is calling `callback`'s hook, or None if not found."""
+    """Returns all callbacks of the list that is calling `callback`'s hook, or None if not found."""
     from keras.callbacks import CallbackList
 
     frame: FrameType | None = sys._getframe(1)
@@ -251,13 +251,13 @@ def callbacks_being_set(callback: Any) -> list[Any] | None:
 
 
 def still_runs(model: Any) -> Callable[[], bool]:
-    """A function that says, in any thread, whether the fit() of `model` that runs the caller has not ended."""
+    """Returns a function that says, in any thread, whether the fit() of `model` that runs the caller has not ended."""
     thread, known = threading.get_ident(), weakref.ref(model)
     return lambda: bool(_fit_variables(known(), sys._current_frames().get(thread)))
 
 
 def list_of_callbacks(model: Any) -> Any:
-    """The CallbackList of the running fit() of `model`; None before it exists."""
+    """Returns the CallbackList of the running fit() of `model`; None before it exists."""
     return _fit_variables(model).get("callbacks")
 
 
@@ -274,7 +274,7 @@ def _fit_variables(model: Any, frame: FrameType | None = None) -> dict[str, Any]
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
-    """The local variables of a function that runs.
+    """Returns the local variables of a function that runs.
 
     Before Python 3.13, the frame keeps what was looked at until the next look: an iterator over a past epoch, say.
     """
@@ -286,7 +286,7 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 
 
 def incompatible(what: str) -> CompatError:
-    """The error that says that this Keras is not as known."""
+    """Returns the error that says that this Keras is not as known."""
     import keras
     import tensorflow as tf
 

@@ -36,7 +36,7 @@ def flush(board: Any) -> None:
 
 
 def get_counters(board: Any) -> dict[str, Any]:
-    """What a backup keeps of Keras' TensorBoard; the events up to here are written out first."""
+    """Returns what a backup keeps of Keras' TensorBoard; the events up to here are written out first."""
     flush(board)
     return {"counters": [getattr(board, name) for name in _COUNTERS]}
 

@@ -12,7 +12,7 @@ _SAMPLERS = {"SequentialSampler", "RandomSampler", "SubsetRandomSampler", "Weigh
 
 
 def is_loader(source: Any) -> bool:
-    """Whether it is a `torch.utils.data.DataLoader`, torchdata's `StatefulDataLoader` included."""
+    """Returns whether it is a `torch.utils.data.DataLoader`, torchdata's `StatefulDataLoader` included."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(source, torch.utils.data.DataLoader)
 
@@ -37,7 +37,7 @@ def _is_torchs(sampler: Any) -> bool:
 
 
 def generators(loader: Any) -> list[Any]:
-    """Its own generators, each once; without any, it draws from torch's global random state."""
+    """Returns its own generators, each once; without any, it draws from torch's global random state."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     holders = (loader, loader.sampler, loader.batch_sampler, inner)
     found = [getattr(holder, "generator", None) for holder in holders]
@@ -45,7 +45,7 @@ def generators(loader: Any) -> list[Any]:
 
 
 def states(found: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """What the generators will draw from."""
+    """Returns what the generators will draw from."""
     return [generator.get_state().cpu().numpy().copy() for generator in found]
 
 

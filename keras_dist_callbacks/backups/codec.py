@@ -77,7 +77,7 @@ class Packer:
     def locate(
         self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
     ) -> dict[str, TensorInfo]:
-        """Where each tensor is found, once all blobs of `pack` were written."""
+        """Returns where each tensor is found, once all blobs of `pack` were written."""
         self._settle()
         return {name: self._places[prints.get(name) or self._found[prefix + name]] for name in tensors}
 
@@ -150,7 +150,7 @@ class Packer:
 
 
 def referenced_blobs(records: Sequence[WorkerRecord], known: Mapping[str, BlobInfo]) -> tuple[BlobInfo, ...]:
-    """Each blob that the records name, once, sorted by path."""
+    """Returns each blob that the records name, once, sorted by path."""
     paths = {info.blob for record in records for info in record.tensors.values()}
     return tuple(known[path] for path in sorted(paths))
 
@@ -196,7 +196,7 @@ class Fingerprint(NamedTuple):
 
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    """The array's bytes without a copy where it is contiguous; any dtype, bfloat16 too."""
+    """Returns the array's bytes without a copy where it is contiguous; any dtype, bfloat16 too."""
     view: memoryview = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return view
 
@@ -207,7 +207,7 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
 
 
 def fingerprints(tensors: Mapping[str, SharedTensor]) -> dict[str, Fingerprint]:
-    """The fingerprint of each tensor."""
+    """Returns the fingerprint of each tensor."""
     found = {}
     for name, held in tensors.items():
         array = held.array()
@@ -217,13 +217,13 @@ def fingerprints(tensors: Mapping[str, SharedTensor]) -> dict[str, Fingerprint]:
 
 @functools.lru_cache(maxsize=64)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The name of a type; numpy builds it again each time."""
+    """Returns the name of a type; numpy builds it again each time."""
     return dtype.name
 
 
 @functools.lru_cache(maxsize=64)
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numeric type of that name, those of TensorFlow such as bfloat16 included.
+    """Returns the numeric type of that name, those of TensorFlow such as bfloat16 included.
 
     Raises:
         ValueError: The type is unknown.
@@ -245,7 +245,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def tensor_bytes(info: TensorInfo) -> int:
-    """How many bytes a tensor has, by its type and shape."""
+    """Returns how many bytes a tensor has, by its type and shape."""
     return math.prod(info.shape) * dtype_of(info.dtype).itemsize
 
 

@@ -115,7 +115,7 @@ def _is_scalar(name: JSON, item: JSON) -> bool:
 
 
 def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """What `to_json` was given."""
+    """Returns what `to_json` was given."""
     if isinstance(value, list):
         return [from_json(v, tensors) for v in value]
     if not isinstance(value, dict):

@@ -229,7 +229,7 @@ def _require_place(state: Python | None) -> None:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as a record."""
+    """Returns the manifest as a record."""
     return MANIFEST.encode(manifest)
 
 

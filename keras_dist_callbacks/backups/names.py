@@ -37,18 +37,18 @@ _blob = re.compile(_BLOB)
 
 
 def owner_name(generation: int, suffix: str = OWNER) -> str:
-    """The path of an owner record, or of what lies next to it."""
+    """Returns the path of an owner record, or of what lies next to it."""
     return f"{OWNERS}/{generation:06d}{suffix}"
 
 
 def owner_generation(name: str) -> int | None:
-    """The generation in an owner record's file name, or None if it is not one."""
+    """Returns the generation in an owner record's file name, or None if it is not one."""
     found = _owner.fullmatch(name)
     return None if found is None else _canonical(found.group(1), 6)
 
 
 def commit_name(generation: int, sequence: int, token: str) -> str:
-    """The path of a manifest."""
+    """Returns the path of a manifest."""
     return f"{COMMITS}/{generation:06d}-{sequence:08d}-{token}.json"
 
 
@@ -62,34 +62,34 @@ def commit_parts(name: str) -> tuple[int, int, str] | None:
 
 
 def quarantined_name(name: str) -> str | None:
-    """The manifest's own file name in that of one which was quarantined, or None if it is not one."""
+    """Returns the manifest's own file name in that of one which was quarantined, or None if it is not one."""
     found = _damaged.fullmatch(name)
     return None if found is None else found.group(1)
 
 
 def blob_directory(generation: int) -> str:
-    """Where the blobs of a generation are."""
+    """Returns where the blobs of a generation are."""
     return f"{BLOBS}/{generation:06d}"
 
 
 def blob_generation(path: str) -> int | None:
-    """The generation in a blob's path, or None if it is not one."""
+    """Returns the generation in a blob's path, or None if it is not one."""
     found = _blob_path.fullmatch(path)
     return None if found is None else _canonical(found.group(1), 6)
 
 
 def is_blob(name: str) -> bool:
-    """Whether a file below a generation's directory is a blob, or an unfinished one."""
+    """Returns whether a file below a generation's directory is a blob, or an unfinished one."""
     return bool(_blob.fullmatch(name)) or is_partial(name, BLOBS)
 
 
 def is_partial(name: str, place: str) -> bool:
-    """Whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
+    """Returns whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
     final = final_name(name)
     return final is not None and bool(_finals[place].fullmatch(final))
 
 
 def _canonical(digits: str, width: int) -> int | None:
-    """The number, if it is written as we write it: with as many zeros in front as make `width` digits."""
+    """Returns the number, if it is written as we write it: with as many zeros in front as make `width` digits."""
     number = int(digits)
     return number if f"{number:0{width}d}" == digits else None

@@ -66,7 +66,7 @@ class Format(Generic[_T]):
     allow_nan: bool = False
 
     def encode(self, record: _T) -> bytes:
-        """The record as bytes.
+        """Returns the record as bytes.
 
         Raises:
             ValueError: A field holds a number that JSON does not have.
@@ -149,7 +149,7 @@ def parse(content: bytes | memoryview, where: str, limit: int = MAX_RECORD_BYTES
 
 
 def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
-    """The content of a record.
+    """Returns the content of a record.
 
     Args:
         storage: The directory.
@@ -169,7 +169,7 @@ def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
 
 
 def read_verified(storage: Storage, name: str, read: Callable[[], _T]) -> _T:
-    """What `read` returns, if necessary at its second call.
+    """Returns what `read` returns, if necessary at its second call.
 
     Args:
         storage: Where it reads.

@@ -35,7 +35,7 @@ class SharedTensor(Protocol):
     """A value that was read and will not change, wherever its bytes are."""
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The value as a read-only array, without a copy where possible."""
+        """Returns the value as a read-only array, without a copy where possible."""
         ...
 
 
@@ -46,7 +46,7 @@ class SharedArray:
     value: np.ndarray[Any, Any]
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The array itself."""
+        """Returns the array itself."""
         return self.value
 
 
@@ -155,13 +155,13 @@ class CommitId:
         return f"{self.generation}-{self.sequence}"
 
     def matches_name(self, name: str) -> bool:
-        """Whether `name` means this commit: its label, or its manifest's name in full or in part."""
+        """Returns whether `name` means this commit: its label, or its manifest's name in full or in part."""
         wanted = name.removeprefix("commits/").removesuffix(".json")
         return wanted in (self.label, self.name.removeprefix("commits/").removesuffix(".json"))
 
     @classmethod
     def parse(cls, name: str) -> CommitId | None:
-        """The id in a manifest's file name, or None if it is not one."""
+        """Returns the id in a manifest's file name, or None if it is not one."""
         parts = names.commit_parts(name)
         return None if parts is None else cls(*parts)
 
@@ -203,18 +203,18 @@ class WorkerState:
 
 
 def tensor_name(name: str, replica: int) -> str:
-    """The tensor that holds a replica's value of a variable."""
+    """Returns the tensor that holds a replica's value of a variable."""
     return f"{VARIABLE}/{name}@{replica}"
 
 
 def names_in(tensors: Iterable[str]) -> set[str]:
-    """The variables of which tensors with these names are values."""
+    """Returns the variables of which tensors with these names are values."""
     parts = (tensor.partition("/") for tensor in tensors)
     return {rest.rpartition("@")[0] for kind, _, rest in parts if kind == VARIABLE}
 
 
 def stored_components(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """The values of each variable, one for each replica, by the variable's name."""
+    """Returns the values of each variable, one for each replica, by the variable's name."""
     found: dict[str, dict[int, np.ndarray[Any, Any]]] = {}
     for tensor, value in tensors.items():
         kind, _, rest = tensor.partition("/")
@@ -241,5 +241,5 @@ def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def strip_counters(path: str) -> str:
-    """A variable's path without the numbers that depend on what was made before in the process."""
+    """Returns a variable's path without the numbers that depend on what was made before in the process."""
     return re.sub(r"_\d+(?=[/_#]|$)", "", path)

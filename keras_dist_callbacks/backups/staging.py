@@ -101,7 +101,7 @@ class Staging:
             self.storage.create(blob.info.path, blob.parts)
 
     def _spare_for(self, size: int, path: str) -> str | None:
-        """The unneeded file of the nearest size, if reusing it is worth while."""
+        """Returns the unneeded file of the nearest size, if reusing it is worth while."""
         worth = {spare: its for spare, its in self._spares.items() if its / 2 <= size <= its * 2}
         worth.pop(path, None)
         nearest = min(worth, key=lambda spare: abs(worth[spare] - size), default=None)

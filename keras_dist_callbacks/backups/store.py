@@ -87,7 +87,7 @@ class BackupStore:
         return self.generation
 
     def newest_generation(self) -> int:
-        """The number of the newest owner record or commit, 0 without any."""
+        """Returns the number of the newest owner record or commit, 0 without any."""
         return max([0, *self._owners(), *(commit.generation for commit in self.commits())])
 
     def check_ownership(self) -> None:
@@ -159,7 +159,7 @@ class BackupStore:
             return  # an earlier try
 
     def has_committed(self, generation: int) -> bool:
-        """Whether a run of that generation finished its first commit."""
+        """Returns whether a run of that generation finished its first commit."""
         return self.storage.exists(owner_name(generation, WITNESS))
 
     def prune(self, keep: int) -> None:
@@ -247,7 +247,7 @@ class BackupStore:
     # --- reading
 
     def commits(self) -> list[CommitId]:
-        """All commits, the newest last."""
+        """Returns all commits, the newest last."""
         found = (CommitId.parse(f.name) for f in self.storage.files(COMMITS))
         return sorted(commit for commit in found if commit is not None)
 
@@ -257,7 +257,7 @@ class BackupStore:
         return [commit for commit in parsed if commit is not None]
 
     def has_owner_records(self) -> bool:
-        """Whether earlier runs started here."""
+        """Returns whether earlier runs started here."""
         return bool(self._owners())
 
     def manifest(self, commit: CommitId) -> Manifest:
@@ -283,7 +283,7 @@ class BackupStore:
         return self._manifests[commit]
 
     def is_readable(self, commit: CommitId) -> bool:
-        """Whether the manifest itself is intact, whatever became of its blobs."""
+        """Returns whether the manifest itself is intact, whatever became of its blobs."""
         try:
             self.manifest(commit)
         except DamagedBackupError:
@@ -333,7 +333,7 @@ class BackupStore:
         self.storage.delete(commit.name)
 
     def _own_manifests(self) -> list[Manifest]:
-        """The manifests of this and earlier generations, the newest last; damaged ones are quarantined."""
+        """Returns the manifests of this and earlier generations, the newest last; damaged ones are quarantined."""
         manifests = []
         for commit in self.commits():
             if commit.generation <= self.generation:

@@ -87,7 +87,7 @@ def inexact_reasons(
     generator: bool = False,
     goes_on_after_end: bool = False,
 ) -> list[str]:
-    """Why training will not continue bit by bit as it would have, one sentence each with how to fix it.
+    """Returns why training will not continue bit by bit as it would have, one sentence each with how to fix it.
 
     Args:
         saved: The backup.
@@ -130,7 +130,7 @@ def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> st
 
 
 def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
-    """The verdict as it is printed, with its conditions."""
+    """Returns the verdict as it is printed, with its conditions."""
     found = verdict_of(reasons, open_conditions)
     if found != "exact if":
         return found
@@ -140,7 +140,7 @@ def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
 
 
 def group(findings: Iterable[Finding]) -> tuple[list[str], list[str]]:
-    """What was found in the user's code, a sentence for each owner: conditions, and what is not saved."""
+    """Returns what was found in the user's code, a sentence for each owner: conditions, and what is not saved."""
     owners: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         owners.setdefault((finding.kind, finding.owner), []).append(finding)
@@ -207,7 +207,7 @@ def _untracked_in_input(name: str) -> str:
 
 
 def not_saved_reason(names: list[str]) -> str:
-    """The sentence about variables that backups do not hold."""
+    """Returns the sentence about variables that backups do not hold."""
     return (
         f"variables that are neither in model.variables nor in model.optimizer are not saved ({', '.join(names[:3])}"
         f"{', ...' if len(names) > 3 else ''}); in layers of your own, make them with add_weight; or use "

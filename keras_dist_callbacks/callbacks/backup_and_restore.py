@@ -200,7 +200,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
                 warn(note)
 
     def _facts(self, fit: seam.RunningFit, callbacks: list[Any]) -> dict[str, str]:
-        """What every worker of a cluster must have been given alike."""
+        """Returns what every worker of a cluster must have been given alike."""
         return {
             "the backup directory": self._storage.display(),
             "save_freq": repr(self.save_freq),

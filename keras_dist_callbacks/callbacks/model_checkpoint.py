@@ -192,7 +192,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             end_note.write(self._storage, self._template, self._generation, is_ended=True, last=last)
 
     def get_state(self) -> dict[str, Any]:
-        """What a backup keeps: the best value, the counters and the order of the last file."""
+        """Returns what a backup keeps: the best value, the counters and the order of the last file."""
         return {
             "best": None if self.best is None or not np.isfinite(self.best) else float(self.best),
             "counters": self.counters,

@@ -25,7 +25,7 @@ class RebuiltOnCopy:
         return made
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """How the copy is made."""
+        """Returns how the copy is made."""
         args, kwargs = self._given
         return _rebuilt, (type(self), args, kwargs)
 

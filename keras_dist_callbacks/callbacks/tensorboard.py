@@ -49,7 +49,7 @@ class EventSync:
         self._failure: StorageError | None = None
 
     def is_due(self) -> bool:
-        """Whether the last round is long enough ago."""
+        """Returns whether the last round is long enough ago."""
         return time.monotonic() - self._last >= self._every
 
     def start(self) -> None:
@@ -268,7 +268,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         self._finish_copies()
 
     def get_state(self) -> dict[str, Any]:
-        """What a backup keeps: the steps of batch-level logs. Writes out the events up to here first."""
+        """Returns what a backup keeps: the steps of batch-level logs. Writes out the events up to here first."""
         self._publish()
         return {"counters": self.counters}
 
@@ -296,7 +296,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         return f"{self._worker_dir.rstrip('/')}/{name}"
 
     def _directory(self, target: str | None, storage: Storage | None) -> str:
-        """Where TensorFlow shall write."""
+        """Returns where TensorFlow shall write."""
         if target is not None and storage is None:
             return target
         if self._local is None:
@@ -345,6 +345,6 @@ def _metadata(given: Any) -> str | dict[str, Any] | None:
 
 
 def active_tensorboard(model: Any) -> TensorBoard | None:
-    """The TensorBoard callback of the running `fit()` of `model`."""
+    """Returns the TensorBoard callback of the running `fit()` of `model`."""
     reference = shared(_Models).active.get(model)
     return None if reference is None else reference()

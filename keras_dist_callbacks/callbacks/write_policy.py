@@ -12,7 +12,7 @@ Writers = Literal["chief", "all"]
 
 
 def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, *, elsewhere: bool = False) -> bool:
-    """Whether this worker writes; one that does not says so.
+    """Returns whether this worker writes; one that does not says so.
 
     Args:
         cluster: Who takes part.

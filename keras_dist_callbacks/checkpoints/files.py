@@ -47,7 +47,7 @@ class _Saved(Shared):
 
 
 def next_sequence() -> int:
-    """The next sequence number; one counter for all callbacks of this process, so that they have one order."""
+    """Returns the next sequence number; one counter for all callbacks of this process, so that they have one order."""
     return next(shared(_Saved).sequence)
 
 
@@ -75,7 +75,7 @@ class Listing:
 
 
 def split_filepath(path: str) -> tuple[str, str]:
-    """A path or URL as its directory and its last part."""
+    """Returns a path or URL as its directory and its last part."""
     directory, separator, name = path.rpartition("/")
     if not separator:
         return ".", name
@@ -126,7 +126,7 @@ def find(storage: Storage, template: str | None = None) -> Listing:
 
 
 def latest_verified(storage: Storage, template: str | None = None, *, into: Path | None = None) -> Checkpoint | None:
-    """The newest checkpoint whose content matches its record; a warning names damaged and incomplete files.
+    """Returns the newest checkpoint whose content matches its record; a warning names damaged and incomplete files.
 
     Args:
         storage: The directory; it need not exist.
@@ -163,7 +163,7 @@ def latest_verified(storage: Storage, template: str | None = None, *, into: Path
 
 
 def _newer_without_record(storage: Storage, listing: Listing, template: str | None, used: Checkpoint) -> list[str]:
-    """What to say of files of other programs that were written after the one that is used."""
+    """Returns what to say of files of other programs that were written after the one that is used."""
     names = [name for name in listing.without_record if template is None or pattern_of(template).fullmatch(name)]
     if not names:
         return []
@@ -265,7 +265,7 @@ def keep_newest(storage: Storage, written: Sequence[Checkpoint], keep: int, gene
 
 
 def run_token(listing: Listing, template: str) -> str:
-    """The token of the run that wrote the files of this template, or a new one.
+    """Returns the token of the run that wrote the files of this template, or a new one.
 
     Files of another run may have been copied to the directory: the token that most of the files have is that of the
     directory's own runs.
@@ -276,7 +276,7 @@ def run_token(listing: Listing, template: str) -> str:
 
 
 def own(listing: Listing, template: str, token: str) -> list[Checkpoint]:
-    """The checkpoints that retention may delete, from old to new."""
+    """Returns the checkpoints that retention may delete, from old to new."""
     candidates = (one for one in reversed(listing.checkpoints) if one.is_original)
     return [one for one in candidates if (one.record.template, one.record.run_token) == (template, token)]
 
@@ -291,7 +291,7 @@ def remove_unfinished(storage: Storage, template: str) -> None:
 
 
 def unfinished(infos: Iterable[FileInfo]) -> dict[str, int]:
-    """Names and sizes of the files that interrupted writes of checkpoints left."""
+    """Returns names and sizes of the files that interrupted writes of checkpoints left."""
     finals = ((info, final_name(info.name)) for info in infos)
     return {info.name: info.size for info, final in finals if final is not None and final.endswith(EXTENSIONS)}
 
@@ -312,7 +312,7 @@ def _record_or_none(storage: Storage, name: str) -> Record | None:
 
 
 def _examine(storage: Storage, info: FileInfo) -> Record | DamagedBackupError | FileNotFoundError | None:
-    """The record of a file; None if it has none, or the error that says why it cannot be read."""
+    """Returns the record of a file; None if it has none, or the error that says why it cannot be read."""
     with contextlib.suppress(DamagedBackupError, FileNotFoundError):
         record = _read_record(storage, info.name, info.size)
         if record is not None:

@@ -45,7 +45,7 @@ class ForeignCheckpoint:
 
 
 def find(storage: Storage, template: str | None = None) -> list[ForeignCheckpoint]:
-    """What other tools left directly in a directory, the one that was written last first.
+    """Returns what other tools left directly in a directory, the one that was written last first.
 
     Args:
         storage: The directory; it need not exist.
@@ -73,7 +73,7 @@ def find_backup(storage: Storage) -> tuple[ForeignCheckpoint, str] | None:
 
 
 def names(storage: Storage) -> list[str]:
-    """Names of what other tools, or an interrupted save, left without a record; sorted."""
+    """Returns names of what other tools, or an interrupted save, left without a record; sorted."""
     present = sorted(info.name for info in storage.files())
     with_record = _names_with_record(storage)
     return sorted(foreign.name for name in present if (foreign := _foreign(name, present, with_record)) is not None)

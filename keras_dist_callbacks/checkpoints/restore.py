@@ -1,4 +1,4 @@
-"""Starts a run from the newest complete checkpoint, or that of another tool, the same one on every worker."""
+"""Starts a run from the newest intact checkpoint, or that of another tool, the same one on every worker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def latest_checkpoint(
     storage_options: Mapping[str, Any] | None = None,
     retry: RetryPolicy | None = None,
 ) -> str | None:
-    """The newest complete checkpoint of a directory that `ModelCheckpoint` wrote.
+    """Returns the newest intact checkpoint of a directory that `ModelCheckpoint` wrote.
 
     Newest is what was saved last, whatever its name or time. The file is read and compared with the record in it; a
     damaged or incomplete one is named in a warning, and the one before it is used.
@@ -97,7 +97,7 @@ def make_or_restore_model(
     adopt: bool = False,
     verbose: int = 1,
 ) -> Any:
-    """The model of the newest complete checkpoint, or a new one.
+    """Returns the model of the newest intact checkpoint, or a new one.
 
     Call it on every worker within the strategy's scope. The chief chooses and verifies; every worker gets
     its own verified copy before any of them loads it, so that all load the same file or all raise. One line
@@ -163,7 +163,7 @@ def make_or_restore_model(
 
 
 def restored_from(model: Any) -> RestoredFrom | None:
-    """Where `make_or_restore_model` got a model from; None if it is a new one.
+    """Returns where `make_or_restore_model` got a model from; None if it is a new one.
 
     Args:
         model: The model that it returned.
@@ -347,7 +347,7 @@ def _keep_compiled_rates(model: Any) -> None:
 
 
 def _rates_in_words(model: Any) -> str:
-    """Which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
+    """Returns which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
     from keras_dist_callbacks._compat.model_parts import fixed_rates
 
     optimizer, compiled = getattr(model, "_kdc_compiled_rates", (None, {}))
@@ -390,7 +390,7 @@ def _load_weights(model: Any, path: Path, shown: str) -> Any:
 
 
 def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """The directory, and the template or name if one was given."""
+    """Returns the directory, and the template or name if one was given."""
     text = validation.path("checkpoint_dir", checkpoint_dir)
     if not text.endswith(EXTENSIONS):
         return text, None

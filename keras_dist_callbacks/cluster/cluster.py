@@ -59,7 +59,7 @@ class Cluster(Role):
         validation.check_fields(self)
 
     def gather(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> list[Any]:
-        """Every worker's JSON value, in worker order, on every worker.
+        """Returns every worker's JSON value, in worker order, on every worker.
 
         Args:
             value: This worker's.

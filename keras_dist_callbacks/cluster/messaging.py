@@ -47,7 +47,7 @@ def expect_heartbeats(seconds: float) -> None:
 
 
 def heartbeat_timeout() -> float:
-    """Seconds after which a silent worker counts as lost."""
+    """Returns seconds after which a silent worker counts as lost."""
     return shared(Peers).heartbeat_timeout
 
 
@@ -58,7 +58,7 @@ def mark_peer_lost(text: str) -> None:
 
 
 def lost() -> str | None:
-    """Which worker is lost and why, once that is known."""
+    """Returns which worker is lost and why, once that is known."""
     return shared(Peers).lost
 
 
@@ -108,7 +108,7 @@ def publish_once(key: str, value: bytes, timeout: float) -> bool:
 
 
 def chunk_count(value: bytes) -> int:
-    """How many chunks `publish` makes of a value."""
+    """Returns how many chunks `publish` makes of a value."""
     return max(1, -(-4 * -(-len(value) // 3) // _CHUNK))
 
 
@@ -139,7 +139,7 @@ def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False)
 
 
 def decode(message: bytes, kind: Any, source: str) -> Any:
-    """What a worker has published as JSON, checked completely.
+    """Returns what a worker has published as JSON, checked completely.
 
     Args:
         message: What `fetch` returned.
@@ -157,7 +157,7 @@ def decode(message: bytes, kind: Any, source: str) -> Any:
 
 
 def check(value: Any, kind: Any, source: str) -> Any:
-    """A JSON value as the type that it must be of; the rest is as in `decode`."""
+    """Returns a JSON value as the type that it must be of; the rest is as in `decode`."""
     try:
         return validation.convert(value, kind)
     except (ValueError, RecursionError):
@@ -165,7 +165,7 @@ def check(value: Any, kind: Any, source: str) -> Any:
 
 
 def invalid_message(source: str) -> ClusterError:
-    """The error for what no worker of this version would say."""
+    """Returns the error for what no worker of this version would say."""
     return ClusterError(
         f"{source}: the message is not one of this version. Install the same version of keras-dist-callbacks on all "
         "workers, and do not let other processes reach their ports"

@@ -111,7 +111,7 @@ def _watch(role: Role) -> None:
 
 
 def _is_gone(role: Role, failures: int, since: float) -> bool:
-    """Whether the chief is lost; its own service is never lost to itself, but slow."""
+    """Returns whether the chief is lost; its own service is never lost to itself, but slow."""
     if role.is_chief or failures < _FAILURES:
         return False
     return time.monotonic() - since >= messaging.heartbeat_timeout() or has_ended(role, 0)
@@ -146,7 +146,7 @@ def _declare(who: Callable[[], str | None]) -> None:
 
 
 def _was_reported() -> str | None:
-    """What a worker has said of itself or another, waiting a little for it."""
+    """Returns what a worker has said of itself or another, waiting a little for it."""
     get = functools.partial(coordination.get_value, KEY, int(_POLL_SECONDS * 1000))
     return messaging.call_with_timeout(
         get, _POLL_SECONDS + messaging.heartbeat_timeout() / _FAILURES, "asking which worker is lost"
@@ -180,7 +180,7 @@ _LONGEST_REASON = 300
 
 
 def is_loss(role: Role, error: BaseException) -> bool:
-    """Whether an exception of one worker means that another is gone."""
+    """Returns whether an exception of one worker means that another is gone."""
     several = role.num_workers > 1 and not role.is_evaluator
     return several and (coordination.is_peer_error(error) or isinstance(error, PeerLostError))
 
@@ -193,7 +193,7 @@ def announce_exit(role: Role, error: BaseException) -> None:
 
 
 def describe_peer_failure(role: Role, error: BaseException) -> PeerLostError:
-    """The error that names the lost worker; it is reported to the others too, which may know less.
+    """Returns the error that names the lost worker; it is reported to the others too, which may know less.
 
     Args:
         role: Of this worker.
@@ -232,7 +232,7 @@ def describe_if_peer_failure(error: Exception) -> Exception:
 
 
 def is_own_report(role: Role, report: str) -> bool:
-    """Whether it was this worker that has said that it ends."""
+    """Returns whether it was this worker that has said that it ends."""
     farewell = _FAREWELL.search(report)
     return farewell is not None and int(farewell[1]) == role.worker_index
 
@@ -259,12 +259,12 @@ def report_lost_tasks(role: Role, tasks: list[tuple[str, int]]) -> str | None:
 
 
 def describe_unresponsive(role: Role, worker: int) -> str:
-    """A worker is lost that does not answer."""
+    """Returns the words for a lost worker that does not answer."""
     return f"{_named(role, worker)} {_state(role.addresses[worker]) or 'does not answer: it is frozen or disconnected'}"
 
 
 def has_ended(role: Role, worker: int) -> bool:
-    """Whether nothing listens on a worker's port any more."""
+    """Returns whether nothing listens on a worker's port any more."""
     return _state(role.addresses[worker]) == _ENDED
 
 
@@ -291,7 +291,7 @@ def _is_cut_off_from_chief(role: Role, states: Mapping[int, str]) -> bool:
 
 
 def _service_answers(role: Role) -> bool:
-    """Whether the chief is there, which hosts the coordination service."""
+    """Returns whether the chief is there, which hosts the coordination service."""
     try:
         messaging.publish(f"kdc/alive/{uuid.uuid4().hex}", b"", _ANSWER_SECONDS)
     except Exception:  # noqa: BLE001 - whatever a lost service says
@@ -331,13 +331,13 @@ def _worker(role: Role, job: str, index: int) -> int | None:
 
 
 def _states(role: Role, workers: Sequence[int]) -> dict[int, str]:
-    """What is known of some workers, asked at the same time."""
+    """Returns what is known of some workers, asked at the same time."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return dict(zip(workers, pool.map(_state, [role.addresses[worker] for worker in workers]), strict=True))
 
 
 def _state(address: str) -> str:
-    """What is known of a worker from its port; empty if it listens."""
+    """Returns what is known of a worker from its port; empty if it listens."""
     try:
         socket.create_connection(split_address(address), _CONNECT_SECONDS).close()
     except ConnectionRefusedError:

@@ -152,7 +152,7 @@ class Role:
 
 
 def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
-    """The fields of a `Role`, in their order."""
+    """Returns the fields of a `Role`, in their order."""
     try:
         config = json.loads(text)
     except RecursionError:
@@ -222,7 +222,7 @@ def _field(mapping: Any, name: str, kind: type[_T], where: str) -> _T:
 
 
 def _prints() -> bool:
-    """Whether lines of this process are printed: not those of training workers other than the chief."""
+    """Returns whether lines of this process are printed: not those of training workers other than the chief."""
     try:
         role = Role.detect()
     except ConfigError:  # reported where the cluster is needed

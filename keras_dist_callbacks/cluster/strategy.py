@@ -35,7 +35,7 @@ def make_strategy(
     devices: list[str] | None = None,
     communication_options: Any = None,
 ) -> Any:
-    """The `tf.distribute` strategy for this process.
+    """Returns the `tf.distribute` strategy for this process.
 
     Call it before any other TensorFlow operation: a cluster cannot be joined later.
 

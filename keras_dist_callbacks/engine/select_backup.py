@@ -60,7 +60,7 @@ def latest_intact(
 def find_backup(
     store: BackupStore, name: str | None, workers: int, worker: int = _CHIEF
 ) -> tuple[CommitId, WorkerState]:
-    """A complete commit and a worker's state in it, for a reader: nothing is changed.
+    """An intact commit and a worker's state in it, for a reader: nothing is changed.
 
     Args:
         store: Of a run that may train meanwhile, and delete what it does not need any more.

@@ -68,14 +68,14 @@ class EvaluatedModel:
             loading.apply(self._model, saved, Cluster())
 
     def fingerprint(self) -> str:
-        """A digest of the weights, by which the same model under another name is known."""
+        """Returns a digest of the weights, by which the same model under another name is known."""
         hasher = xxhash.xxh3_128()
         for weight in self._model.weights:
             hasher.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
         return hasher.hexdigest()
 
     def evaluate(self, data: Any, steps: int | None, callbacks: Sequence[Any], verbose: int | str) -> dict[str, float]:
-        """What `model.evaluate` finds, as far as it is single numbers."""
+        """Returns what `model.evaluate` finds, as far as it is single numbers."""
         names = ("x", "y", "sample_weight")
         given = dict(zip(names, data, strict=False)) if isinstance(data, tuple) else {"x": data}
         found: Mapping[str, Any] = self._model.evaluate(
@@ -145,7 +145,7 @@ def check_model(model: Any) -> None:
 
 
 def _config_of(path: Path) -> str:
-    """The architecture in a file, without what training says of itself."""
+    """Returns the architecture in a file, without what training says of itself."""
     with zipfile.ZipFile(path) as archive:
         config = json.loads(archive.read("config.json"))
     return json.dumps({name: value for name, value in config.items() if name != "compile_config"}, sort_keys=True)

@@ -202,7 +202,7 @@ class SidecarEvaluator:
         return dataclasses.replace(look, is_ended=False) if new - sure else look
 
     def _has_ended(self, looks: Sequence[PollResult], began: float) -> bool:
-        """Whether nothing more will come, as far as the first source that has anything says."""
+        """Returns whether nothing more will come, as far as the first source that has anything says."""
         deciding = next((look for look in looks if look.candidates or look.is_ended), PollResult())
         if not deciding.is_ended or any(look.failed for look in looks):
             return False
@@ -296,14 +296,14 @@ class EvaluatorDirectories:
         self.checkpoints = Storage.open(path, self._options, retry=self._retry)
 
     def of_results(self, log_dir: Any, state_dir: Any) -> tuple[Storage, Storage | None]:
-        """Where records go, and where event files go."""
+        """Returns where records go, and where event files go."""
         events = None if log_dir is None else self.open("log_dir", log_dir, _BELOW_LOG_DIR)
         if state_dir is not None:
             return self.open("state_dir", state_dir), events
         return events or self.open("checkpoint_dir", self._sibling()), events
 
     def open(self, name: str, given: Any, below: str = "") -> Storage:
-        """A directory of the evaluator's own.
+        """Returns a directory of the evaluator's own.
 
         Args:
             name: Of the argument.
@@ -326,7 +326,7 @@ class EvaluatorDirectories:
         return storage
 
     def _sibling(self) -> str:
-        """A directory for the evaluator next to that of the checkpoints."""
+        """Returns a directory for the evaluator next to that of the checkpoints."""
         path = self.checkpoints.root if self.checkpoints.is_local else self._path.rstrip("/")
         inner = path.split("://", 1)[-1] if _scheme(path) == "memory" else path.split("://", 1)[-1].partition("/")[2]
         if not inner:
@@ -337,7 +337,7 @@ class EvaluatorDirectories:
 
 
 def _checked_data(data: Any, steps: int | None) -> Any:
-    """What `evaluate` is given each time."""
+    """Returns what `evaluate` is given each time."""
     is_tuple = isinstance(data, tuple) and len(data) in (2, 3)
     is_array = hasattr(data, "shape") and hasattr(data, "dtype")
     is_refused = isinstance(data, str | bytes | Mapping | list | tuple)

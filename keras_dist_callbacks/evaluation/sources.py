@@ -81,7 +81,7 @@ class ModelFiles:
         self._without_record: dict[str, float] = {}  # names, and since when they are known
 
     def poll(self) -> PollResult:
-        """The files, and whether the end of training is noted."""
+        """Returns the files, and whether the end of training is noted."""
         listing = files.find(self._storage, self._template)
         templates = listing.templates or ({self._template} if self._template else set())
         notes, problems = end_note.read_all(self._storage, templates)
@@ -96,7 +96,7 @@ class ModelFiles:
         )
 
     def _lasting(self, names: Iterable[str]) -> list[str]:
-        """What is wrong where only files without a record are there, and stay: a write ends after a moment."""
+        """Returns what is wrong where only files without a record are there, and stay: a write ends after a moment."""
         known, now = self._without_record, time.monotonic()
         self._without_record = {name: known.get(name, now) for name in names}
         lasting = sorted(name for name, since in self._without_record.items() if now - since > _SAVED_SECONDS)
@@ -142,7 +142,7 @@ class Backups:
         self._known: dict[CommitId, tuple[Candidate, bool]] = {}
 
     def poll(self) -> PollResult:
-        """The backups, and whether the newest is that of the end, or all are gone."""
+        """Returns the backups, and whether the newest is that of the end, or all are gone."""
         store = BackupStore(self._storage)
         ruling = store.newest_generation()  # before the backups: a run that begins meanwhile is not missed
         problems, known = [], {}
@@ -182,7 +182,7 @@ def _candidate(checkpoint: Checkpoint, file: Path | None = None) -> Candidate:
 
 
 def _described(store: BackupStore, commit: CommitId) -> tuple[Candidate, bool]:
-    """A backup, and whether training had ended."""
+    """Returns a backup, and whether training had ended."""
     manifest = store.manifest(commit)
     position = manifest.position
     return Candidate(commit.label, commit.name, position.step, position.epoch), manifest.done

@@ -64,7 +64,7 @@ class LoopInput:
         return missing
 
     def has_trained_uncounted(self) -> bool:
-        """Whether the optimizer was used though no step was ever counted."""
+        """Returns whether the optimizer was used though no step was ever counted."""
         return self._iterations is not None and self._iterations != self._optimizer_iterations()
 
     def _optimizer_iterations(self) -> int | None:
@@ -125,7 +125,7 @@ class LoopInput:
         replay.replay_iterators(dataset, past)
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot."""
+        """Returns the topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {
             "rng_at_epoch": self._rng_at_epoch,
             verdict.UNTRACKED_INPUT: {"python": [], "unordered": []},

@@ -171,7 +171,7 @@ class DataPosition:
         self._passes.epoch_trained(epoch, trained)
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot: the input's own account, and what it hides."""
+        """Returns the topics and tensors of a snapshot: the input's own account, and what it hides."""
         topics, tensors = self.hides.capture()
         of_passes, passes = self._passes.capture()
         return {**self.state, **topics, **of_passes}, {
@@ -209,7 +209,7 @@ class DataPosition:
             self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
 
     def topic(self, used_by_training: Callable[[int], bool], doubt: str | None) -> JSON:
-        """What was found in the input, for the snapshot.
+        """Returns what was found in the input, for the snapshot.
 
         Args:
             used_by_training: Says of a variable's key whether the model has it or its train step uses it.
@@ -256,7 +256,7 @@ class DataPosition:
 
 
 def _is_read_in_order(name: str) -> bool:
-    """Whether no other thread reads a PyDataset at the same time, by its words."""
+    """Returns whether no other thread reads a PyDataset at the same time, by its words."""
     return name.startswith("the PyDataset") and "in parallel" not in name
 
 
@@ -284,7 +284,7 @@ class _EpochEndReplay:
             self._source.on_epoch_end = self._called
 
     def capture(self) -> dict[str, SharedTensor]:
-        """The tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
+        """Returns the tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
         return {f"{_EPOCH_ENDS}{number}": held for number, held in enumerate(self._states)}
 
     def replay(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:

@@ -31,7 +31,7 @@ class StatefulSource:
 
 
 def stateful_source_of(source: Any, *, iterator_persists: bool) -> StatefulSource | None:
-    """The account of an input, if it gives any.
+    """Returns the account of an input, if it gives any.
 
     Args:
         source: What was passed to fit.
@@ -110,7 +110,7 @@ def stateless_input(source: _T) -> _T:
 
 
 def is_stateless(source: Any) -> bool:
-    """Whether `stateless_input` was called with it."""
+    """Returns whether `stateless_input` was called with it."""
     try:
         return source in shared(_Inputs).given
     except Exception:  # noqa: BLE001 - `__hash__` and `__eq__` of any object

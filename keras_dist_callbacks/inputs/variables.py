@@ -63,7 +63,7 @@ class InputVariables:
         self._rng = rng.capture() if self.hidden.python else None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot."""
+        """Returns the topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {TOPIC: [[r.name, r.dtype.name] for r in self._all]}
         if self._rng is not None:
             topics[_RNG] = self._rng
@@ -88,7 +88,7 @@ class InputVariables:
         return [*([] if note is None else [note]), *self._changed_since_cached(saved)]
 
     def _changed_since_cached(self, saved: WorkerState) -> list[str]:
-        """What a cache holds of the first pass cannot be made again from variables that have changed since."""
+        """Returns why a cache cannot be filled again as in the first pass, if a variable has changed since."""
         changed = []
         for number, resource in enumerate(self._cached):
             then, since = (_found(saved.tensors, when, number) for when in (_CACHED, _SINCE))
@@ -133,7 +133,7 @@ class InputVariables:
         return {r.key for r in (*self.hidden.variables, *self.validation.variables)}
 
     def shared(self, used_by_training: Callable[[int], bool]) -> list[str]:
-        """Why variables that both the input and training change cannot be put back, one sentence each."""
+        """Returns why variables that both the input and training change cannot be put back, one sentence each."""
         names = [strip_counters(r.name) for r in self.hidden.variables if used_by_training(r.key)]
         found = [
             f"the input and the model both draw from {name}, one ahead of the other; give the input its own random "

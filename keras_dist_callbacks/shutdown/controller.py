@@ -258,12 +258,12 @@ class ShutdownController:
         return True
 
     def _all_raise(self, where: list[Any]) -> bool:
-        """Whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
+        """Returns whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
         answers = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
         return answers is not None and all(other == where for other in answers)
 
     def _cost(self, step: int | None, error: BaseException) -> list[str]:
-        """What a restart costs; of an error that each restart repeats, that it does not help."""
+        """Returns what a restart costs; of an error that each restart repeats, that it does not help."""
         newest, fenced = self._engine.committed, self._engine.fenced
         if fenced is not None and not fenced.nothing_left:
             return []  # what a restart finds is up to the newer run
@@ -279,7 +279,7 @@ class ShutdownController:
         return [f"{where}{cost}" for where in self._newest()]
 
     def _newest(self) -> list[str]:
-        """Where the newest backup is; the chief alone knows."""
+        """Returns where the newest backup is; the chief alone knows."""
         newest = self._engine.committed
         where = f"the newest backup is at {newest}" if newest else "no backup was committed"
         return [where] if self._cluster.is_chief else []
@@ -331,7 +331,7 @@ class ShutdownController:
     # --- what asks for it
 
     def _ours(self) -> list[signal.Signals]:
-        """Those signals that may be taken over."""
+        """Returns those signals that may be taken over."""
         wanted = list(self.options.signal_numbers) if self.options.save_before_preemption else []
         if not wanted and not self.options.save_on_exception:
             return []

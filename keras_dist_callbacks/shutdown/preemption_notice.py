@@ -32,7 +32,7 @@ class Notice:
 
     @classmethod
     def of(cls, source: str | os.PathLike[str] | Callable[[], bool]) -> Notice:
-        """A path that appears, or a function that returns True.
+        """Returns a path that appears, or a function that returns True.
 
         Raises:
             ConfigError: It is neither.
@@ -170,7 +170,7 @@ def _url(endpoint: str | None) -> str | None:
 
 
 def _ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
-    """The body of an answer; None for one that says that there is nothing of that name."""
+    """Returns the body of an answer; None for one that says that there is nothing of that name."""
     request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - a metadata server's address
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # these servers are never behind a proxy
     try:

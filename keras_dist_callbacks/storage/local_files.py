@@ -28,12 +28,12 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 def temporary_name(final: str) -> str:
-    """A hidden name for a file that is to be called `final` once it is complete."""
+    """Returns a hidden name for a file that is to be called `final` once it is complete."""
     return f".{final}{TEMPORARY_MARK}{uuid.uuid4().hex}"
 
 
 def final_name(name: str) -> str | None:
-    """What a file with a name of `temporary_name` was to be called; None for any other name."""
+    """Returns what a file with a name of `temporary_name` was to be called; None for any other name."""
     match = _MARKED.fullmatch(name)
     return (final_name(match["final"]) or match["final"]) if match else None
 
@@ -55,7 +55,7 @@ class LocalFiles:
     direct: DirectWrites = field(default_factory=DirectWrites, compare=False)
 
     def listing(self, path: str) -> list[tuple[str, int]]:
-        """Names and sizes of the files and links in a directory; empty if not found."""
+        """Returns names and sizes of the files and links in a directory; empty if not found."""
         plain_files.refuse_links_to(self.root, path)
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
@@ -66,7 +66,7 @@ class LocalFiles:
         return found
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file; None if not found."""
+        """Returns bytes of a file; None if not found."""
         plain_files.refuse_links_to(self.root, path)
         try:
             return Path(path).lstat().st_size
@@ -79,7 +79,7 @@ class LocalFiles:
             return os.fstat(file.fileno()).st_mtime
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes of a file from `start` up to `end`, as far as there are any."""
+        """Returns the bytes of a file from `start` up to `end`, as far as there are any."""
         with self._reading(path) as file:
             file.seek(start or 0)
             return file.read() if end is None else file.read(max(0, end - (start or 0)))

@@ -45,7 +45,7 @@ def refuse_links_to(root: str, directory: str) -> None:
 
 
 def open_file(root: str, path: str, flags: int) -> int:
-    """The descriptor of a regular file; never that of what a link points to.
+    """Returns the descriptor of a regular file; never that of what a link points to.
 
     Raises:
         StorageError: It is a link, or a pipe, a device or the like.
@@ -65,7 +65,7 @@ def open_file(root: str, path: str, flags: int) -> int:
 
 
 def new_file(root: str, path: str) -> FileIO:
-    """A new file, open for writing.
+    """Returns a new file, open for writing.
 
     Raises:
         FileExistsError: The name is taken.
@@ -74,7 +74,7 @@ def new_file(root: str, path: str) -> FileIO:
 
 
 def unnamed_file(directory: str) -> FileIO | None:
-    """A new file without a name, which vanishes if the process ends; None where that is not supported."""
+    """Returns a new file without a name, which vanishes if the process ends; None where that is not supported."""
     if _UNNAMED is None:
         return None
     try:

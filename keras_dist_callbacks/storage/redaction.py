@@ -130,7 +130,7 @@ class Redactor:
         return redact_text(text)
 
     def is_clean(self, error: BaseException) -> bool:
-        """Whether the error and its causes may be shown as they are."""
+        """Returns whether the error and its causes may be shown as they are."""
         texts = ["".join(traceback.format_exception(error, limit=0)), *map(repr, cause_chain(error))]
         return all(self.clean(text) == text for text in texts)
 
@@ -143,7 +143,7 @@ class Redactor:
         return failure
 
     def reason(self, error: BaseException) -> str:
-        """What a client's error says, in one line."""
+        """Returns what a client's error says, in one line."""
         unnamed = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
         text = (getattr(error, "strerror", None) or str(error)).strip() or unnamed
         lines = re.split(r"\n\s*(?:RequestId|Time|Content):", text)[0].splitlines()
@@ -152,7 +152,7 @@ class Redactor:
 
 
 def redact_text(text: str) -> str:
-    """A text of unknown origin without what looks like credentials, signatures or query strings."""
+    """Returns a text of unknown origin without what looks like credentials, signatures or query strings."""
     text = _QUOTED_FIELDS.sub(rf"\1\2{_HIDDEN}\2", text)
     text = _HEADERS.sub(rf"\1 {_HIDDEN}", _SECRET_FIELDS.sub(rf"\1={_HIDDEN}", text))
     return _ANY_URL.sub(lambda found: _shown(found.group(), with_ports=True), text)
@@ -180,7 +180,7 @@ def _links(url: str, *, with_ports: bool = False) -> Iterator[_Link]:
 
 
 def _credentials_end(protocol: str, rest: str, with_ports: bool) -> int:
-    """Where the place begins. A secret may have any character, so that the last @ is taken for its end."""
+    """Returns where the place begins. A secret may have any character, so that the last @ is taken for its end."""
     head = re.split("[/?#]", rest, maxsplit=1)[0]
     is_bucket = protocol in _BUCKETS  # which has neither port nor colon
     if rest.startswith("arn:") or (with_ports and not is_bucket and _PORT.fullmatch(head)):
@@ -250,7 +250,7 @@ def _basic(user: str, password: str) -> Iterator[str]:
 
 
 def _spellings(secret: str) -> str:
-    """An expression for a secret: as it is, or quoted for URLs or Python."""
+    """Returns an expression for a secret: as it is, or quoted for URLs or Python."""
     forms: set[str] = set()
     for text in (secret, urllib.parse.unquote(secret)):
         quoted = urllib.parse.quote(text, "", errors="surrogateescape")

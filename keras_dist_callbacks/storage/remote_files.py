@@ -68,7 +68,7 @@ class RemoteFiles:
         return self.connection.fs
 
     def has_plain_names(self, path: str) -> bool:
-        """Whether an object's name is a text of our choice, and the directories in it mean nothing."""
+        """Returns whether an object's name is a text of our choice, and the directories in it mean nothing."""
         protocol = self.fs.protocol
         is_plain = not _PLAIN_NAMES.isdisjoint({protocol} if isinstance(protocol, str) else protocol)
         return is_plain and not path.startswith("arn:")  # of an access point, which is a bucket with slashes
@@ -83,7 +83,7 @@ class RemoteFiles:
         return [(e["name"], int(e["size"] or 0)) for e in files]
 
     def size(self, path: str) -> int | None:
-        """Bytes of an object; None if not found."""
+        """Returns bytes of an object; None if not found."""
         try:
             self.fs.invalidate_cache()
             info = self._try("info", path)
@@ -99,7 +99,7 @@ class RemoteFiles:
             return 0.0
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes from `start` up to `end`, as far as there are any."""
+        """Returns the bytes from `start` up to `end`, as far as there are any."""
         first = start or 0
         if end is not None:
             return self._range(path, first, end)
@@ -221,7 +221,7 @@ class RemoteFiles:
         self.traffic.pace(size, began)
 
     def _holds(self, path: str, size: int, content: Iterator[memoryview]) -> bool:
-        """Whether the object is exactly this; it is never read completely."""
+        """Returns whether the object is exactly this; it is never read completely."""
         if self.size(path) != size:
             return False
         start = 0

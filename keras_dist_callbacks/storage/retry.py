@@ -47,7 +47,7 @@ class RetryPolicy:
         check_fields(self)
 
     def request_time(self, size: int = 0) -> float:
-        """How many seconds one request that moves `size` bytes may take."""
+        """Returns how many seconds one request that moves `size` bytes may take."""
         return self.request_seconds + size / self.min_bytes_per_second
 
     def call(self, operation: Callable[[], _T], size: int = 0, on_failure: OnFailure = ignore_failure) -> _T:

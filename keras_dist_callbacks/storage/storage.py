@@ -38,7 +38,7 @@ def _protocol_of(url: str) -> str:
 
 
 def open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) -> tuple[Any, str]:
-    """The file system and the path in it; nothing is contacted yet.
+    """Returns the file system and the path in it; nothing is contacted yet.
 
     Raises:
         ConfigError: The protocol is unknown, its package is missing, or its client does not take the options.
@@ -132,7 +132,7 @@ class Storage:
         )
 
     def child(self, name: str) -> Storage:
-        """The directory `name` below this one; the cap on the rate is for both together."""
+        """Returns the directory `name` below this one; the cap on the rate is for both together."""
         return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._path_of(name))
 
     def parent(self) -> Storage | None:
@@ -154,22 +154,22 @@ class Storage:
         return self._traffic.reporting(on_bytes)
 
     def files(self, directory: str = "") -> list[FileInfo]:
-        """The files directly in `directory`, sorted by name; empty if it does not exist."""
+        """Returns the files directly in `directory`, sorted by name; empty if it does not exist."""
         path = self._path_of(directory) if directory else self.root
         found = self._run("list", directory, lambda: self._files.listing(path))
         return sorted((FileInfo(PurePosixPath(name).name, size) for name, size in found), key=lambda f: f.name)
 
     def exists(self, name: str) -> bool:
-        """Whether the object is there."""
+        """Returns whether the object is there."""
         return self.size(name) is not None
 
     def size(self, name: str) -> int | None:
-        """The object's size in bytes, or None if it does not exist."""
+        """Returns the object's size in bytes, or None if it does not exist."""
         path = self._path_of(name)
         return self._run("look up", name, lambda: self._files.size(path))
 
     def link_target(self, name: str) -> Path | None:
-        """Where a symbolic link leads, None if it is not one; every other operation refuses links."""
+        """Returns where a symbolic link leads, None if it is not one; every other operation refuses links."""
         path = Path(self._path_of(name))
         return path.resolve() if self.is_local and path.is_symlink() else None
 
@@ -183,7 +183,7 @@ class Storage:
         return self._run("look up", name, lambda: self._files.modified(path))
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The object's bytes, or those from `start` up to `end`, as far as there are any.
+        """Returns the object's bytes, or those from `start` up to `end`, as far as there are any.
 
         Raises:
             FileNotFoundError: The object does not exist.

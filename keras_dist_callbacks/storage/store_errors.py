@@ -22,7 +22,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 def translate_error(
     error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None, room: tuple[str, int] = ("", 0)
 ) -> Exception:
-    """The error to raise.
+    """Returns the error to raise.
 
     Args:
         error: What a store or the operating system raised.
@@ -92,12 +92,12 @@ class RetryNotice:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether the disk or the quota is used up."""
+    """Returns whether the disk or the quota is used up."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def _room_in_words(root: str, needed: int) -> str:
-    """How much space a file needs in a local directory, and how much there is, as the end of a message."""
+    """Returns how much space a file needs in a local directory, and how much there is, as the end of a message."""
     try:
         free = f" and {data_size(shutil.disk_usage(root).free)} are free on that disk"
     except OSError:  # it was deleted meanwhile
@@ -130,7 +130,7 @@ _LASTING_ERRNOS = {
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error of gcsfs, s3fs, adlfs or their libraries stands for, if any."""
+    """Returns the HTTP status that an error of gcsfs, s3fs, adlfs or their libraries stands for, if any."""
     for link in cause_chain(error):
         for value in (getattr(link, "status_code", None), getattr(link, "code", None), getattr(link, "status", None)):
             if isinstance(value, int | str) and str(value).isdigit():
@@ -149,7 +149,7 @@ def already_exists(error: BaseException) -> bool:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether trying again may help: not for what is missing, forbidden, in the way or refused as it is."""
+    """Returns whether trying again may help: not for what is missing, forbidden, in the way or refused as it is."""
     if isinstance(error, (*_FINAL, KdcError)) or not isinstance(error, Exception):
         return False
     if _lacks_credentials(error):
@@ -170,18 +170,18 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """Whether it is the right to do this that is missing."""
+    """Returns whether it is the right to do this that is missing."""
     is_read_only = isinstance(error, OSError) and error.errno == errno.EROFS
     return is_read_only or isinstance(error, PermissionError) or status_of(error) == 403
 
 
 def is_store_error(error: Exception) -> bool:
-    """Whether an error comes from a store or its client, and not from a mistake in this package."""
+    """Returns whether an error comes from a store or its client, and not from a mistake in this package."""
     return isinstance(error, OSError) or _is_of_a_client(error) or isinstance(error, ValueError | RuntimeError)
 
 
 def advice(error: Exception, *, missing: bool = False) -> str:
-    """How to fix it, as the end of a message; empty if unknown.
+    """Returns how to fix it, as the end of a message; empty if unknown.
 
     Args:
         error: What the client raised.
@@ -215,7 +215,7 @@ def advice(error: Exception, *, missing: bool = False) -> str:
 
 
 def open_error_hint(protocol: str, error: Exception, reason: str) -> str:
-    """Why a client did not come to be, and how to fix it.
+    """Returns why a client did not come to be, and how to fix it.
 
     Args:
         protocol: Of the URL.

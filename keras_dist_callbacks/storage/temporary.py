@@ -133,7 +133,7 @@ def _delete_if_dead(path: str) -> None:
 
 
 def _boot() -> str | None:
-    """What identifies this run of the kernel; None where that is not known, and nothing is collected."""
+    """Returns what identifies this run of the kernel; None where that is not known, and nothing is collected."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip().replace("-", "")[:16]
     except (OSError, UnicodeDecodeError):

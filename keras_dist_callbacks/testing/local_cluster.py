@@ -128,11 +128,11 @@ class LocalCluster:
         self.start(extra_args, env)
 
     def poll(self) -> list[int | None]:
-        """Each worker's return code, negative for a signal; None while it runs."""
+        """Returns each worker's return code, negative for a signal; None while it runs."""
         return [worker.poll() for worker in self._workers]
 
     def pid(self, index: int) -> int:
-        """The process id of worker `index`."""
+        """Returns the process id of worker `index`."""
         return self._worker(index).pid
 
     def kill(self, index: int, sig: int = signal.SIGKILL) -> None:
@@ -173,16 +173,16 @@ class LocalCluster:
         return [code for code in codes if code is not None]
 
     def log_path(self, index: int, run: int | None = None) -> Path:
-        """The log file of worker `index`; of the latest run by default."""
+        """Returns the log file of worker `index`; of the latest run by default."""
         return self.log_dir / f"worker-{index}-run-{self.run if run is None else run}.log"
 
     def log(self, index: int, run: int | None = None) -> str:
-        """What worker `index` has printed, standard error included; of the latest run by default."""
+        """Returns what worker `index` has printed, standard error included; of the latest run by default."""
         path = self.log_path(index, run)
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def tails(self, lines: int = _TAIL_LINES) -> str:
-        """The last lines of every worker's latest log, with headings, for error messages."""
+        """Returns the last lines of every worker's latest log, with headings, for error messages."""
         parts = []
         for index in range(self.num_workers):
             tail = "\n".join(self.log(index).splitlines()[-lines:])

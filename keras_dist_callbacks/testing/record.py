@@ -125,7 +125,7 @@ def _history(history: Any) -> dict[str, Any]:
 
 
 def _exact(value: Any) -> Any:
-    """A number as text that says all its bits; arrays as lists of such."""
+    """Returns a number as text that says all its bits; arrays as lists of such."""
     array = np.asarray(value)
     if array.ndim:
         return [_exact(item) for item in array]
@@ -186,7 +186,7 @@ def _compare_variables(a: _Run, b: _Run) -> Iterator[str]:
 
 
 def _renamed(a: _Run, b: _Run) -> dict[str, str]:
-    """The other recording's names, if only names differ.
+    """Returns the other recording's names, if only names differ.
 
     Keras gives the variables of a model that was loaded from a file other paths than those of one that was
     built (`conv2d/kernel` for `sequential/conv2d/kernel`), and numbers the layers of a second model again.
@@ -203,7 +203,7 @@ def _renamed(a: _Run, b: _Run) -> dict[str, str]:
 
 
 def _final_comparison(key: str) -> str:
-    """What survives a renaming: `kernel@0` of `sequential/conv2d/kernel#0@0`."""
+    """Returns what survives a renaming: `kernel@0` of `sequential/conv2d/kernel#0@0`."""
     path, _, rest = key.rpartition("#")
     return re.split("[/_]", path)[-1] + "@" + rest.partition("@")[2]
 

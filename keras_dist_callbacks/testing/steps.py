@@ -54,7 +54,7 @@ def count_calls(path: str | os.PathLike[str]) -> int:
 
 
 def read_steps(path: str | os.PathLike[str]) -> list[Step]:
-    """The steps that a `StepLog` has written, in the order in which they were run.
+    """Returns the steps that a `StepLog` has written, in the order in which they were run.
 
     Empty if the file does not exist. A line cut off by a full disk or a crash of the machine is an error.
 
@@ -101,7 +101,7 @@ class CountCalls(keras.layers.Layer):
         return inputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the inputs."""
+        """Returns the shape of the inputs."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:

@@ -129,12 +129,12 @@ def walked_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def listed_callbacks(callbacks: Iterable[Any]) -> list[Any]:
-    """All callbacks, those within wrappers included."""
+    """Returns all callbacks, those within wrappers included."""
     return [member.callback for member in _members(callbacks).values()]
 
 
 def is_asserted(value: Any) -> bool:
-    """Whether the user has asserted that an object, a function or a class keeps no state."""
+    """Returns whether the user has asserted that an object, a function or a class keeps no state."""
     if is_stateless(value):
         return True
     mro = value.__mro__ if isinstance(value, type) else type(value).__mro__
@@ -143,7 +143,7 @@ def is_asserted(value: Any) -> bool:
 
 
 def own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
-    """How the state of an object that is not a callback is got and set, if it or the user says so."""
+    """Returns how the state of an object that is not a callback is got and set, if it or the user says so."""
     if library_state.is_rich_progress(value):
         return (lambda: library_state.task_numbers(value), lambda state: library_state.renumber_tasks(value, state))
     if isinstance(value, type) or not _says_itself(value):
@@ -153,7 +153,7 @@ def own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | N
 
 
 def may_keep_state(callback: Any) -> bool:
-    """Whether a callback has a state to be saved, or may have one that is not seen."""
+    """Returns whether a callback has a state to be saved, or may have one that is not seen."""
     if _entry(callback) is not None:
         return True
     declared = any(base in shared(Classes).registered for base in type(callback).__mro__)
@@ -161,7 +161,7 @@ def may_keep_state(callback: Any) -> bool:
 
 
 def _has_own_state(value: Any) -> bool:
-    """Whether it has `get_state` and `set_state`; a `__getattr__` that answers to any name is not asked."""
+    """Returns whether it has `get_state` and `set_state`; a `__getattr__` that answers to any name is not asked."""
     names = ("get_state", "set_state")
     is_there = all(inspect.getattr_static(value, name, None) is not None for name in names)
     return is_there and all(callable(getattr(value, name)) for name in names)
@@ -183,7 +183,7 @@ def register_wrapper(wrapper_class: type, look_inside: Callable[[Any], tuple[Any
 
 
 def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-    """The state of each callback that has one, and the arrays it contains.
+    """Returns the state of each callback that has one, and the arrays it contains.
 
     Raises:
         BackupError: A state cannot be had, or holds something that cannot be stored; the message says where.
@@ -258,7 +258,7 @@ def _not_accepted(name: str, error: Exception) -> BackupMismatchError:
 
 
 def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
-    """Each callback by a name made of its class, identifying arguments and, where these repeat, a number."""
+    """Returns each callback by a name made of its class, identifying arguments and, where these repeat, a number."""
     looked_into = [_inspect(callback) for callback in callbacks]
     coarse = [_name(callback) for callback, _ in looked_into]
     repeated = {name for name, count in collections.Counter(coarse).items() if count > 1}

@@ -113,7 +113,7 @@ class CapturedVariables:
         return [f"what the operation {label} of the train or test step keeps is not saved" for label in self._queues]
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot."""
+        """Returns the topics and tensors of a snapshot."""
         self._inspect()
         specs: list[JSON] = [[r.name, r.dtype.name] for r in self._found]
         held: dict[str, SharedTensor] = {f"{_TENSOR}/{i}": r.hold() for i, r in enumerate(self._found)}

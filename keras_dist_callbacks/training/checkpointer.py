@@ -265,7 +265,7 @@ class Checkpointer(NotCopyable):
             self._end_with(error, self._at_hand)
 
     def _at_hand(self) -> Snapshot | None:
-        """The state after the last step; None where a step may be in progress."""
+        """Returns the state after the last step; None where a step may be in progress."""
         unknown = not self._open or self._in_step or self._unseen_steps or self._input.takes_own_batches
         return None if unknown else self._now()
 
@@ -338,6 +338,6 @@ class Checkpointer(NotCopyable):
 
 
 def _is_alive(owner: Any) -> Callable[[], bool]:
-    """Whether an object still exists; asking for it does not keep it."""
+    """Returns whether an object still exists; asking for it does not keep it."""
     known = weakref.ref(owner)
     return lambda: known() is not None

@@ -65,12 +65,12 @@ class Fingerprint:
             self._describe()
 
     def capture(self) -> dict[str, SharedTensor]:
-        """The tensor of a snapshot; the same in every backup of a run, so that it is written once."""
+        """Returns the tensor of a snapshot; the same in every backup of a run, so that it is written once."""
         self.note_built()
         return {_TENSOR: self._tensor}
 
     def differences(self, tensors: Mapping[str, np.ndarray[Any, Any]], *, rate_is_loaded: bool) -> list[str]:
-        """What is another than in the interrupted run, one sentence each, after the restore.
+        """Returns what is another than in the interrupted run, one sentence each, after the restore.
 
         Args:
             tensors: Those of the backup; where they hold no description, nothing differs.
@@ -83,12 +83,12 @@ class Fingerprint:
         return first_few(changed if rate_is_loaded else changed + self._changed_rates(before))
 
     def names_that_differ(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> set[str]:
-        """The last parts of the names of facts that `differences` reports."""
+        """Returns the last parts of the names of facts that `differences` reports."""
         before = _described(tensors)
         return {name.rpartition("/")[2] for name in self._differing(before)} if before else set()
 
     def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """What distinguishes this training from the one whose finished backup was found, one sentence each.
+        """Returns what distinguishes this training from the one whose finished backup was found, one sentence each.
 
         The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process.
         """
@@ -118,7 +118,7 @@ class Fingerprint:
         return bool(was != now)
 
     def conditions(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """What of the input may be another one, and was not looked at."""
+        """Returns what of the input may be another one, and was not looked at."""
         before = _described(tensors)
         found = [
             f"the {name.removesuffix(_UNREAD)} holds what it held ({why})"
@@ -136,7 +136,7 @@ class Fingerprint:
         return found
 
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """What may have made another model of the one in a backup, one clause each."""
+        """Returns what may have made another model of the one in a backup, one clause each."""
         before = _described(tensors)
         if not before:
             return []
@@ -144,7 +144,7 @@ class Fingerprint:
         return trainable + _changes_of_rate(before, self._facts)
 
     def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
+        """Returns which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
         before = _described(tensors)
         if not before:
             return []
@@ -153,7 +153,7 @@ class Fingerprint:
         return [_changed(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
 
     def _untold(self, name: str, before: Mapping[str, Any]) -> bool:
-        """Whether the content of arrays is described in one of the two runs only."""
+        """Returns whether the content of arrays is described in one of the two runs only."""
         return name.endswith(f"/{input_values.VALUES}") and not (name in before and name in self._facts)
 
     def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
@@ -168,12 +168,12 @@ class Fingerprint:
 
 
 def _described(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """The facts of the run that wrote a backup; empty where they are not known."""
+    """Returns the facts of the run that wrote a backup; empty where they are not known."""
     return json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
 
 
 def _compiled_rates(model: Any) -> dict[str, float]:
-    """The rates that the code gave to compile(), which a checkpoint may have replaced since."""
+    """Returns the rates that the code gave to compile(), which a checkpoint may have replaced since."""
     optimizer, rates = getattr(model, "_kdc_compiled_rates", (None, {}))
     return rates if optimizer is model.optimizer else model_parts.fixed_rates(model.optimizer)
 

@@ -158,5 +158,5 @@ def require_built(model: Any) -> None:
 
 
 def _cluster_of(model: Any) -> Cluster:
-    """The workers that hold the model together; a model of this process alone is read for alone."""
+    """Returns the workers that hold the model together; a model of this process alone is read for alone."""
     return Cluster.detect() if multi_worker.is_multi_worker(model.distribute_strategy) else Cluster()

@@ -33,7 +33,7 @@ class _Models(Shared):
 
 
 def architecture_tensor(model: Any) -> dict[str, SharedTensor]:
-    """The model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
+    """Returns the model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
     compiled, found = shared(_Models).known.get(model, (None, None))
     if found is None or compiled is not compilation(model):
         text = as_json(model)
@@ -43,7 +43,7 @@ def architecture_tensor(model: Any) -> dict[str, SharedTensor]:
 
 
 def architecture_json(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, advice: str) -> str:
-    """The JSON that a backup holds.
+    """Returns the JSON that a backup holds.
 
     Args:
         tensors: The chief's.
@@ -62,7 +62,7 @@ def architecture_json(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, a
 
 
 def model_of(text: str, shown: str, advice: str) -> Any:
-    """The model that a JSON text describes, compiled as it says.
+    """Returns the model that a JSON text describes, compiled as it says.
 
     Raises:
         ConfigError: Keras makes none of it, such as where it needs classes of the user's.

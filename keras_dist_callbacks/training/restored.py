@@ -50,7 +50,7 @@ class Restored:
         *,
         is_skipped: bool = False,
     ) -> Restored:
-        """The same answer on every worker, from what each of them found."""
+        """Returns the same answer on every worker, from what each of them found."""
         seen = cluster.gather([list(found), list(conditions)], "exactness", kind=tuple[list[str], list[str]])
         notes, unseen = (tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True))
         return cls(commit, position, notes, unseen, is_skipped)
@@ -78,7 +78,7 @@ class Restored:
 
 
 def describe_run(strategy: Any, workers: int) -> dict[str, JSON]:
-    """What must not change for a continuation to be exact, and the versions in use."""
+    """Returns what must not change for a continuation to be exact, and the versions in use."""
     import keras
     import tensorflow as tf
 
@@ -93,7 +93,7 @@ def describe_run(strategy: Any, workers: int) -> dict[str, JSON]:
 
 
 def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
-    """What `describe_run` returns, and what else a running fit() must not change."""
+    """Returns what `describe_run` returns, and what else a running fit() must not change."""
     return {
         **describe_run(fit.model.distribute_strategy, workers),
         "model": str(fit.model.name),
@@ -105,7 +105,7 @@ def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
 def assess(
     saved: WorkerState, now: Mapping[str, JSON], reasons: Sequence[str], *, generator: bool
 ) -> tuple[list[str], list[str]]:
-    """Why training will not continue exactly, and on what else that depends.
+    """Returns why training will not continue exactly, and on what else that depends.
 
     Args:
         saved: The backup.
@@ -119,7 +119,7 @@ def assess(
 
 
 def reproducibility_advice(replicas: int) -> list[str]:
-    """What would make two uninterrupted runs of this program equal, a sentence each; empty if they are."""
+    """Returns what would make two uninterrupted runs of this program equal, a sentence each; empty if they are."""
     advice = []
     if rng.global_seed() is None:
         advice.append(

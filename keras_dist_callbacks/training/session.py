@@ -35,7 +35,7 @@ _BEGIN, _END = ("on_train_batch_begin", "on_batch_begin"), ("on_train_batch_end"
 
 
 def missed_hooks(error: BaseException, callbacks: Sequence[Any]) -> list[str]:
-    """Names of callbacks with a state that got a batch's begin, or not its end, before an exception.
+    """Returns names of callbacks with a state that got a batch's begin, or not its end, before an exception.
 
     Args:
         error: It came out of a callback's hook around a batch, or from elsewhere.

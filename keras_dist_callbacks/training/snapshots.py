@@ -116,7 +116,7 @@ class FitState:
 
 
 def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -> Snapshot:
-    """A snapshot of this worker.
+    """Returns a snapshot of this worker.
 
     Args:
         state: The fit's.
@@ -156,6 +156,6 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
 
 
 def _finalizes(model: Any, callbacks: Sequence[Any]) -> bool:
-    """Whether the weights at the end of fit are not those of its last step."""
+    """Returns whether the weights at the end of fit are not those of its last step."""
     averages = bool(getattr(model.optimizer, "use_ema", False))
     return averages or any(getattr(c, "restore_best_weights", False) for c in callbacks)

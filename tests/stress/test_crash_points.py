@@ -166,7 +166,7 @@ def whole_commits(files: Files) -> list[Manifest]:
 
 
 def check(where: str, files: Files, workers: int = 1, *, late: bool = False) -> Manifest | None:
-    """A new run on that state takes the newest complete commit, bit by bit, and continues from it.
+    """A new run on that state takes the newest intact commit, bit by bit, and continues from it.
 
     With `late`, a run that was fenced may have left a manifest whose blobs the newer one had collected.
     """

@@ -87,7 +87,7 @@ class UserState:
         self._earlier: list[dict[str, Any]] = list(known[1]) if known[0] is self._function else []
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """What has changed since the start, as topics and tensors of a snapshot."""
+        """Returns what has changed since the start, as topics and tensors of a snapshot."""
         self.note_trace()
         now = self._walk()
         found = changes.changes_between(self._start, now, remade=self._remade(now))
@@ -125,7 +125,7 @@ class UserState:
         return node.value
 
     def _since_trace(self, now: Found) -> tuple[Found, Found]:
-        """What had changed when the step was last traced: as it was then, and as it is now."""
+        """Returns what had changed when the step was last traced: as it was then, and as it is now."""
         paths = self._traced[-1].records.keys()
         if not paths:
             return Found(), Found()
@@ -182,7 +182,7 @@ class UserState:
         return graphs.trace(self._fit)
 
     def _is_traced(self) -> bool:
-        """Whether the train function in use was traced since the start."""
+        """Returns whether the train function in use was traced since the start."""
         model = self._fit.model
         return bool(graphs.traces(model)) and self._first_trace != (model.train_function, graphs.trace_count(model))
 
@@ -199,11 +199,11 @@ class UserState:
         return _not_restored(changes.restore_and_compare(saved, tensors, self._walk))
 
     def restore_input(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """The same for the input's code, as of when the epoch began."""
+        """Returns the same for the input's code, as of when the epoch began."""
         return _not_restored(self.input.restore(saved, tensors))
 
     def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> tuple[list[str], list[str]]:
-        """What the script says otherwise than in the interrupted run: settings of training, and conditions.
+        """Returns what the script says otherwise than in the interrupted run: settings of training, and conditions.
 
         Args:
             tensors: Of the backup.
@@ -301,7 +301,7 @@ class UserState:
         return [path for path in dict.fromkeys([*unlike, *lost]) if _may_be_traced(path, now)]
 
     def _remade(self, now: Found) -> list[str]:
-        """What training has given the model instead of what it had, and a restart makes again as it is now."""
+        """Returns what training has given the model instead of what it had, and a restart makes again as it is now."""
         is_there = "optimizer" in self._start.nodes and "optimizer" in now.nodes
         is_replaced = is_there and not _is_same_object(self._start, now, "optimizer")
         return [*(["optimizer"] if is_replaced else []), *self.remade_losses()]
@@ -324,7 +324,7 @@ class UserState:
         return found
 
     def _newly_compiled(self, now: Found) -> list[str]:
-        """Where else the losses and metrics are that training has compiled; a restart has others."""
+        """Returns where else the losses and metrics are that training has compiled; a restart has others."""
         if model_config.compilation(self._fit.model) is self._compilation:
             return []
         before, after = _places_of_losses(self._start), _places_of_losses(now)
@@ -343,7 +343,7 @@ class UserState:
 
 
 def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
-    """What a training runs: its model, and the callbacks by name."""
+    """Returns what a training runs: its model, and the callbacks by name."""
     model = fit.model
     is_traced = not model.run_eagerly
     roots = {"model": Root(model, is_traced)}
@@ -379,7 +379,7 @@ def _is_same_object(start: Found, now: Found, path: str) -> bool:
 
 
 def _places_of_losses(found: Found) -> dict[str, str]:
-    """Where else an object is that was compiled as a loss or metric, with its place there."""
+    """Returns where else an object is that was compiled as a loss or metric, with its place there."""
     places = {}
     for path, node in found.nodes.items():
         if node.kind == "ref" and _may_keep_state(node.value):
@@ -419,7 +419,7 @@ def _changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
 
 
 def _names_with_callees(now: Found) -> set[str]:
-    """Names in functions that were traced, and in whatever has the name of what these call."""
+    """Returns names in functions that were traced, and in whatever has the name of what these call."""
     functions = [f for f in now.labels.values() if isinstance(f, types.FunctionType) and not is_library(f.__module__)]
     found, size = set(now.names_in_functions), -1
     while size != len(found):
@@ -429,7 +429,7 @@ def _names_with_callees(now: Found) -> set[str]:
 
 
 def _is_setting_of_users_layer(node: Node | None) -> bool:
-    """A number that a layer of the user's has from a layer of Keras', whose methods read it."""
+    """Returns a number that a layer of the user's has from a layer of Keras', whose methods read it."""
     slot = None if node is None else node.slot
     if node is None or slot is None or isinstance(node.value, bool) or not isinstance(node.value, int | float):
         return False
@@ -452,7 +452,7 @@ def _may_be_traced(path: str, now: Found) -> bool:
 
 
 def _is_loaded(fit: RunningFit) -> bool:
-    """Whether the model came from a checkpoint, and so did the values of its variables."""
+    """Returns whether the model came from a checkpoint, and so did the values of its variables."""
     return getattr(fit.model, "_kdc_origin", None) is not None
 
 
