@@ -85,7 +85,7 @@ def inexact_reasons(
     now: Mapping[str, JSON],
     *,
     generator: bool = False,
-    goes_on_after_end: bool = False,
+    continues_after_end: bool = False,
 ) -> list[str]:
     """Returns why training will not continue bit by bit as it would have, one sentence each with how to fix it.
 
@@ -93,7 +93,7 @@ def inexact_reasons(
         saved: The backup.
         now: This run, described as the backup's was.
         generator: Whether the input is a plain Python generator.
-        goes_on_after_end: Whether more epochs follow a finished run.
+        continues_after_end: Whether more epochs follow a finished run.
     """
     reasons = [_changed(saved.info, now, *row) for row in _MUST_NOT_CHANGE]
     if now["seed"] is None:
@@ -108,7 +108,7 @@ def inexact_reasons(
     if saved.state.get(RANDOM_OPERATIONS):
         reasons.append(_random_operations_reason(saved.state[RANDOM_OPERATIONS]))
     reasons += saved.state[UNTRACKED_INPUT]["unordered"]
-    if goes_on_after_end and saved.state.get("is_finalized"):
+    if continues_after_end and saved.state.get("is_finalized"):
         reasons.append(_FINALIZED)
     if now["replicas"] != 1 and generator:
         reasons.append(_UNORDERED_GENERATOR)
@@ -223,7 +223,7 @@ def _missed_hooks_reason(names: list[str]) -> str:
     )
 
 
-def _changed(before: Mapping[str, JSON], now: Mapping[str, JSON], key: str, what: str, cure: str) -> str | None:
+def _changed(before: Mapping[str, JSON], now: Mapping[str, JSON], key: str, what: str, advice: str) -> str | None:
     if before.get(key) == now.get(key) or before.get(key) is None:
         return None
-    return f"{what} changed from {before[key]} to {now.get(key)}; {cure}"
+    return f"{what} changed from {before[key]} to {now.get(key)}; {advice}"

@@ -114,7 +114,7 @@ def assess(
         generator: Whether the input is a plain Python generator.
     """
     ended = saved.position.kind == "end"
-    found = verdict.inexact_reasons(saved, now, generator=generator, goes_on_after_end=ended)
+    found = verdict.inexact_reasons(saved, now, generator=generator, continues_after_end=ended)
     return [*reasons, *found], verdict.conditions(saved)
 
 
