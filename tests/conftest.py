@@ -1,4 +1,4 @@
-"""One process for all in-process tests: CPU only, and nothing global left behind by a test."""
+"""One process for all in-process tests: CPU only, and no test leaves anything global."""
 
 from __future__ import annotations
 

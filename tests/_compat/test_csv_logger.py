@@ -24,7 +24,7 @@ from tests.support.resume_helpers import (
     run_uninterrupted,
 )
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 OLD = b"epoch,of an earlier job\r\n0,1\r\n"
 

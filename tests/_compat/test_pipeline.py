@@ -1,4 +1,4 @@
-"""Whether a cache comes to be whole is told as two passes show it."""
+"""Whether a cache comes to be whole is known from two passes."""
 
 from __future__ import annotations
 

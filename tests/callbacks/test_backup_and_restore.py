@@ -16,7 +16,7 @@ import keras_dist_callbacks as kdc
 from tests.support import tiny
 from tests.support.tiny import interrupt
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, Damage
 from tests.support import files, tiny
 from tests.support.grouped import grouped
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedE
 from tests.support import tiny
 from tests.support.tiny import interrupt
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def _newest_blob(backup: Path) -> Path:

@@ -13,7 +13,7 @@ HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_"
 
 
 class Recorder(keras.callbacks.Callback):
-    """Remembers what it was told."""
+    """Remembers what it was given."""
 
     def __init__(self) -> None:
         super().__init__()

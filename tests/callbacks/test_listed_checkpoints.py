@@ -1,4 +1,4 @@
-"""Whoever lists a directory of checkpoints, as scripts and guides do, finds checkpoints and nothing else."""
+"""A listing of a directory of checkpoints, as scripts and guides make it, has checkpoints and nothing else."""
 
 from __future__ import annotations
 

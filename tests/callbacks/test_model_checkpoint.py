@@ -26,7 +26,7 @@ from tests.support.callback_helpers import (
 from tests.support.checkpoints import listed, note_path
 from tests.support.leftovers import leftovers
 
-pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # whole fits
+pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # complete fits
 
 
 def names(directory: Path) -> list[str]:

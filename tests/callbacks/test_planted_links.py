@@ -1,4 +1,4 @@
-"""A whole fit() in a directory where someone has planted links, and with the links that users make."""
+"""A complete fit() in a directory where someone has planted links, and with the links that users make."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from keras_dist_callbacks._compat.model_parts import current_rates
 from keras_dist_callbacks.errors import ConfigError
 from tests.support.callback_helpers import be_worker_1, fit, tiny_model
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -21,7 +21,7 @@ from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.grouped import grouped
 
-pytestmark = [pytest.mark.slow, ignore_keras_warnings]  # whole fits
+pytestmark = [pytest.mark.slow, ignore_keras_warnings]  # complete fits
 
 
 def by_epoch(epoch: int) -> tf.data.Dataset:

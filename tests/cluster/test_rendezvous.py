@@ -1,4 +1,4 @@
-"""A lone process of a cluster names who is missing, in bounded time, and obeys signals."""
+"""A lone process of a cluster names who is missing, in bounded time, and handles signals."""
 
 from __future__ import annotations
 

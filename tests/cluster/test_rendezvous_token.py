@@ -1,4 +1,4 @@
-"""Who has the cluster's token is a worker, who has not is a stranger; and workers whose tokens differ are told so."""
+"""Who has the cluster's token is a worker, who has not is a stranger; and workers whose tokens differ get an error."""
 
 from __future__ import annotations
 

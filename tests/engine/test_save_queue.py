@@ -32,7 +32,7 @@ BYTES = 4000
 
 
 class Engine(BackupEngine):
-    """One whose writer waits until it is let go, and that notes which saves it tells workers to forget."""
+    """One whose writer waits until it is let go, and that notes which saves workers are to forget."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         cluster = Cluster()
@@ -208,7 +208,7 @@ def test_half_of_the_free_memory_knows_the_limits_of_containers(
 
 
 def test_other_jobs_of_the_queue_do_not_hold_backups_up_for_ever(engine: Engine) -> None:
-    """A backup in line keeps its place once something stands behind it; else two busy writers would always be first."""
+    """A queued backup keeps its place once something is queued after it; else two writers would always come first."""
     engine.hold()
     for step in range(1, 9):
         engine.save(snapshot(step))

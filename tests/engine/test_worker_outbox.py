@@ -1,4 +1,4 @@
-"""Two workers of one process: what the chief leaves out is not held by the other one, and every save is answered."""
+"""Two workers of one process: what the chief skips is not held by the other one, and every save is answered."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def process(directory: Path, task: str, *arguments: str) -> LocalCluster:
 
 
 def evaluated(directory: Path) -> list[int]:
-    """The steps that the processes of the evaluator have told a result of."""
+    """The steps that the processes of the evaluator have reported a result of."""
     logs = sorted((directory.parent / "logs-evaluate").iterdir())
     return [
         int(step) for path in logs for step in re.findall(r"evaluated \S+ \(epoch \d+, step (\d+)\)", path.read_text())

@@ -1,4 +1,4 @@
-"""Programs that people use next to `model.fit`: killed and resumed, a training tells truly how it continued."""
+"""Programs that people use next to `model.fit`: killed and resumed, a training reports truly how it continued."""
 
 from __future__ import annotations
 

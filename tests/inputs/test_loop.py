@@ -15,7 +15,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole trainings
+pytestmark = pytest.mark.slow  # complete trainings
 Take = Callable[[kdc.Checkpointer, tf.data.Dataset], Iterable[Any]]
 
 

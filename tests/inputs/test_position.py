@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.support import tiny
 from tests.support.inputs import INPUTS
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.mark.filterwarnings("ignore:.*input ran out of data.*:UserWarning")

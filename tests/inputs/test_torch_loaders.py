@@ -17,7 +17,7 @@ from tests.support import tiny
 torch_inputs = pytest.importorskip("tests.support.torch_inputs", exc_type=ImportError)
 torch = torch_inputs.torch
 pytestmark = [
-    pytest.mark.slow,  # whole fits
+    pytest.mark.slow,  # complete fits
     pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*shuffle.*:UserWarning"),
 ]

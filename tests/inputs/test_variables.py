@@ -1,4 +1,4 @@
-"""State that an input hides: put back where it can be, told where it cannot."""
+"""State that an input hides: put back where it can be, reported where it cannot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import inputs, tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 CERTAIN = {"strict": "certain"}
 

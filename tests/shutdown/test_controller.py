@@ -34,7 +34,7 @@ from tests.support.early_exits import (
 )
 from tests.support.grouped import grouped
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from tests.support.early_exits import (
     resume_and_compare,
 )
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.fixture(autouse=True)

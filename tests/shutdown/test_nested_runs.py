@@ -20,7 +20,7 @@ from tests.support import tiny
 from tests.support.early_exits import FOREVER, ActionAt, assert_nothing_is_left, fit, raise_signal, resume_and_compare
 from tests.support.grouped import grouped
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 OPTIONS: dict[str, Any] = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
 
 

@@ -1,4 +1,4 @@
-"""What cannot change is told at once and is not a reason to start again; the clients are real, so are their words."""
+"""What cannot change is an error at once and no reason to start again; the clients and their words are real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and a store: what passes is not noticed, what lasts is told well and soon."""
+"""What goes wrong between a client and a store: what passes is not noticed, what lasts is reported well and soon."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_slow_link_gets_the_time_that_its_size_needs(remote: Place, proxy: Fau
 
 @pytest.mark.process
 def test_a_name_that_is_taken_is_known_from_the_status_alone(stores: Stores, tmp_path: Path) -> None:
-    """Some servers of S3 leave out the field by which s3fs tells this error from others."""
+    """Some servers of S3 omit the field by which s3fs distinguishes this error from others."""
     place = stores.place("s3", tmp_path)
     assert place.server is not None
     place.open().create("x", [b"theirs"])

@@ -134,7 +134,7 @@ def test_a_signal_at_any_instant_loses_no_step(tmp_path: Path, reference, seed: 
         if codes[victim] == 138:
             assert set(codes) == {138}, cluster.tails()
             assert seconds < GRACE
-        if codes[victim] == -signal.SIGTERM:  # before fit, or behind it
+        if codes[victim] == -signal.SIGTERM:  # before fit, or after it
             assert seconds < 5.0 or workers > 1
             assert steps_of(tmp_path, victim) in {0, 27}
             if steps_of(tmp_path, victim) == 27:

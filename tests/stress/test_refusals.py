@@ -1,4 +1,4 @@
-"""What made it another model is told under every strategy, on every worker."""
+"""What made it another model is reported under every strategy, on every worker."""
 
 from __future__ import annotations
 

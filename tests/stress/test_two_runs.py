@@ -1,4 +1,4 @@
-"""Two runs on one directory at once: the newer one continues, the older one is told to end."""
+"""Two runs on one directory at once: the newer one continues, the older one gets an error and ends."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def share_processors() -> None:
     create, options_of = iterator_ops.OwnedIterator._create_iterator, dataset_ops.DatasetV2.options
 
     def options(self: tf.data.Dataset) -> tf.data.Options:
-        """Of a dataset for which nothing was chosen: not tuned, for whoever asks too."""
+        """Of a dataset for which nothing was chosen: not tuned, for any caller."""
         found = tf.data.Options().merge(options_of(self))
         if found.autotune.enabled is None:
             found.autotune.enabled = False

@@ -22,7 +22,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.evaluation import results
 from keras_dist_callbacks.testing import KillAt
 from tests.support import (
-    busy_machine,  # noqa: F401 - it changes this process if it is told to
+    busy_machine,  # noqa: F401 - it changes this process on request
     tiny,
 )
 

@@ -48,7 +48,7 @@ def augmenter(name: str) -> keras.Sequential:
 
 
 class SimSiam(keras.Model):
-    """Two views of one image are to be told alike. Without a call()."""
+    """Two views of one image are to be recognised as one. Without a call()."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.testing import KillAt
 from tests.support.exactness_cases import ALL_CASES as CASES
 from tests.support.workload import STRATEGIES, finish, make_strategy

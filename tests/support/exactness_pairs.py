@@ -144,7 +144,7 @@ class WGAN(DCGAN):
 
 
 class ConditionalGAN(DCGAN):
-    """Both networks are told of the class."""
+    """Both networks are given the class."""
 
     def __init__(self) -> None:
         super().__init__()

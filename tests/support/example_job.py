@@ -1,4 +1,4 @@
-"""Runs one of the examples, killed by SIGKILL after as many batches as it is told, and writes down what it prints.
+"""Runs one of the examples, killed by SIGKILL after as many batches as requested, and writes down what it prints.
 
 `40` kills each process that is told so, `1:40` worker 1 alone.
 """

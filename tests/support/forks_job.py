@@ -109,7 +109,7 @@ KINDS = [*INPUTS, *ACTS, "before", "none"]
 
 
 class Starts(keras.callbacks.Callback):
-    """Starts processes behind each step."""
+    """Starts processes after each step."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ class Row:
 
 
 def cases() -> list[Case]:
-    """The whole table; a lone start has no phase but one."""
+    """The complete table; a lone start has no phase but one."""
     every = itertools.product((2, 3), (True, False), FAULTS, PHASES)
     fits = [Case(*parts) for parts in every if parts[2] != "lone start" or parts[3] == "start-up"]
     loops = itertools.product((2,), (True, False), ("kill", "freeze", "raise", "exit"), ("train", "save"), (True,))

@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.engine import engine
 from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.engine.writer import shared_writer

@@ -99,7 +99,7 @@ def read_log(path: Path, commit: str) -> list[str]:
 
 
 def revision() -> str:
-    """The commit; `-dirty` behind it if files differ from it."""
+    """The commit; `-dirty` after it if files differ from it."""
     described = subprocess.run(
         ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
         cwd=ROOT, capture_output=True, text=True, check=True,

@@ -18,7 +18,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.testing import CountCalls, KillAt, StepLog, record_run
 
 BATCH = 48  # 1, 2 and 3 workers, and 2 replicas, get equal shares

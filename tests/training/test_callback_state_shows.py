@@ -20,7 +20,7 @@ from tests.support import tiny
 from tests.support.callback_helpers import scalars
 from tests.support.resume_helpers import Interruption, orders, run_interrupted
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 X, Y = tiny.data()
 VALIDATION = (X[:16], Y[:16])

@@ -19,7 +19,7 @@ from tests.support import SUPPORT, tiny
 from tests.support.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore
 from tests.support.processes import worker_processes
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 PROBE = SUPPORT / "probe_snapshots.py"
 

@@ -18,7 +18,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat import input_values, model_config
 from tests.support import inputs, tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 Make = Callable[[], keras.Model]
 

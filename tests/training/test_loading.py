@@ -19,7 +19,7 @@ from tests.support.processes import worker_processes
 from tests.training.test_checkpointer import loop
 from tests.training.test_resharding import recorded, run
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_reported(trained: keras.Model, tmp_path: Path) -
 
 
 class ReadBeside(keras.callbacks.Callback):
-    """Reads behind each batch; what it read, and what training had at each step."""
+    """Reads after each batch; what it read, and what training had at each step."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()

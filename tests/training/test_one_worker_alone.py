@@ -1,4 +1,4 @@
-"""What one worker alone does, or was told otherwise, never leaves the others hanging."""
+"""What one worker alone does, or was given, never leaves the others hanging."""
 
 from __future__ import annotations
 

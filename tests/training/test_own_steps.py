@@ -15,7 +15,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupMismatchError
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def network(name: str, outputs: int) -> keras.Sequential:

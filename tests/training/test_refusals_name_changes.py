@@ -11,7 +11,7 @@ from tests.support import files, tiny
 from tests.support.refused_models import CHANGES, FIXES, Unfreeze, compiled
 
 pytestmark = [
-    pytest.mark.slow,  # whole fits
+    pytest.mark.slow,  # complete fits
     pytest.mark.filterwarnings("ignore:.*shuffle=True:UserWarning"),
 ]
 

@@ -17,7 +17,7 @@ from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.restored import Restored
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 LOSS = "binary_crossentropy"
 Action = Callable[[Any], None]

@@ -15,7 +15,7 @@ from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import resume_mode
 from tests.support import files, tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 KEEP = {"delete_checkpoint": False}
 EPOCHS = 3

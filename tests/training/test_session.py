@@ -16,7 +16,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def rows(batch: int = 4) -> tf.data.Dataset:

@@ -19,7 +19,7 @@ from keras_dist_callbacks.training import resume_mode
 from tests.support import files, tiny
 
 pytestmark = [
-    pytest.mark.slow,  # whole fits
+    pytest.mark.slow,  # complete fits
     pytest.mark.filterwarnings("ignore:an earlier fit:RuntimeWarning"),
 ]
 
