@@ -1,4 +1,4 @@
-# Each target makes its own .venv if there is none; `make demo` and `make test` need nothing else.
+# Each target makes its own .venv if it does not exist; `make demo` and `make test` need nothing else.
 # Another Python: make test PYTHON=python3.12
 
 PYTHON ?= python3
@@ -26,9 +26,9 @@ help:
 	@echo "make lint        the gate without the tests"
 	@echo "make recipes     the examples with other libraries, killed and resumed; in an environment of their own"
 	@echo "make versions    the README's example, killed and resumed, under each supported Python, TensorFlow and Keras"
-	@echo "make chaos       of every campaign a share, by seed: SEED=$(SEED) SHARE=$(SHARE)"
-	@echo "make chaos-full  every campaign whole; goes on where an earlier run on this commit ended; PART=$(PART)"
-	@echo "make bench       what backups cost, measured beside Keras', Orbax' and TensorFlow's own"
+	@echo "make chaos       a share of every stress test, by seed: SEED=$(SEED) SHARE=$(SHARE)"
+	@echo "make chaos-full  every stress test completely; continues where an earlier run on this commit ended; PART=$(PART)"
+	@echo "make bench       what backups cost, next to Keras', Orbax' and TensorFlow's own"
 	@echo "make clean       remove what these have made, .venv included"
 
 venv: $(STAMP)

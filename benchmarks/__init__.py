@@ -1,1 +1,1 @@
-"""What backups cost, measured beside Keras', Orbax' and TensorFlow's own: `python -m benchmarks`."""
+"""What backups cost, measured next to Keras', Orbax' and TensorFlow's own: `python -m benchmarks`."""

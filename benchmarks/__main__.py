@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What backups cost, beside others'.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What backups cost, next to others'.")
     parser.add_argument("--only", action="append", choices=_TABLES, metavar="TABLE", help=", ".join(_TABLES))
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: shows that everything runs")
     parser.add_argument("--sizes", type=_sizes, help="sizes of the state in MB, such as 10,100")

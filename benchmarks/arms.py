@@ -117,7 +117,7 @@ def make(names: Sequence[str], workload: Workload, directory: Path, watch: Watch
 
 
 def _ours(directory: Path, *, fsync: bool, watch: Watch | None) -> Arm:
-    # A backup that is left out would look free: where nobody counts those that were made, "wait" shows instead.
+    # A backup that is left out would look free: where no one counts those that were made, "wait" shows instead.
     gate, busy = Gate(), "wait" if watch is None else "skip"
     callback = _Gated(
         gate, directory, save_freq=10**9, write_options=kdc.WriteOptions(when_busy=busy, fsync=fsync), verbose=0
@@ -185,7 +185,7 @@ def copies_beside(size: int) -> tuple[Arm, list[float]]:
 def writes_beside(path: Path, workload: Workload, *, fsync: bool) -> tuple[Arm, list[float]]:
     """The same for no more than it takes to hash, copy into a buffer and write around the page cache, one new file.
 
-    Every variable is read and held meanwhile, as it must be by whoever writes what training goes on to change.
+    Every variable is read and held meanwhile, as it must be by whoever writes what training continues to change.
     """
     size = workload.state_bytes
     source = _bytes(size)

@@ -37,7 +37,7 @@ class Estimate:
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """Three significant digits and at most three behind the point, unless told how many."""
+    """Three significant digits and at most three after the point, unless told how many."""
     if digits is None:
         size = abs(value)
         digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
@@ -82,7 +82,7 @@ class Blocks:
 
     @property
     def usual_step(self) -> float:
-        """The median step behind a gap without a save."""
+        """The median step after a gap without a save."""
         return float(np.median([b["steps"][0] for name in (NONE, NONE_AGAIN) for b in self._of(name)]))
 
     def blocking(self, arm: str) -> Values:
@@ -130,5 +130,5 @@ class Blocks:
         return self.blocking(arm) + self.wait(arm)
 
     def until_complete(self, arm: str) -> Values:
-        """From the begin of the save until it was complete, whatever the arm did behind that."""
+        """From the begin of the save until it was complete, whatever the arm did after that."""
         return np.array([b["complete"] for b in self._of(arm)]) - self.usual_gap

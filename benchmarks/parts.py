@@ -26,7 +26,7 @@ class Watch:
     Attributes:
         made: Of each one the processor time of its thread in ms, whole and, of every other one, by part.
         complete: When the newest one was there to be restored, as `time.perf_counter` tells it; what is not needed any
-            more is deleted behind that.
+            more is deleted after that.
     """
 
     made: list[dict[str, float]] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
     python examples/cross_validation.py runs/folds
 
-Each fold has a backup of its own, in a directory that is named after the rows it is trained with: scikit-learn tells an
+Each fold has a backup of its own, in a directory that is named after the rows it is trained with: scikit-learn gives an
 estimator no number of its fold. A fold that was finished trains no step again. One line is printed for each fold, with
 its score.
 """

@@ -3,7 +3,7 @@
     python examples/keras_tuner_search.py runs/search random
     python examples/keras_tuner_search.py runs/search hyperband
 
-Each trial has a backup of its own, beside what keras-tuner keeps of the trial. At the end one line is printed for each
+Each trial has a backup of its own, next to what keras-tuner keeps of the trial. At the end one line is printed for each
 trial: its number, its hyperparameters and its score, which are the same whether the search was killed or not.
 """
 
@@ -33,7 +33,7 @@ def build_model(hp: Any) -> keras.Model:
 
 
 class _BackedUp:
-    """What a tuner needs to go on within a trial: a backup in the directory of the trial."""
+    """What a tuner needs to continue within a trial: a backup in the directory of the trial."""
 
     def run_trial(self, trial: Any, *args: Any, callbacks: Sequence[Any] = (), **kwargs: Any) -> Any:
         place = f"{self.get_trial_dir(trial.trial_id)}/backup"
@@ -48,7 +48,7 @@ class RandomSearch(_BackedUp, keras_tuner.RandomSearch):
 
 
 class Hyperband(_BackedUp, keras_tuner.Hyperband):
-    """Short trials, of which the best go on for longer."""
+    """Short trials, of which the best continue for longer."""
 
 
 def make_tuner(directory: str, kind: str) -> keras_tuner.Tuner:

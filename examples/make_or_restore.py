@@ -9,10 +9,10 @@ prints, but for the lines about the store:
     epoch 3: accuracy 0.93
     epoch 4: accuracy 0.94
 
-Killed and started again, it takes the newest whole checkpoint and goes on with the epoch behind it. A checkpoint holds
-the model and its optimizer, and nothing of random states and of the order of the data: for a run that ends with the
-same weights as one that nobody has killed, add `kdc.BackupAndRestore`. `adopt=True` starts from checkpoints that Keras'
-own `ModelCheckpoint` has left in the directory, where there are none of ours.
+Killed and started again, it takes the newest intact checkpoint and continues with the epoch after it. A checkpoint
+holds the model and its optimizer, but not random states and the order of the data. Add `kdc.BackupAndRestore` for a
+run that ends with the same weights as an uninterrupted one. `adopt=True` starts from checkpoints that Keras' own
+`ModelCheckpoint` has left in the directory, if it has none of this package.
 """
 
 from __future__ import annotations

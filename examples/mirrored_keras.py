@@ -12,7 +12,7 @@ Every epoch saves its weights; those of the last one are loaded and evaluated:
     epoch 5: learning rate 0.0001
     accuracy of ckpt-0005.weights.h5: 0.84
 
-Killed at any instant and started again with the same directory, it goes on, and ends with the same weights. What
+Killed at any instant and started again with the same directory, it continues, and ends with the same weights. What
 differs from the tutorial's code: a `.weights.h5` in the checkpoints' name, which Keras 3 demands, three callbacks of
 this package in the place of Keras' own, `BackupAndRestore`, seeds, and `kdc.latest_checkpoint`, where the tutorial asks
 `tf.train`, which does not know Keras 3's files.

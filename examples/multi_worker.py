@@ -12,7 +12,7 @@ go to a store; logs are written by each worker to a place of its own. Each print
     worker 0 of 2: loss 1.40, accuracy 0.82
 
 Whichever of the two is killed, at any instant: the other one ends with exit code 138, which means "start me again".
-Started again with the same arguments, both go on, and end with the same weights as if nothing had happened. No path
+Started again with the same arguments, both continue, and end with the same weights as if nothing had happened. No path
 differs between chief and worker, and there is no copy of a checkpoint to delete, as in the tutorial.
 """
 

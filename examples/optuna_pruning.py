@@ -28,7 +28,7 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 class Report(keras.callbacks.Callback):
-    """Tells a trial of each epoch's score, and ends it where the pruner says so."""
+    """Reports each epoch's score to a trial, and ends it where the pruner says so."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Report(keras.callbacks.Callback):
             raise optuna.TrialPruned
 
 
-kdc.register_callback_state(Report, None)  # what it has told is in the study
+kdc.register_callback_state(Report, None)  # what it has reported is in the study
 
 
 def objective(directory: str, extra_callbacks: Sequence[Any]) -> Callable[[Trial], float]:
@@ -95,5 +95,5 @@ def search(directory: str, extra_callbacks: Sequence[Any] = ()) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", help="where the trials' backups go; the study is beside it")
+    parser.add_argument("directory", help="where the trials' backups go; the study is next to it")
     print("\n".join(search(parser.parse_args().directory)))

@@ -3,9 +3,9 @@
     python examples/wandb_offline.py runs/wandb
     wandb sync runs/wandb/wandb/latest-run
 
-Offline, each process writes a file of its own, and of one that is killed the last rows are lost: wandb writes them some
-seconds later. So the rows are part of the backup, and a process that goes on logs them again: its file is complete, and
-takes the place of those before it. One line is printed for each epoch.
+Offline, each process writes a file of its own. A killed process loses its last rows, because wandb writes them some
+seconds later. So the rows are part of the backup, and a resumed process logs them again. Its file is complete and
+replaces those before it. One line is printed for each epoch.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class StorageError(KdcError, OSError):
     Attributes:
         unavailable: Trying again later may help: the store did not answer, or refused for the time being.
         forbidden: The right to do this is missing.
-        full: There is no room for it on the disk, or within the quota.
+        full: There is no space for it on the disk, or within the quota.
     """
 
     unavailable = False
@@ -68,12 +68,12 @@ class StorageError(KdcError, OSError):
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Whether the same may well succeed later."""
+    """Returns whether the same may well succeed later."""
     return isinstance(error, ClusterError | StorageError) and error.unavailable
 
 
 def is_repeated(error: BaseException) -> bool:
-    """Whether a restart of the same code raises the same error."""
+    """Returns whether a restart of the same code raises the same error."""
     return isinstance(error, BackupMismatchError | ConfigError | CompatError)
 
 

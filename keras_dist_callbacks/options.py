@@ -90,7 +90,7 @@ class WriteOptions:
         max_held_bytes: Bytes that the states of unfinished backups may take: the state once for the one that is being
             written, and once for one in the queue; where two do not fit, a backup that is due meanwhile is skipped.
             With several workers the smallest value counts for all. Defaults to None: half of the memory that is free
-            as the run starts, as far as the system tells; workers of one host share it.
+            as the run starts, as far as the system reports it; workers of one host share it.
         max_local_state: Bytes of worker-local values that a worker sends to the chief for a backup; larger ones are not
             saved, and a resume says that it is not exact. Defaults to 64 MiB.
 
@@ -169,14 +169,14 @@ class ShutdownOptions:
 
 
 def open_to_write(url: PathLike, storage_options: Mapping[str, Any] | None, write: WriteOptions) -> Storage:
-    """A directory with the options of writing; raises what `Storage.open` does."""
+    """Returns a directory with the options of writing; raises what `Storage.open` does."""
     return Storage.open(
         url, storage_options, fsync=write.fsync, retry=write.retry, max_bytes_per_second=write.max_bytes_per_second
     )
 
 
 def group_of(name: str, given: _T | None, kind: type[_T]) -> _T:
-    """The options that were given, or the defaults.
+    """Returns the options that were given, or the defaults.
 
     Raises:
         ConfigError: It is something else.

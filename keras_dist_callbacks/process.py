@@ -34,7 +34,7 @@ class Shared:
     first_in_child: ClassVar[bool] = False
 
     def in_child(self) -> Self:
-        """What a forked child has instead; called there, in its only thread."""
+        """Returns what a forked child has instead; called there, in its only thread."""
         return self
 
 

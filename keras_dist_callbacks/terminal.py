@@ -20,7 +20,7 @@ _NOT_THE_USERS = {"keras_dist_callbacks", "keras", "tensorflow", "contextlib", "
 
 
 def escape_controls(text: str, keep: str = "") -> str:
-    r"""`text` with everything that a terminal would obey, or not show, written as an escape such as `\x1b`.
+    r"""`text` with everything that a terminal would interpret, or not show, written as an escape such as `\x1b`.
 
     Control characters, line breaks, marks that turn the direction of writing, characters without width and halves
     of surrogate pairs; letters, signs and spaces of any language stay. A text that is shown already stays as it is.
@@ -35,7 +35,7 @@ def escape_controls(text: str, keep: str = "") -> str:
 
 
 def first_few(texts: Sequence[str], most: int = 4) -> list[str]:
-    """The first of many texts, and how many more there are."""
+    """Returns the first of many texts, and how many more there are."""
     more = len(texts) - most
     return [*texts[:most], *([f"and {more} more such differences"] if more > 0 else [])]
 
@@ -54,7 +54,7 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
 
 
 def data_size(count: int) -> str:
-    """A number of bytes, as `812 B` or `6.9 MiB`."""
+    """Returns a number of bytes, as `812 B` or `6.9 MiB`."""
     if count < 1024:
         return f"{count} B"
     value = float(count)
@@ -106,7 +106,7 @@ def say(
 
 
 def is_shown(verbose: int | str = 1) -> bool:
-    """Whether a line, or a bar, of this process is for the terminal.
+    """Returns whether a line, or a bar, of this process is for the terminal.
 
     Keras keeps its switch per thread: ask in the thread of the user's, and pass the answer to other threads.
 
@@ -122,7 +122,7 @@ def print_only_if(prints: Callable[[], bool]) -> None:
 
 
 def is_first(text: str) -> bool:
-    """Whether this process has not said it yet; for advice that is the same for every run."""
+    """Returns whether this process has not said it yet; for advice that is the same for every run."""
     said = shared(Output).said
     is_new = text not in said
     said.add(text)
@@ -236,7 +236,7 @@ def _progress(
 
 
 def stderr_is_terminal() -> bool:
-    """Whether a bar can be drawn there; also asked where stderr is closed, or was never opened."""
+    """Returns whether a bar can be drawn there; also asked where stderr is closed, or was never opened."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except ValueError:  # it is closed

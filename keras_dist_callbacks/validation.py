@@ -29,10 +29,10 @@ _LARGEST_COUNT = 2**63 - 1
 Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS, description="a number of seconds above 0 up to 1e+07")]
 SecondsFromZero = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS, description="a number of seconds from 0 up to 1e+07")]
 Rate = Annotated[float, Meta(gt=0, le=2.0**60, description="a number of bytes per second above 0, and finite")]
-Count = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT, description="a whole number of 0 or more, below 2**63")]
-Some = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT, description="a whole number of 1 or more, below 2**63")]
+Count = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT, description="an integer of 0 or more, below 2**63")]
+Some = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT, description="an integer of 1 or more, below 2**63")]
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST_COUNT, description="a number of bytes of 0 or more, below 2**63")]
-Text = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
+Text = Annotated[str, Meta(min_length=1, description="a str that is not empty")]
 Verbosity = Count | bool
 _LONGEST_SHOWN = 60
 _FLAGS_OF_NUMPY = {"numpy.bool", "numpy.bool_"}  # by name: what only starts processes does without importing numpy
@@ -54,7 +54,7 @@ def _without_credentials(text: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value in short, without what may be a credential."""
+    """Returns a value in short, without what may be a credential."""
     short = _Shortened()
     short.maxstring = short.maxother = _LONGEST_SHOWN
     try:
@@ -65,12 +65,12 @@ def format_value(value: Any) -> str:
 
 
 def invalid_argument(name: str, value: Any, allowed: str, *, default: object = None) -> ConfigError:
-    """The error for a value that is not allowed.
+    """Returns the error for a value that is not allowed.
 
     Args:
         name: Of the argument.
         value: What was given.
-        allowed: What would do, behind "must be".
+        allowed: What would do, after "must be".
         default: What it is if nothing is given; None if that does not help.
     """
     advice = "" if default is None else f"; the default is {default!r}"
@@ -78,12 +78,12 @@ def invalid_argument(name: str, value: Any, allowed: str, *, default: object = N
 
 
 def is_bool(value: Any) -> TypeGuard[bool]:
-    """Whether it is True or False, of Python or numpy."""
+    """Returns whether it is True or False, of Python or numpy."""
     return isinstance(value, bool) or f"{type(value).__module__}.{type(value).__qualname__}" in _FLAGS_OF_NUMPY
 
 
 def check(name: str, value: Any, kind: Any, allowed: str = "", *, default: object = None, strict: bool = True) -> Any:
-    """A value as a `kind`; numbers, truth values and texts of numpy as Python's.
+    """Returns a value as a `kind`; numbers, truth values and texts of numpy as Python's.
 
     Args:
         name: Of the argument.
@@ -121,7 +121,7 @@ def check_fields(frozen: Any, but: Collection[str] = ()) -> None:
 
 
 def number_of(things: str, least: int = 0, most: int = _LARGEST_COUNT) -> Any:
-    """The type of a whole number, for `check`."""
+    """Returns the type of an integer, for `check`."""
     end = ", below 2**63" if most == _LARGEST_COUNT else f" up to {most}"
     return Annotated[int, Meta(ge=least, le=most, description=f"a number of {things} of {least} or more{end}")]
 
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    """A type in words."""
+    """Returns a type in words."""
     if get_origin(kind) in (Union, types.UnionType):
         *others, last = map(_describe, get_args(kind))
         return f"{', '.join(others)}, or {last}"
@@ -159,7 +159,7 @@ def verbosity(name: str, value: Any) -> int:
 
 
 def path(name: str, value: Any, if_empty: str = "") -> str:
-    """A path or URL, as a `str` or `os.PathLike[str]`; its text.
+    """Returns a path or URL, as a `str` or `os.PathLike[str]`; its text.
 
     Args:
         name: Of the argument.
@@ -183,7 +183,7 @@ def path(name: str, value: Any, if_empty: str = "") -> str:
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """A copy of a mapping of names; empty for None. What was given is never shown: it may hold credentials.
+    """Returns a copy of a mapping of names; empty for None. What was given is never shown: it may hold credentials.
 
     Raises:
         ConfigError: It is something else.
@@ -210,7 +210,7 @@ def function(name: str, value: _Function, what: str = "a function") -> _Function
 
 
 def instance(name: str, value: Any, kind: type[_T], *, also: str = "") -> _T:
-    """An object of a class.
+    """Returns an object of a class.
 
     Raises:
         ConfigError: It is of another one.
@@ -222,10 +222,10 @@ def instance(name: str, value: Any, kind: type[_T], *, also: str = "") -> _T:
 
 
 def parse_signal(name: str, value: Any) -> signal.Signals:
-    """The signal that a number or a name stands for.
+    """Returns the signal that a number or a name stands for.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It was not found.
     """
     try:
         if isinstance(value, str) and not value.isdecimal():

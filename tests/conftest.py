@@ -1,4 +1,4 @@
-"""One process for all in-process tests: CPU only, and nothing global left behind by a test."""
+"""One process for all in-process tests: CPU only, and no test leaves anything global."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 import pytest
 
 from tests.support.busy_machine import share_processors
-from tests.support.campaign_runs import (  # noqa: F401 - hooks
+from tests.support.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
+from tests.support.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
+from tests.support.stress_selection import (  # noqa: F401 - hooks
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
 )
-from tests.support.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
-from tests.support.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
 
 
 @pytest.fixture(autouse=True, scope="session")
 def collections_leave_the_imports_alone() -> None:
-    """Millions of objects that TensorFlow's import made and nobody frees; each collection would look at them again."""
+    """Millions of objects that TensorFlow's import made and no one frees; each collection would look at them again."""
     gc.collect()
     gc.freeze()
 

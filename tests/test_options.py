@@ -138,7 +138,7 @@ def test_a_time_out_is_that_of_make_strategy_else_of_the_environment_else_the_de
             kdc.make_strategy("default")
 
 
-def test_workers_wait_as_long_as_the_process_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_wait_as_long_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kdc.Cluster.detect().patience == 3600.0
     monkeypatch.setenv("KDC_TIMEOUT", "20")
     assert kdc.Cluster.detect().patience == 20.0

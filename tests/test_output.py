@@ -22,8 +22,8 @@ from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.terminal import is_shown, say
 from tests.support import ROOT, evaluator_runs, tiny
 from tests.support.callback_helpers import fit, tiny_model
+from tests.support.early_exits import FOREVER, ActionAt, raise_signal
 from tests.support.grouped import grouped
-from tests.support.left_early import FOREVER, At, raise_signal
 
 NAME = "keras_dist_callbacks"
 ADDRESSES = ["127.0.0.1:1", "127.0.0.1:2"]
@@ -175,7 +175,7 @@ def preempted(directory: Path, verbose: int) -> None:
     options: dict[str, Any] = {"signals": ["SIGUSR1"], "grace_period": FOREVER, "verbose": verbose}
     callbacks = [
         kdc.BackupAndRestore(directory, **grouped(**options)),
-        At("on_train_batch_end", (0, 2), raise_signal()),
+        ActionAt("on_train_batch_end", (0, 2), raise_signal()),
     ]
     try:
         with pytest.raises(kdc.Preempted):
@@ -213,13 +213,13 @@ def loop(directory: Path, verbose: int) -> None:
 
 
 LINES: dict[str, tuple[Callable[[Path, int], None], int, list[str]]] = {
-    "BackupAndRestore": (restore, logging.INFO, ["Restored "]),
+    "BackupAndRestore": (restore, logging.INFO, ["Resumed from "]),
     "preemption": (preempted, logging.WARNING, ["Preempted by SIGUSR1"]),
     "ModelCheckpoint": (checkpoint, logging.INFO, ["Epoch 1: saving model to", "Epoch 1: saved "]),
     "make_or_restore_model": (model, logging.INFO, ["keras_dist_callbacks: no checkpoint in"]),
     "SidecarEvaluator": (evaluator, logging.INFO, ["keras_dist_callbacks: evaluating", "no new checkpoint within"]),
     "PrintLR": (rate, logging.INFO, ["Epoch 1: learning rate 0.01"]),
-    "Checkpointer": (loop, logging.INFO, ["Restored "]),
+    "Checkpointer": (loop, logging.INFO, ["Resumed from "]),
 }
 SILENT = {"PrintLR", "Checkpointer"}  # without `verbose`
 

@@ -15,7 +15,7 @@ import pytest
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.terminal import write_line
 from tests.support import ROOT, tiny
-from tests.support.left_early import FOREVER, At, raise_signal
+from tests.support.early_exits import FOREVER, ActionAt, raise_signal
 
 
 class Writes(io.StringIO):
@@ -70,7 +70,7 @@ def test_a_preemption_is_reported_on_a_line_of_its_own(tmp_path: Path, capsys: p
                 tiny.shuffled(),
                 epochs=2,
                 shuffle=False,
-                callbacks=[backup, At("on_train_batch_end", (0, 2), raise_signal())],
+                callbacks=[backup, ActionAt("on_train_batch_end", (0, 2), raise_signal())],
             )
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -46,7 +46,7 @@ def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
         exec(compile(local, "README.md", "exec"), namespace)  # noqa: S102 - our own README
         histories.append(namespace["model"].history.history)  # type: ignore[attr-defined]
     assert histories[0] == histories[1]
-    assert "Restored" in capsys.readouterr().out
+    assert "Resumed from" in capsys.readouterr().out
     assert len(list((tmp_path / "run1/checkpoints").glob("*.keras"))) == 2
     assert kdc.latest_checkpoint(tmp_path / "run1/checkpoints") is not None
     assert np.isfinite(histories[0]["loss"]).all()

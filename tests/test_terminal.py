@@ -1,4 +1,4 @@
-"""Texts of unknown origin: nothing that a terminal would obey or hide is left, and everything else is."""
+"""Texts of unknown origin: nothing that a terminal would interpret or hide is left, and everything else is."""
 
 from __future__ import annotations
 

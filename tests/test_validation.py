@@ -195,7 +195,7 @@ def test_a_loop_takes_parts_of_keras_alone(part: str) -> None:
         ({"env": "A=5"}, "env must be a dict or None"),
     ],
 )
-def test_a_run_of_a_cluster_refuses_what_is_no_command_line(arguments_of_start: Any, message: str) -> None:
+def test_a_run_of_a_cluster_refuses_what_is_not_a_command_line(arguments_of_start: Any, message: str) -> None:
     cluster = testing.LocalCluster(["no-such-program"], 1, "logs")
     with pytest.raises(ConfigError, match=message):
         cluster.start(**arguments_of_start)

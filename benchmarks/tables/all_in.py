@@ -14,17 +14,16 @@ from benchmarks.parts import Watch
 from benchmarks.table import Bound, Table, at_most
 
 NOTES = [
-    "Blocks with several saves in one fit(), so many steps apart, and as many steps behind the last one; the whole "
+    "Blocks with several saves in one fit(), so many steps apart, and as many steps after the last one; the complete "
     "block less the block without a save of the same round, for each save that was complete at its end. The order is "
-    "shuffled in each round. A second arm without a save (A/A) shows the noise. What is still being written at the end "
-    "of a block is waited for outside of the timing, and the page cache is flushed: that flatters arms that write "
+    "shuffled in each round. A second arm without a save (A/A) shows the noise. What is still being written at the "
+    "end of a block is waited for outside of the timing, and the page cache is flushed: that flatters arms that write "
     "longer than two intervals or do not flush.",
-    '"Hash, copy, write beside training" holds what was read of the variables as ours does and, in a thread of the '
-    "priority of ours, hashes as many bytes, copies them into a buffer and writes that around the page cache to one "
-    "file, flushed where ours is: the least that a backup can cost that is written so, without anything that makes it "
-    "one.",
-    "Ours as users have it: a backup that is due too soon stands in line, and is left out if a newer one overtakes it. "
-    "At 100 MB the batch makes a step last longer. At 400 MB Adam alone does.",
+    '"Hash, copy, write beside training" holds what was read of the variables as ours does. A thread of the priority '
+    "of ours hashes as many bytes, copies them into a buffer and writes that around the page cache to one file, "
+    "flushed where ours is: the least that a backup can cost that is written so, without anything that makes it one.",
+    "Ours as users have it: a backup that is due too soon is queued, and is skipped if a newer one supersedes it. At "
+    "100 MB the batch makes a step last longer. At 400 MB Adam alone does.",
 ]
 _DURABLE, _NOT = 0.2, 0.25
 _BATCHES = {100: 64}
@@ -65,7 +64,7 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
     """One table of all sizes, modes and intervals."""
     table = Table(
         "All-in cost per save within fit()",
-        ["State, steps between saves", "Arm", "cost ms", "of Keras", "of training", "left out", "unwritten", "n"],
+        ["State, steps between saves", "Arm", "cost ms", "of Keras", "of training", "skipped", "unwritten", "n"],
         notes=list(NOTES),
     )
     for outcome in outcomes:
@@ -122,4 +121,4 @@ def _left_out(outcome: Outcome, blocks: Blocks, ours: str, where: str) -> Bound:
     limit = "0" if share < _ENOUGH else f"any number: the disk alone needs {share:.0%} of the interval"
     met = missing == 0 or share >= _ENOUGH
     why = f"the disk alone needs {share:.0%} of the interval"
-    return Bound(f"left out, {where}", limit, f"{missing} of {asked}", met, why)
+    return Bound(f"skipped, {where}", limit, f"{missing} of {asked}", met, why)

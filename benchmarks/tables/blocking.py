@@ -23,8 +23,8 @@ GENERAL_NOTES = [
     "Between two steps of one fit(): the gap in which an arm saves less the usual gap, and how much longer the next "
     "step takes than a usual one. Rounds of all arms are shuffled; before the next save everything is written and "
     "flushed.",
-    "Medians in ms with 95 % bootstrap intervals; ratios are of medians within the run. The first save of each arm "
-    "in the process is told apart.",
+    "Medians in ms with 95 % bootstrap intervals; ratios are of medians within the run. The first save of each arm in "
+    "the process is reported separately.",
 ]
 
 

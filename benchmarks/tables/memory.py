@@ -88,7 +88,7 @@ def measure(
 def _peak() -> int:
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     if found is None:
-        raise RuntimeError("this system does not tell a process' highest resident size")
+        raise RuntimeError("this system does not report a process' highest resident size")
     return int(found[1]) * 1024
 
 

@@ -1,4 +1,4 @@
-"""How long a job takes to go on: from the call of fit() to the end of its first step."""
+"""How long a job takes to continue: from the call of fit() to the end of its first step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOAD = "load_weights"
 _LIMITS = {"default": 0.6, "mirrored": 0.9}
 _LIMIT_SMALL = 1 / 5
 _CAN_FORGET = hasattr(os, "posix_fadvise")
-_ENDLESS = 1000  # epochs: each run goes on from where the one before was stopped, and saved
+_ENDLESS = 1000  # epochs: each run continues from where the one before was stopped, and saved
 
 
 def cases(config: Config) -> list[Case]:
@@ -154,9 +154,7 @@ def summarise(outcomes: list[Outcome]) -> list[Table]:
             shown = [median(values[:, 0]).show(), median(values[:, 1]).show(), compared, str(len(values))]
             table.rows.append([where, name, *shown])
         raw = ratio(found[arms.OURS][:, 1], found[_LOAD][:, 1])
-        table.notes.append(
-            f"{where}: with the whole of fit()'s start and the first step counted in both, {raw.show()}."
-        )
+        table.notes.append(f"{where}: with all of fit()'s start and the first step counted in both, {raw.show()}.")
         table.bounds.append(_bound(over, where, _LIMIT_SMALL if many else _LIMITS[case["strategy"]]))
     return [table]
 

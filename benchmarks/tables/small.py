@@ -24,7 +24,7 @@ _ONE_OFF_LIMIT_MS = 1000.0
 
 
 def cases(config: Config) -> list[Case]:
-    """With fsync beside all arms, and without."""
+    """With fsync next to all arms, and without."""
     variables = config.small_variables
     common = {"variables": variables, "rounds": config.rounds(6), "seed": config.seed}
     return [*({**common, "fsync": fsync} for fsync in (True, False)), {"variables": variables, "fresh": True}]

@@ -1,4 +1,4 @@
-"""Processor time of the background thread per save, by part, beside what a copy within memory takes."""
+"""Processor time of the background thread per save, by part, next to what a copy within memory takes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchmarks.table import Table, at_most
 
 NOTES = [
     "Processor time of the thread that hashes, writes and publishes our backups, a save every 8 steps of one fit(), "
-    "and that of a thread of the same priority that copies as many bytes within memory instead, beside training, which "
-    "takes caches and bandwidth from both; and of one that only hashes each piece, copies it into a buffer and writes "
-    "that around the page cache, to one file, while what was read of the variables is held as ours holds it. A copy "
-    "while training stands still is shown as well. Every other save is looked into by part, which itself costs some of "
-    "the time; the whole is that of the others.",
+    "and that of a thread of the same priority that copies as many bytes within memory instead while training runs, "
+    "which takes caches and bandwidth from both; and of one that only hashes each piece, copies it into a buffer and "
+    "writes that around the page cache, to one file, while what was read of the variables is held as ours holds it. A "
+    "copy while training stands still is shown as well. Every other save is looked into by part, which itself costs "
+    "some of the time; the total is that of the others.",
 ]
 _EVERY, _SAVES = 8, 4
 _ROUNDS = 5
@@ -50,8 +50,8 @@ def measure(directory: Path, *, megabytes: int, fsync: bool, rounds: int, seed: 
 def summarise(outcomes: list[Outcome]) -> list[Table]:
     """One table."""
     columns = [
-        "State, mode", "memcpy, still", "memcpy beside", "hash, copy, write", "first ms", "later ms",
-        "of memcpy beside", "of hash, copy, write",
+        "State, mode", "memcpy, still", "memcpy in training", "hash, copy, write", "first ms", "later ms",
+        "of memcpy in training", "of hash, copy, write",
     ]  # fmt: skip
     table = Table(
         "Processor time of the background thread per save", [*columns, *PARTS, "rest", "n"], notes=list(NOTES)
@@ -87,7 +87,7 @@ def _add(table: Table, outcome: Outcome, still: Values, where: str, *, bound: bo
         least = _over(floor, beside)
         why = f"no more than to hash, copy and write it around the page cache takes {least.show()} memcpys; {spent}"
         once = _over(Estimate(first, first, first, 1), beside)
-        table.bounds.append(at_most(f"background thread / memcpy beside training, {where}", compared, _COPIES, why))
+        table.bounds.append(at_most(f"background thread / memcpy during training, {where}", compared, _COPIES, why))
         table.bounds.append(at_most(f"the same of the first save, {where}", once, _COPIES, why))
 
 

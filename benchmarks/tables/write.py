@@ -1,4 +1,4 @@
-"""How fast the background writes, beside os.write of the same bytes in the same mode."""
+"""How fast the background writes, next to os.write of the same bytes in the same mode."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NOTES = [
     "From the begin of the save until it is complete, training stands still meanwhile. Ours hashes every byte, writes "
     "to new names, publishes a manifest and reads it back; os.write writes the same number of bytes to one new file. "
     "Then the backup that is no longer needed is deleted, and that file: how long it takes until that is done too is "
-    "told apart, as a disk may take as long for it as for a part of the write. Each change of all bytes is one "
-    "training step.",
+    "reported separately, as a disk may take as long for it as for a part of the write. Each change of all bytes is "
+    "one training step.",
 ]
 _ROUNDS = {100: 12}
 _ROUNDS_OF_LARGE = 5

@@ -13,7 +13,7 @@ from keras_dist_callbacks._compat.variables import GLOBAL_SEED_GENERATOR, named_
 
 
 def unbuilt_layers(model: Any) -> list[str]:
-    """The layers of an unbuilt model, or the model itself, whose `build()` is still to make variables.
+    """Returns the layers of an unbuilt model, or the model itself, whose `build()` is still to make variables.
 
     A model that trains itself by a step of its own may have no `call()`: then it stays unbuilt for ever, and all its
     variables are there as soon as its layers have theirs.
@@ -44,14 +44,14 @@ def build_metrics(fit: RunningFit) -> None:
         lambda s: s._value_specs[0] if hasattr(s, "_value_specs") else s, spec, expand_composites=False
     )
     # A train_step of the user's may take what the model itself does not. Then metrics are made by the first step, and
-    # a restore says that they start afresh.
+    # a restore says that they start again.
     taken = contextlib.suppress(ValueError, TypeError, RuntimeError, AttributeError)
     with model.distribute_strategy.scope(), _without_variables(model.optimizer), taken:
         model._symbolic_build(data_batch=local)
 
 
 def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> None:
-    """Builds an optimizer for those weights of which a backup has slots; not at all where their names do not tell.
+    """Builds an optimizer for those weights of which a backup has slots; not at all where their names do not say.
 
     Args:
         optimizer: An optimizer of the model's, or None.
@@ -75,7 +75,7 @@ def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> No
 
 
 def weights_of_partial_slots(model: Any) -> list[int]:
-    """Which weights `model.optimizer` was built for, if it has slots for some of these only; none otherwise.
+    """Returns which weights `model.optimizer` was built for, if it has slots for some of these only; none otherwise.
 
     Returns:
         Their places among the trainable variables.
@@ -146,7 +146,7 @@ def _longest_begin(slot: str, begins: Collection[str]) -> str | None:
 
 @contextlib.contextmanager
 def _without_variables(optimizer: Any) -> Iterator[None]:
-    """Keras builds an optimizer for all weights, beside the metrics, unless it takes it to be built."""
+    """Keras builds an optimizer for all weights, in addition to the metrics, unless it takes it to be built."""
     if optimizer is None or optimizer.built:
         yield
         return
@@ -158,7 +158,7 @@ def _without_variables(optimizer: Any) -> Iterator[None]:
 
 
 def has_unbuilt_variables(model: Any) -> bool:
-    """Whether metric or optimizer variables do not exist yet."""
+    """Returns whether metric or optimizer variables do not exist yet."""
     metrics = model._compile_metrics
     losses = model._compile_loss
     return (

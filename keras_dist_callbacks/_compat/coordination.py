@@ -46,7 +46,7 @@ def configure(
 
 
 def is_too_late() -> bool:
-    """Whether TensorFlow has begun to run operations, so that no cluster can be joined any more."""
+    """Returns whether TensorFlow has begun to run operations, so that no cluster can be joined any more."""
     return bool(getattr(_context(), "_initialized", False))
 
 
@@ -107,7 +107,7 @@ def report_error(text: str) -> None:
 
 
 def peer_errors() -> tuple[type[Exception], ...]:
-    """What TensorFlow raises when another worker is gone."""
+    """Returns what TensorFlow raises when another worker is gone."""
     import tensorflow as tf
 
     return (
@@ -119,7 +119,7 @@ def peer_errors() -> tuple[type[Exception], ...]:
 
 
 def service_errors() -> tuple[type[Exception], ...]:
-    """What a request to the service may end with when its host goes away meanwhile."""
+    """Returns what a request to the service may end with when its host goes away meanwhile."""
     import tensorflow as tf
 
     return (*peer_errors(), tf.errors.InternalError, tf.errors.UnknownError, tf.errors.FailedPreconditionError)

@@ -39,7 +39,7 @@ _ONLY_PYTHON = ("python", "numpy")
 
 
 def describe() -> dict[str, str]:
-    """The numerical environment of this process, as names and texts."""
+    """Returns the numerical environment of this process, as names and texts."""
     import tensorflow as tf
 
     model, instructions = _processor()
@@ -59,7 +59,7 @@ def describe() -> dict[str, str]:
 
 
 def switches() -> dict[str, str]:
-    """What a script may change while it runs; of the rarer ones those that are set."""
+    """Returns what a script may change while it runs; of the rarer ones those that are set."""
     import keras
     import tensorflow as tf
 
@@ -106,7 +106,7 @@ def unordered_sums(replicas: int, in_step: Sequence[str]) -> list[str]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Why another environment computes other bits, and on what it depends whether it does.
+    """Returns why another environment computes other bits, and on what it depends whether it does.
 
     Args:
         before: Of the run that wrote the backup; empty if it is not known.
@@ -138,7 +138,7 @@ def _threads() -> tuple[int, int]:
 
 
 def _processor() -> tuple[str, str]:
-    """The CPU's model, and which of its instruction sets kernels are chosen by."""
+    """Returns the CPU's model, and which of its instruction sets kernels are chosen by."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:

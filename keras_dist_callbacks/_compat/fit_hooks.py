@@ -18,7 +18,7 @@ _ITERATOR_METHODS = ("_enumerate_iterator", "catch_stop_iteration")
 
 
 class FitHooks(Protocol):
-    """What wants to be told about fit's progress."""
+    """What is called as fit progresses."""
 
     def before_epoch(self) -> None:
         """Before any callback's `on_epoch_begin`."""
@@ -181,7 +181,7 @@ class _Seam:
 
 
 class _Watched:
-    """A context manager that tells what leaves it, or that nothing does."""
+    """A context manager that reports the exception that leaves it, or None."""
 
     def __init__(
         self, inner: Any, leaves: Callable[[BaseException], None], ended: Callable[[], None] | None = None
@@ -209,7 +209,7 @@ class _Watched:
 
 
 def _triple(step: tuple[Any, ...], steps_per_execution: int) -> tuple[int, int, Any]:
-    """First and last batch of a step, and its data; before 3.11 or so Keras told the first batch alone."""
+    """First and last batch of a step, and its data; before 3.11 or so Keras reported only the first batch."""
     return step[0], step[0] + steps_per_execution - 1, step[-1]
 
 

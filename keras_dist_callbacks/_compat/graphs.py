@@ -56,7 +56,7 @@ class Resource:
     dtype: Any
 
     def hold(self) -> SharedRead:
-        """Its value now, as `VariableSet.hold` reads it."""
+        """Returns its value now, as `VariableSet.hold` reads it."""
         return hold_resource(self.handle, self.dtype)
 
     def assign(self, value: np.ndarray[Any, Any]) -> None:
@@ -72,10 +72,10 @@ class Resource:
 
 
 def resources(function: Any) -> list[Resource]:
-    """The variables that a concrete function captured, in the order in which its trace met them.
+    """Returns the variables that a concrete function captured, in the order in which its trace met them.
 
-    What TensorFlow captured for itself is none: the token that orders collective operations is a resource without a
-    variable that the graph knows.
+    What TensorFlow captured for itself does not count: the token that orders collective operations is a resource
+    without a variable that the graph knows.
     """
     import tensorflow as tf
 
@@ -127,7 +127,7 @@ def operations_of_dataset(variant: Any) -> Operations:
         text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignores_state).numpy()
         return _operations(tf.compat.v1.GraphDef.FromString(text))
     except Exception:  # noqa: BLE001 - more than a GraphDef can hold, or an operation that has no graph
-        return Operations((), ("a dataset that cannot be looked into",), False, False, 0)
+        return Operations((), ("a dataset that cannot be inspected",), False, False, 0)
 
 
 def _operations(definition: Any) -> Operations:
@@ -158,7 +158,7 @@ def _unordered_sum(node: Any) -> str | None:
 
 
 def seeds(graph: Any) -> dict[str, str]:
-    """The seeds of a graph's own random operations, by their names."""
+    """Returns the seeds of a graph's own random operations, by their names."""
     return {
         op.name: f"{op.get_attr('seed')}, {op.get_attr('seed2')}"
         for op in graph.get_operations()
@@ -182,7 +182,7 @@ def _label(op: str, name: str) -> str:
 
 
 def distinct(found: Iterable[Resource]) -> list[Resource]:
-    """Each variable once."""
+    """Returns each variable once."""
     return list({resource.key: resource for resource in found}.values())
 
 
@@ -197,14 +197,14 @@ def has_other_traces(model: Any) -> bool:
 
 
 def trace_count(model: Any) -> int:
-    """How often train and test steps were traced: cheap to ask, unlike the traces themselves."""
+    """Returns how often train and test steps were traced: cheap to ask, unlike the traces themselves."""
     functions = (getattr(model, name, None) for name in ("train_function", "test_function"))
     compiled = [None if function is None else _compiled(function) for function in functions]
     return sum(function.experimental_get_tracing_count() for function in compiled if function is not None)
 
 
 def is_opaque(model: Any) -> bool:
-    """Whether there is a train function, into which cannot be looked: one that the user's class made."""
+    """Returns whether there is a train function, into which cannot be looked: one that the user's class made."""
     function = getattr(model, "train_function", None)
     return function is not None and not model.run_eagerly and _compiled(function) is None
 
@@ -226,7 +226,7 @@ def set_table(table: Any, keys: Any, values: Any) -> None:
 
 
 def table_digest(table: Any) -> str | None:
-    """A hash of what a static lookup table holds; None of anything else."""
+    """Returns a hash of what a static lookup table holds; None of anything else."""
     import tensorflow as tf
 
     if not isinstance(table, tf.lookup.StaticHashTable):
@@ -236,7 +236,7 @@ def table_digest(table: Any) -> str | None:
 
 
 def captured(functions: list[Any]) -> list[Resource]:
-    """The variables that concrete functions captured, in the order of their traces."""
+    """Returns the variables that concrete functions captured, in the order of their traces."""
     return distinct(resource for function in functions for resource in resources(function))
 
 
@@ -297,7 +297,7 @@ def concrete_functions(function: Any) -> list[Any]:
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    """The `tf.function` that a train function of Keras calls, or is."""
+    """Returns the `tf.function` that a train function of Keras calls, or is."""
     return next((f for f in _reachable(function) if hasattr(f, "_list_all_concrete_functions")), None)
 
 

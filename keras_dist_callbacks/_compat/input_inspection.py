@@ -21,7 +21,7 @@ _ADAPTERS = {
 
 @dataclass(frozen=True)
 class InputInspection:
-    """What resuming must know of an input beside its position.
+    """What a resume must know of an input in addition to its position.
 
     Attributes:
         variables: Those that functions of the pipeline capture and change, such as the state of a Keras random layer.
@@ -68,7 +68,7 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
 
 
 def passes_differ(dataset: Any) -> bool:
-    """Whether a pass over a dataset may have other elements, or another order, than the pass before it."""
+    """Returns whether a pass over a dataset may have other elements, or another order, than the pass before it."""
     if pipeline.reshuffling_stages(dataset):
         return True
     functions = [found for stage in pipeline.stages(dataset) for found in pipeline.function_operations(stage)]
@@ -79,7 +79,7 @@ def passes_differ(dataset: Any) -> bool:
 
 
 def inspect_source(source: Any) -> InputInspection:
-    """The same for what the user passed, before Keras made an adapter of it; arrays hide nothing."""
+    """Returns the same for what the user passed, before Keras made an adapter of it; arrays hide nothing."""
     import keras
     import tensorflow as tf
 
@@ -121,7 +121,7 @@ def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
         if own == "false" or (own == "default" and loose):
             yield (
                 f"the input's {_public_name(stage)} with deterministic=False yields its elements in an order that "
-                "differs from run to run; leave deterministic out"
+                "differs from run to run; remove deterministic=False"
             )
         elif rng.is_deterministic():  # tf.data then runs functions that have a state one after the other
             continue
@@ -130,7 +130,7 @@ def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
                 what = found.random[0] if found.random else "a random layer or a variable"
                 yield (
                     f"the input's {_public_name(stage)} draws from a state that its parallel calls share ({what}), so "
-                    "that two runs differ; leave num_parallel_calls out there"
+                    "that two runs differ; remove its num_parallel_calls"
                 )
 
 
@@ -144,8 +144,8 @@ def _races(dataset: Any, stages: list[Any], variables: list[graphs.Resource]) ->
         users = [path for path, stage in occurrences if id(stage) in keyed]
         if any(0 < sum(user[: len(path)] == path and user != path for user in users) < len(users) for path in ahead):
             yield (
-                f"two parts of the input that run side by side draw from {variable.name}, so that two runs differ; "
-                "give each a random layer or generator of its own"
+                f"two parts of the input run in parallel and both draw from {variable.name}, so that two runs differ; "
+                "give each part its own random layer or generator"
             )
 
 
@@ -157,8 +157,9 @@ def _early_ends(dataset: Any) -> Iterator[str]:
     for end, stage in pipeline.early_termination_paths(dataset):
         if any(place[: len(path)] == path and path[: len(end)] == end for place in late for path in ahead):
             yield (
-                f"the input's {_public_name(stage)} ends a pass while orders before it are being drawn ahead, so "
-                "that two runs differ; put it before what repeats or joins shuffled data, or prefetch after it"
+                f"the input's {_public_name(stage)} ends a pass while the stages before it already draw the next "
+                "order, so that two runs differ; move it before the stage that repeats or joins shuffled data, or add "
+                "prefetch after it"
             )
 
 
@@ -231,7 +232,7 @@ def _facts_of_stages(root: str, dataset: Any) -> dict[str, Any]:
 
 
 def _facts_of_source(stage: Any, where: str) -> dict[str, str]:
-    """What is known of a stage that reads from elsewhere, such as a data base."""
+    """Returns what is known of a stage that reads from elsewhere, such as a data base."""
     name = type(stage).__name__.strip("_").rstrip("V12").removesuffix("Dataset")
     if not hasattr(stage, "_inputs") or stage._inputs() or name in _KNOWN_SOURCES:
         return {}  # the function of a distributed dataset is a condition already
@@ -284,7 +285,7 @@ def _constants(stage: Any) -> dict[str, str]:
 
 
 def _captured_constants(function: Any) -> str:
-    """A hash of the tensors that a function holds on to, such as the mean of a `Normalization` in a map."""
+    """Returns a hash of the tensors that a function holds on to, such as the mean of a `Normalization` in a map."""
     held = [tensor for tensor in getattr(function, "captured_inputs", ()) if tensor.dtype.name not in _HANDLES]
     return input_values.digest_of(held)[0]
 

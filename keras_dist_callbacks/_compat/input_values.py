@@ -10,34 +10,34 @@ import numpy as np
 import xxhash
 from keras import tree
 
-LARGEST = 2**32  # bytes that are read whole, within half a second; of more, rows evenly spread
+LARGEST = 2**32  # bytes that are read completely, within half a second; of more, rows evenly spread
 _ROWS_READ = 64
 _LARGEST_TEXTS = 2**22
 _FILES_READ = 64
 _FILES_SECONDS = 2.0
-_LARGEST_FILE = 2**20  # bytes that are read whole; of larger ones, blocks evenly spread
+_LARGEST_FILE = 2**20  # bytes that are read completely; of larger ones, blocks evenly spread
 _BLOCKS, _BLOCK = 16, 4096
 VALUES = "values"
-"""The last part of the name of a fact that tells the values of arrays apart, and says nothing else of them."""
+"""The last part of the name of a fact that only identifies the values of arrays."""
 UNREAD = "unread"
 """The last part of the name of a fact that says what of them was not read."""
 
 
 def facts_of(where: str, arrays: Iterable[Any]) -> dict[str, str]:
-    """A hash of what arrays hold, and what of them it does not tell."""
+    """Returns a hash of what arrays hold, and what of them it does not cover."""
     digest, unread = digest_of(arrays)
     return {f"{where}/{VALUES}": digest, **({f"{where}/{UNREAD}": "; ".join(unread)} if unread else {})}
 
 
 def digest_of(arrays: Iterable[Any]) -> tuple[str, list[str]]:
-    """The hash, and a clause for each kind of what was not read."""
+    """Returns the hash, and a clause for each kind of what was not read."""
     digest = xxhash.xxh3_64()
     unread = [_add(part, digest) for array in arrays if array is not None for part in _parts(array)]
     return digest.hexdigest(), list(dict.fromkeys(filter(None, unread)))
 
 
 def tensors_of(stage: Any) -> list[Any]:
-    """The tensors of a `from_tensors` or `from_tensor_slices`, ragged and sparse ones as the user gave them."""
+    """Returns the tensors of a `from_tensors` or `from_tensor_slices`, ragged and sparse ones as the user gave them."""
     import tensorflow as tf
     from tensorflow.python.data.util import structure
 
@@ -85,7 +85,7 @@ def _add(array: Any, digest: xxhash.xxh3_64) -> str | None:
 
 
 def texts_of(value: Any) -> list[str] | None:
-    """The texts of a tensor or an array that holds nothing else; None of any other."""
+    """Returns the texts of a tensor or an array that holds nothing else; None of any other."""
     import tensorflow as tf
 
     if isinstance(value, tf.Tensor):
@@ -115,12 +115,12 @@ def _numbers(array: Any) -> np.ndarray[Any, Any] | None:
 
 
 def flatten(*sources: Any) -> list[Any]:
-    """The arrays in what `fit()` was given, without those that are None."""
+    """Returns the arrays in what `fit()` was given, without those that are None."""
     return [array for array in tree.flatten(sources) if array is not None]
 
 
 def are_files(texts: Sequence[str]) -> bool:
-    """Whether texts are the names of files, as the first one tells."""
+    """Returns whether texts are the names of files, judged by the first one."""
     import tensorflow as tf
 
     if not texts or "/" not in texts[0] or len(texts[0]) > _BLOCK or "\n" in texts[0]:
@@ -132,7 +132,7 @@ def are_files(texts: Sequence[str]) -> bool:
 
 
 def file_facts(where: str, paths: Sequence[str]) -> dict[str, Any]:
-    """What tells files apart: the names without their directories, sizes, times, and what is in some of them.
+    """Returns what identifies files: the names without their directories, sizes, times, and what is in some of them.
 
     Args:
         where: How the names of the facts begin.
@@ -141,7 +141,7 @@ def file_facts(where: str, paths: Sequence[str]) -> dict[str, Any]:
     Returns:
         `names`, `sizes` and `times`: digests of all files; the latter two are None where two seconds are not enough.
         `samples`: of at most 64 files, evenly spread, what can be read within two seconds: size, time of the last
-        change in nanoseconds, digest, and whether it is that of the whole content.
+        change in nanoseconds, digest, and whether it is that of the entire content.
     """
     every = np.linspace(0, len(paths) - 1, min(_FILES_READ, len(paths))).astype(int)
     stats = list(_within(_FILES_SECONDS, map(_stat, paths)))
@@ -202,10 +202,10 @@ def _digest_of_file(file: Any, size: int) -> str:
 
 
 def changed_files(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> int:
-    """How many of the files that two runs sampled have another size or content."""
+    """Returns how many of the files that two runs sampled have another size or content."""
     return sum((a[0], a[2]) != (b[0], b[2]) for a, b in zip(before, now, strict=False))
 
 
 def were_files_compared(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], count: int) -> bool:
-    """Whether two runs have read all of so many files whole."""
+    """Returns whether two runs have read all of so many files completely."""
     return len(before) == len(now) == count and all(sample[3] for sample in now)

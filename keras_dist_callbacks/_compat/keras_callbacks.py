@@ -34,7 +34,7 @@ class _Fits(Shared):
 
 
 def note_begin(fit: seam.RunningFit) -> None:
-    """A fit begins; to be called before it is told to begin elsewhere."""
+    """A fit begins; called before its initial epoch is changed."""
     shared(_Fits).asked[fit.model] = fit.initial_epoch, fit.epochs
 
 
@@ -47,7 +47,7 @@ def note_end(model: Any) -> None:
 
 
 def get(history: Any) -> dict[str, Any]:
-    """The state of a running fit's History, with the Histories of the epochs before that fit."""
+    """Returns the state of a running fit's History, with the Histories of the epochs before that fit."""
     state = {"epoch": history.epoch, "history": history.history}
     first, _ = shared(_Fits).asked.get(history.model, _ALL)
     before = [fit for fit in shared(_Fits).earlier.get(history.model, []) if fit["epoch"] and fit["epoch"][-1] < first]
@@ -66,7 +66,7 @@ def set_back(history: Any, state: dict[str, Any]) -> None:
 
 
 def get_rows(callback: Any) -> dict[str, Any]:
-    """Size and hash of the file, flushed, and its columns; a size of None if there is no file."""
+    """Size and hash of the file, flushed, and its columns; a size of None without a file."""
     if callback.csv_file is not None and not getattr(callback.csv_file, "closed", True):
         callback.csv_file.flush()
     size = _size(callback.filename)
@@ -76,7 +76,7 @@ def get_rows(callback: Any) -> dict[str, Any]:
 
 
 def cut(callback: Any, size: int, digest: str) -> str | None:
-    """Takes away the rows behind the backup, before `on_train_begin` opens the file.
+    """Takes away the rows after the backup, before `on_train_begin` opens the file.
 
     Returns:
         Why the file was left alone, if it is not the one that was backed up.
@@ -95,13 +95,13 @@ def cut(callback: Any, size: int, digest: str) -> str | None:
             os.truncate(path, size)
         except OSError as error:
             raise BackupError(
-                f"the rows of {path} that will be written again cannot be cut off ({error}); the backup is untouched"
+                f"cannot remove the rows of {path} that training writes again: {error}. The backup is unchanged"
             ) from error
     return None
 
 
 def set_rows(callback: Any, state: dict[str, Any]) -> None:
-    """Goes on with the same columns, without a second header."""
+    """Continues with the same columns, without a second header."""
     if state["keys"] is None:
         return
     callback.keys = list(state["keys"])
@@ -112,7 +112,7 @@ def set_rows(callback: Any, state: dict[str, Any]) -> None:
 
 
 def _digest(path: str, size: int) -> str:
-    """The hash of a file's first `size` bytes: a row for each epoch, so there are not many."""
+    """Returns the hash of a file's first `size` bytes: a row for each epoch, so there are not many."""
     with Path(path).open("rb") as file:
         return xxhash.xxh3_128_hexdigest(file.read(size))
 
@@ -142,7 +142,7 @@ class Known(NamedTuple):
     Attributes:
         get: Returns the state.
         set: Puts a state back, after `on_train_begin`.
-        identity: Names of attributes that tell two callbacks of the class apart.
+        identity: Names of attributes that distinguish two callbacks of the class.
         finer: Names of further attributes, asked where `identity` does not do.
         prepare: Called with the state before `on_train_begin`, for what that would destroy.
         attributes: Names of the attributes that are saved; None: what the class needs of its own is all saved.
@@ -157,7 +157,7 @@ class Known(NamedTuple):
 
 
 UNANNOUNCED = ("ProgbarLogger", "History")
-"""Added by fit() itself, `verbose` deciding: nobody needs to be told when one is new or gone."""
+"""Whether fit() itself adds it, by `verbose`: that one is new or missing is not reported."""
 
 
 def _attributes(*names: str, identity: tuple[str, ...] = (), finer: tuple[str, ...] = ()) -> Known:
@@ -228,7 +228,7 @@ _TABLE: dict[str, Known] = {
 
 
 def known(callback: Any) -> Known | None:
-    """How to save and restore a Keras callback or a subclass of one; None if the class is not known."""
+    """Returns how to save and restore a Keras callback or a subclass of one; None if the class is not known."""
     return _entry(type(callback))
 
 
@@ -243,7 +243,7 @@ _DERIVED = frozenset(["monitor_op"])
 
 
 def saved_names(cls: type, set_by_keras: Callable[[type], frozenset[str]]) -> frozenset[str]:
-    """Names of attributes of a callback class that the table saves, or that hold what a library has for itself.
+    """Returns names of attributes of a callback class that the table saves, or that hold what a library has for itself.
 
     Args:
         cls: The class, Keras' own or one that extends it.
@@ -262,7 +262,7 @@ def saved_attributes(callback: Any) -> frozenset[str]:
 
 
 def describe(callback: Any, names: tuple[str, ...]) -> str:
-    """The values of identifying attributes, as `name=value, ...`; those that are None are left out.
+    """Returns the values of identifying attributes, as `name=value, ...`; those that are None are skipped.
 
     Of a path only the last part: workers have directories of their own, and a restart may have another one.
     """

@@ -35,7 +35,7 @@ _LARGEST_SETTING = 32
 
 
 def is_owned(value: Any) -> bool:
-    """Whether an object belongs to what the capture of variables, graphs and data saves, or to this package."""
+    """Returns whether an object belongs to what the capture of variables, graphs and data saves, or to this package."""
     module = type(value).__module__
     names = {base.__name__ for base in type(value).__mro__}
     return module.startswith("keras_dist_callbacks.") or bool(names & set(_OWNED) and _is_library(module))
@@ -99,7 +99,7 @@ def _parts_of_a_training(value: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _is_input(layer: Any) -> bool:
-    """Whether a layer only says what comes in, as Keras puts one before the others when it builds a model."""
+    """Returns whether a layer only says what comes in, as Keras puts one before the others when it builds a model."""
     import keras
 
     return isinstance(layer, keras.layers.InputLayer)
@@ -119,7 +119,7 @@ def _may_be_state(value: Any, name: str, item: Any) -> bool:
 
 
 def _is_hook_of_ours(item: Any) -> bool:
-    """Whether it is what this package has put in the place of a method."""
+    """Returns whether it is what this package has put in the place of a method."""
     owner = item.__self__ if isinstance(item, types.MethodType) else None
     return type(owner).__module__.startswith("keras_dist_callbacks.")
 
@@ -135,7 +135,7 @@ def is_set_by_library(owner: Any, name: str) -> bool:
 
 
 def is_library_layer(value: Any) -> bool:
-    """Whether an object is a layer or model of a class of Keras' own, of which a large model has a thousand."""
+    """Returns whether an object is a layer or model of a class of Keras' own, of which a large model has a thousand."""
     import keras
 
     return isinstance(value, keras.Layer) and type(value).__module__.startswith("keras.")
@@ -155,21 +155,21 @@ def set_attribute(owner: Any, name: str, value: Any) -> None:
 
 
 def is_layer(value: Any) -> bool:
-    """Whether an object is a layer, metric or optimizer: what a model makes of its own when it is built."""
+    """Returns whether an object is a layer, metric or optimizer: what a model makes of its own when it is built."""
     import keras
 
     return isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer)
 
 
 def is_traced_class(cls: type) -> bool:
-    """Whether TensorFlow traces methods of a class: those of layers, models, losses and metrics."""
+    """Returns whether TensorFlow traces methods of a class: those of layers, models, losses and metrics."""
     import keras
 
     return issubclass(cls, keras.Layer | keras.Loss | keras.Metric)
 
 
 def are_slots(value: Any, owner: Any) -> bool:
-    """Whether a list or dict consists of variables that an optimizer makes when it is built."""
+    """Returns whether a list or dict consists of variables that an optimizer makes when it is built."""
     import keras
 
     items = list(value.values()) if isinstance(value, dict) else list(value)
@@ -178,7 +178,7 @@ def are_slots(value: Any, owner: Any) -> bool:
 
 
 def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """The settings of a layer of Keras' own that are plain values, and other attributes that may be state."""
+    """Returns the settings of a layer of Keras' own that are plain values, and other attributes that may be state."""
     cls: Any = type(layer)
     names, known = _names_of_layers(cls)
     own = layer.__dict__
@@ -203,7 +203,7 @@ _PLAIN = (bool, int, float, str, type(None), tuple)
 
 @functools.lru_cache(maxsize=1024)
 def _is_of_the_user(cls: Any) -> bool:
-    """Whether an object of a class, kept by a layer of Keras' own, may be the user's; not of functions."""
+    """Returns whether an object of a class, kept by a layer of Keras' own, may be the user's; not of functions."""
     import keras
 
     if issubclass(cls, (*_PLAIN, list, dict, set)):
@@ -214,7 +214,7 @@ def _is_of_the_user(cls: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _names_of_layers(cls: Any) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Names of the settings of a class of layers, and of all that Keras sets on its instances."""
+    """Returns names of the settings of a class of layers, and of all that Keras sets on its instances."""
     known = _set_by_library(cls)
     settings = [name for name in known if not name.startswith("_") and name not in _OF_A_LAYER]
     return (*sorted(settings), "_trainable"), known | _OF_A_LAYER
@@ -224,12 +224,12 @@ _ADAPTED = ("lookup_table", "mean", "variance", "bin_boundaries")
 
 
 def can_adapt(value: Any) -> bool:
-    """Whether an object is a preprocessing layer with Keras' own `adapt`, or extends one."""
+    """Returns whether an object is a preprocessing layer with Keras' own `adapt`, or extends one."""
     return any(base.__module__.startswith("keras.") and "adapt" in vars(base) for base in type(value).__mro__)
 
 
 def adapted(layer: Any) -> dict[str, Any]:
-    """What `adapt` of a preprocessing layer has made so far that is not a variable."""
+    """Returns what `adapt` of a preprocessing layer has made so far that is not a variable."""
     return {name: vars(layer)[name] for name in _ADAPTED if vars(layer).get(name) is not None}
 
 
@@ -244,12 +244,12 @@ def is_adapted_otherwise(layer: Any, before: dict[str, Any]) -> bool:
 
 
 def is_rich_progress(value: Any) -> bool:
-    """Whether an object is a `rich.progress.Progress`, without importing rich."""
+    """Returns whether an object is a `rich.progress.Progress`, without importing rich."""
     return any(f"{base.__module__}.{base.__name__}" == "rich.progress.Progress" for base in type(value).__mro__)
 
 
 def task_numbers(progress: Any) -> list[int]:
-    """The number of the next task of a `Progress`, and those of the tasks that are there.
+    """Returns the number of the next task of a `Progress`, and those of the tasks that are there.
 
     Callbacks know tasks by number, and add them again when an epoch begins.
     """
@@ -315,7 +315,7 @@ def _is_setting(name: str, item: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _set_by_library(cls: Any) -> frozenset[str]:
-    """Names of attributes that the library classes which a class extends set on `self`."""
+    """Returns names of attributes that the library classes which a class extends set on `self`."""
     bases = [_set_by_methods(base) for base in cls.__mro__ if _is_library(base.__module__)]
     return frozenset().union(_set_from_outside() if _is_keras(cls) else (), *bases)
 

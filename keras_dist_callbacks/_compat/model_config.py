@@ -20,11 +20,11 @@ _NUMBERED = re.compile(r"(.*?)(?:_(\d+))?$", re.DOTALL)
 
 
 def model_facts(model: Any) -> dict[str, str]:
-    """The configuration of every layer, in order; automatic numbers in names begin anew in each model."""
+    """Returns the configuration of every layer, in order; automatic numbers in names start from 0 in each model."""
     config = _config(model) if _has_config(model) else {}
     if config:
         facts = _flat({"model": {key: value for key, value in config.items() if key != "name"}}, "")
-    else:  # a class of the user's, or a layer within that cannot tell its configuration
+    else:  # a class of the user's, or a layer within that cannot give its configuration
         parts = list(model._flatten_layers(include_self=False))
         facts = _flat(
             {f"layer {n}": {"name": x.name, "class": type(x).__name__, **_config(x)} for n, x in enumerate(parts)}, ""
@@ -46,7 +46,7 @@ def _vocabulary(layer: Any, weights: list[Any]) -> str:
 
 
 def compile_facts(model: Any) -> dict[str, str]:
-    """What compile() was told: the optimizer without its rate, losses, how steps are run."""
+    """Returns what compile() was given: the optimizer without its rate, losses, how steps are run."""
     facts = {"run_eagerly": str(bool(model.run_eagerly)), "jit_compile": str(model.jit_compile)}
     losses = getattr(model, "_compile_loss", None)
     if losses is not None:
@@ -67,7 +67,7 @@ def compile_facts(model: Any) -> dict[str, str]:
 
 
 def _without_weight_decay(model: Any) -> dict[str, str]:
-    """Which weights `exclude_from_weight_decay` was told of: patterns, and places among the trainable variables."""
+    """Which weights `exclude_from_weight_decay` was given: patterns, and places among the trainable variables."""
     facts = {}
     for name, optimizer in model_parts.inner_optimizers(model.optimizer):
         keys = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
@@ -82,7 +82,7 @@ def _without_weight_decay(model: Any) -> dict[str, str]:
 
 
 def compiled_objects(model: Any) -> dict[str, Any]:
-    """The losses and metrics as the user gave them to compile()."""
+    """Returns the losses and metrics as the user gave them to compile()."""
     losses, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
     return {
         "loss": getattr(losses, "_user_loss", None) or getattr(model, "loss", None),
@@ -102,12 +102,12 @@ def file_facts(config: Mapping[str, Any], *, compiled: bool) -> dict[str, str]:
 
 
 def compilation(model: Any) -> Any:
-    """What Keras keeps of compile()'s arguments: another object after each call, None before the first."""
+    """Returns what Keras keeps of compile()'s arguments: another object after each call, None before the first."""
     return getattr(model, "_compile_config", None)
 
 
 def as_json(model: Any) -> str | None:
-    """What Keras' `to_json` says; None where it cannot, or would put code into it (a Lambda layer's)."""
+    """Returns what Keras' `to_json` says; None where it cannot, or would put code into it (a Lambda layer's)."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -135,7 +135,7 @@ def _config(item: Any) -> dict[str, Any]:
 
 
 def _named(loss: Any) -> str:
-    """A loss by its name, the same whether it was given as a string, a function or an object with defaults."""
+    """Returns a loss by its name, the same whether it was given as a string, a function or an object with defaults."""
     if isinstance(loss, Mapping):
         return str({key: _named(value) for key, value in loss.items()})
     if isinstance(loss, list | tuple):
@@ -154,7 +154,7 @@ def _object(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _collapsed(value: Any) -> Any:
-    """An object's configuration as one text; lists of them likewise."""
+    """Returns an object's configuration as one text; lists of them likewise."""
     if isinstance(value, Mapping) and {"class_name", "config"} <= value.keys():
         config = value["config"]
         if not isinstance(config, Mapping):
@@ -197,7 +197,7 @@ def _names(value: Any) -> set[str]:
 def _renumbered(names: set[str]) -> dict[str, str]:
     """New numbers in the old order: `dense_3, dense_4` become `dense, dense_1`, as in a process that made no other.
 
-    The order stays, so that two layers numbered by hand are still told apart.
+    The order stays, so that two layers numbered by hand still differ.
     """
     numbered: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in names:

@@ -20,7 +20,7 @@ from keras_dist_callbacks.terminal import first_few
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """The configuration in a `.keras` file; None for a file of another kind."""
+    """Returns the configuration in a `.keras` file; None for a file of another kind."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as archive:
@@ -41,7 +41,7 @@ def prepare(model: Any, config: Mapping[str, Any], custom_objects: Mapping[str, 
 
 
 def differences(model: Any, config: Mapping[str, Any], *, compiled: bool) -> list[str]:
-    """What differs between the model of a file and a model, one sentence each with both values."""
+    """Returns what differs between the model of a file and a model, one sentence each with both values."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras' own, as when it saves
@@ -92,7 +92,7 @@ _HDF5 = (".h5", ".hdf5")
 
 
 def load_model(path: Path, custom_objects: Mapping[str, Any], *, compile: bool) -> Any:
-    """Loads a whole model without running code that the file holds, such as that of a Lambda layer."""
+    """Loads a complete model without running code that the file holds, such as that of a Lambda layer."""
     import keras
     from keras.src.saving.serialization_lib import SafeModeScope
 
@@ -107,7 +107,7 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 def restore_model(model: Any, prefix: str) -> None:
     """Gives a compiled, built model the values of a checkpoint that holds it, with its optimizer.
 
-    The model may be the checkpoint's root or lie below it under any name; its optimizer within it or beside it.
+    The model may be the checkpoint's root or lie below it under any name; its optimizer within it or next to it.
 
     Args:
         model: The model; it may be changed even if this fails.

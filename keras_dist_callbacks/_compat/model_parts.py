@@ -38,19 +38,19 @@ def layers_with_constants(model: Any) -> list[Any]:
 
 
 def all_layers(model: Any) -> list[Any]:
-    """Every layer within a model; none of what is no Keras model."""
+    """Returns every layer within a model; nothing for an object that is not a Keras model."""
     return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
 
 
 def makes_own_train_function(model: Any) -> bool:
-    """Whether the model's class overrides `make_train_function`."""
+    """Returns whether the model's class overrides `make_train_function`."""
     import keras
 
     return type(model).make_train_function is not keras.Model.make_train_function
 
 
 def has_embeddings(model: Any) -> bool:
-    """Whether a layer of the model looks up rows of a table."""
+    """Returns whether a layer of the model looks up rows of a table."""
     import keras
 
     return any(isinstance(layer, keras.layers.Embedding) for layer in all_layers(model))
@@ -69,7 +69,7 @@ def variables_set_trainable(model: Any) -> list[str]:
 
 
 def steps_of_submodels(model: Any) -> list[tuple[Any, int]]:
-    """The optimizers of models within the model, such as a teacher that was trained before, and their steps."""
+    """Returns the optimizers of models within the model, such as a teacher that was trained before, and their steps."""
     import keras
 
     found = [getattr(layer, "optimizer", None) for layer in all_layers(model)]
@@ -79,26 +79,26 @@ def steps_of_submodels(model: Any) -> list[tuple[Any, int]]:
 
 
 def steps_taken(optimizer: Any) -> int:
-    """How often the optimizer was applied."""
+    """Returns how often the optimizer was applied."""
     return int(_number(optimizer.iterations))  # int() fails on a mirrored variable
 
 
 def current_rates(optimizer: Any) -> dict[str, float]:
-    """The rate of the next step for each optimizer within; the key is `""` if there is only one."""
+    """Returns the rate of the next step for each optimizer within; the key is `""` if there is only one."""
     return {name: _number(inner.learning_rate) for name, inner in inner_optimizers(optimizer)}
 
 
 def fixed_rates(optimizer: Any) -> dict[str, float]:
-    """The rates that are numbers, not functions of the step; the keys are those of `current_rates`."""
+    """Returns the rates that are numbers, not functions of the step; the keys are those of `current_rates`."""
     import keras
 
     held = {name: getattr(inner, "_learning_rate", None) for name, inner in inner_optimizers(optimizer)}
-    # Keras calls a schedule to tell its rate, and a schedule of the user's may count its calls.
+    # Keras calls a schedule for its rate, and a schedule of the user's may count its calls.
     return {name: _number(rate) for name, rate in held.items() if isinstance(rate, keras.Variable)}
 
 
 def last_rates(optimizer: Any) -> dict[str, float]:
-    """The rate of the step just taken, of those optimizers whose rate is a function of the step."""
+    """Returns the rate of the step just taken, of those optimizers whose rate is a function of the step."""
     import keras
 
     rates = {}
@@ -110,7 +110,7 @@ def last_rates(optimizer: Any) -> dict[str, float]:
 
 
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
-    """The optimizers that are applied, by name: of one that wraps others, those; `""` names a single one."""
+    """Returns the optimizers that are applied, by name: of one that wraps others, those; `""` names a single one."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer
     several = getattr(optimizer, "optimizers", None)  # MultiOptimizer
     if several is None:
@@ -122,10 +122,10 @@ def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
 
 
 def optimizer_config(optimizer: Any) -> dict[str, Any] | None:
-    """What makes an optimizer again; None if only the script can, because a class is not Keras' own."""
+    """Returns what makes an optimizer again; None if only the script can, because a class is not Keras' own."""
     inner = [optimizer, *(found for _, found in inner_optimizers(optimizer))]
     if any(getattr(found, "_exclude_from_weight_decay", None) is not None for found in inner):
-        return None  # `exclude_from_weight_decay` was called, of which a config tells nothing
+        return None  # `exclude_from_weight_decay` was called, which a config does not include
     return _config(optimizer)
 
 
@@ -151,13 +151,13 @@ def _config(made: Any) -> dict[str, Any] | None:
 
     try:
         config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(made)))
-    except (TypeError, ValueError, NotImplementedError):  # what is no JSON, or has no config
+    except (TypeError, ValueError, NotImplementedError):  # what is not JSON, or has no config
         return None
     return config if can_make(config) else None
 
 
 def can_make(config: Any) -> bool:
-    """Whether everything in a config is of Keras' own classes."""
+    """Returns whether everything in a config is of Keras' own classes."""
     if isinstance(config, list):
         return all(map(can_make, config))
     if not isinstance(config, dict):

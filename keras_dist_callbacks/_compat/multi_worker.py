@@ -27,7 +27,7 @@ class _Explained(Shared):
 
 
 def is_multi_worker(strategy: Any) -> bool:
-    """Whether the strategy is MultiWorkerMirrored over more than one worker."""
+    """Returns whether the strategy is MultiWorkerMirrored over more than one worker."""
     import tensorflow as tf
 
     return (
@@ -118,7 +118,7 @@ def _symbolic_build_from_local_values(original: Callable[..., None]) -> Callable
 
 
 def _first_batch(iterator: Any) -> Any:
-    """Which the workers make together: here a lost one shows itself first."""
+    """Returns which the workers make together: here a lost one shows itself first."""
     try:
         for *_, batches in iterator:
             return next(batches)

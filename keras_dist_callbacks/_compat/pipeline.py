@@ -15,7 +15,7 @@ _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY
 
 
 def original(dataset: Any) -> Any:
-    """The dataset that a distributed one was made from; any other as it is."""
+    """Returns the dataset that a distributed one was made from; any other as it is."""
     return getattr(dataset, "_original_dataset", dataset)
 
 
@@ -25,13 +25,13 @@ def local_copies(dataset: Any) -> list[Any]:
 
 
 def replicas_per_batch(dataset: Any) -> int:
-    """How many elements of a local copy are one of the dataset's: one for each replica of this worker."""
+    """Returns how many elements of a local copy are one of the dataset's: one for each replica of this worker."""
     workers = getattr(dataset, "_input_workers", None)
     return 1 if workers is None else len(workers.compute_devices_for_worker(0))
 
 
 def shuffles(dataset: Any) -> int:
-    """How many shuffles it contains, those inside of its functions included."""
+    """Returns how many shuffles it contains, those inside of its functions included."""
     return sum(
         _draws(stage) + sum(found.shuffles for found in function_operations(stage))
         for stage in stages(original(dataset))
@@ -44,7 +44,7 @@ def caches_randomness(dataset: Any) -> bool:
 
 
 def cached_reads(dataset: Any) -> list[graphs.Resource]:
-    """The variables that are used for what is cached: their values in the first pass decide all others."""
+    """Returns the variables that are used for what is cached: their values in the first pass decide all others."""
     return graphs.distinct(r for source in _cached(dataset) for stage in stages(source) for r in captured(stage))
 
 
@@ -54,7 +54,7 @@ def _cached(dataset: Any) -> list[Any]:
 
 
 def draws_during_pass(dataset: Any) -> bool:
-    """Whether a pass makes iterators, each with a draw of its own, only when it gets to them.
+    """Returns whether a pass makes iterators, each with a draw of its own, only when it gets to them.
 
     Those of the later parts of `concatenate`, of each pass of a `repeat`, of the parts that `sample_from_datasets` and
     `choose_from_datasets` take from, and of datasets that a function captured. The choices of the latter cannot be
@@ -72,7 +72,7 @@ def _is_late(stage: Any) -> bool:
 
 
 def mid_pass_draw_paths(dataset: Any) -> list[tuple[int, ...]]:
-    """Where in `occurrences` the stages are that draw late and not the same again."""
+    """Returns where in `occurrences` the stages are that draw late and not the same again."""
     found = [(path, stage) for path, stage in occurrences(original(dataset)) if _is_late(stage)]
     return [path for path, stage in found if reshuffling_stages(stage)]
 
@@ -95,7 +95,7 @@ def early_termination_paths(dataset: Any) -> list[tuple[tuple[int, ...], Any]]:
 
 
 def is_endless(dataset: Any) -> bool:
-    """Whether a pass over it never ends."""
+    """Returns whether a pass over it never ends."""
     import tensorflow as tf
 
     return bool(int(original(dataset).cardinality()) == tf.data.INFINITE_CARDINALITY)
@@ -107,7 +107,7 @@ def _draws(stage: Any) -> bool:
 
 
 def python_functions(dataset: Any) -> list[Any]:
-    """The Python functions that the stages were given, such as that of `map`."""
+    """Returns the Python functions that the stages were given, such as that of `map`."""
     found = [getattr(f, "_func", None) for stage in stages(original(dataset)) for f in _functions(stage)]
     return list({id(f): f for f in found if callable(f)}.values())
 
@@ -119,7 +119,7 @@ def _captures_datasets(stage: Any) -> bool:
 
 
 def reshuffling_stages(dataset: Any) -> list[Any]:
-    """The shuffles that draw a new order for each iterator."""
+    """Returns the shuffles that draw a new order for each iterator."""
     return [
         stage
         for stage in stages(original(dataset))
@@ -142,23 +142,23 @@ def occurrences(dataset: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tupl
 
 
 def writes(stage: Any) -> bool:
-    """Whether a function of the stage changes variables."""
+    """Returns whether a function of the stage changes variables."""
     return any(found.writes for found in function_operations(stage))
 
 
 def captured(stage: Any) -> list[graphs.Resource]:
-    """The variables that functions of the stage hold on to."""
+    """Returns the variables that functions of the stage hold on to."""
     return [resource for function in _functions(stage) for resource in graphs.resources(function.function)]
 
 
 def function_stages(stage: Any) -> list[str]:
-    """The kinds of datasets that functions of the stage make."""
+    """Returns the kinds of datasets that functions of the stage make."""
     ops = (op.type for function in _functions(stage) for op in function.function.graph.get_operations())
     return [op for op in ops if "Dataset" in op]
 
 
 def function_operations(stage: Any) -> list[graphs.Operations]:
-    """What each function of the stage does."""
+    """Returns what each function of the stage does."""
     return [_looked_through(function.function) for function in _functions(stage)]
 
 
@@ -191,9 +191,9 @@ _ASYNCHRONOUS = ("Prefetch", "Parallel", "MapAndBatch")
 
 
 def reads_ahead(stage: Any, whole: Any) -> bool:
-    """Whether another thread than its consumer's asks for what lies before a stage.
+    """Returns whether another thread than its consumer's asks for what lies before a stage.
 
-    TensorFlow makes a serial map without a state parallel where it tunes, and joins a map with the batch behind it,
+    TensorFlow makes a serial map without a state parallel where it tunes, and joins a map with the batch after it,
     which then runs by itself; neither where operations are deterministic, or options say no.
     """
     kind = type(stage).__name__.strip("_")
@@ -211,10 +211,10 @@ def reads_ahead(stage: Any, whole: Any) -> bool:
 
 
 def reads_past_last_element(dataset: Any) -> bool:
-    """Whether the end of what a dataset caches is read, though its consumer asks for no element behind the last.
+    """Returns whether the end of what a dataset caches is read, though its consumer asks for no element after the last.
 
-    Only then a cache is whole in front of a stage that leaves elements over, such as a batch that drops the remainder;
-    otherwise the next pass fills it anew. TensorFlow adds a prefetch at the end of a pipeline unless options say no.
+    Only then a cache is intact before a stage that leaves elements over, such as a batch that drops the remainder;
+    otherwise the next pass fills it again. TensorFlow adds a prefetch at the end of a pipeline unless options say no.
     """
     every = occurrences(original(dataset))
     return _is_read_whole(dataset, [path for path, stage in every if "Cache" in type(stage).__name__])

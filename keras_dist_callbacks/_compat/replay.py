@@ -53,7 +53,7 @@ def replay_epochs(
     Args:
         fit: The running fit, before its epoch loop.
         first: The epoch with which the interrupted run had begun.
-        epoch: The epoch to go on with.
+        epoch: The epoch to continue with.
         validations: How many validations were complete.
         training: Whether the training data need it.
         before_reading: Called before an iterator of the training data that lives across epochs is read.
@@ -89,7 +89,7 @@ def read_epochs(
     Args:
         fit: The running fit, before its epoch loop.
         first: The epoch with which the interrupted run had begun.
-        epoch: The epoch to go on with.
+        epoch: The epoch to continue with.
         validations: How many validations were complete.
         advance: Called with each number of batches of the training data that were read.
         by_count: As in `replay_epochs`.
@@ -166,8 +166,8 @@ def drop(data: Iterator[Any], count: int, total: int, *, at_least: int | None = 
     """
     if _pull(data, count) < (count if at_least is None else at_least):
         raise BackupError(
-            f"the input ended before the {total} batches that the interrupted run had consumed; fit() must be given "
-            "the same data as before (the backup is untouched)"
+            f"the input ended before the {total} batches that the interrupted run had consumed; give fit() the same "
+            "data as before (the backup is unchanged)"
         )
 
 

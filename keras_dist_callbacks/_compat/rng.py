@@ -16,7 +16,7 @@ from keras_dist_callbacks._compat.incompatible import incompatible
 
 
 def capture() -> dict[str, Any]:
-    """The states as of now; torch's too where the process has imported it."""
+    """Returns the states as of now; torch's too where the process has imported it."""
     state = {
         "python": _python_state(random.getstate()),
         "numpy": _numpy_state(),
@@ -47,13 +47,13 @@ def restore(state: dict[str, Any], *, leave: Collection[str] = ()) -> None:
 
 
 def changed_since(since: dict[str, Any]) -> set[str]:
-    """Which of Python's, numpy's and torch's states are others than they were."""
+    """Returns which of Python's, numpy's and torch's states are others than they were."""
     now = capture()
     return {name for name in ("python", "numpy", "torch") if name in since and now.get(name) != since[name]}
 
 
 def is_shuffle_of(count: int, since: dict[str, Any]) -> bool:
-    """Whether Python's state is the one that shuffling a list of `count` items once leaves behind."""
+    """Returns whether Python's state is the one after shuffling a list of `count` items once."""
     generator = random.Random()  # noqa: S311 - nothing to do with security
     generator.setstate(_python_tuple(since["python"]))
     generator.shuffle(list(range(count)))
@@ -67,7 +67,7 @@ def global_seed() -> int | None:
 
 
 def is_deterministic() -> bool:
-    """Whether `tf.config.experimental.enable_op_determinism()` was called."""
+    """Returns whether `tf.config.experimental.enable_op_determinism()` was called."""
     from tensorflow.python.framework import config
 
     return bool(config.is_op_determinism_enabled())

@@ -29,7 +29,7 @@ class RunningFit:
         epoch_iterator: Its iterator over epochs.
         callback_list: The list whose hooks fit calls; None while that list is being built.
         epochs: fit's argument.
-        initial_epoch: fit's argument, as long as fit was not told to begin elsewhere.
+        initial_epoch: fit's argument, before it is changed for a resume.
     """
 
     model: Any
@@ -51,7 +51,7 @@ class RunningFit:
 
     @property
     def known_length(self) -> int | None:
-        """Batches of one pass as the input itself tells; None where Keras learns it from the first epoch."""
+        """Batches of one pass as the input itself says; None where Keras learns it from the first epoch."""
         value = self.epoch_iterator.data_adapter.num_batches
         return None if value is None else int(value)
 
@@ -120,7 +120,7 @@ class RunningFit:
         return self.model._distribute_strategy is not None
 
     def validates(self, epoch: int) -> bool:
-        """Whether validation follows this epoch."""
+        """Returns whether validation follows this epoch."""
         local = _fit_variables(self.model)
         if local.get("validation_data") is None:
             return False
@@ -128,7 +128,7 @@ class RunningFit:
 
     @property
     def validation_source(self) -> Any:
-        """What validation reads, as the user passed it; None if there is none."""
+        """What validation reads, as the user passed it; None without validation."""
         return self.argument("val_x")
 
     @property
@@ -140,7 +140,7 @@ class RunningFit:
         return [array for array in keras.tree.flatten(given) if isinstance(array, np.ndarray)]
 
     def argument(self, name: str) -> Any:
-        """An argument or variable of the running fit(); None if it has none of that name."""
+        """Returns an argument or variable of the running fit(); None if it has none of that name."""
         return _fit_variables(self.model).get(name)
 
     @property
@@ -150,9 +150,9 @@ class RunningFit:
         return not iterator.steps_per_epoch or iterator._current_iterator is None or iterator._steps_seen == 0
 
     def validation_iterator(self) -> Any:
-        """The iterator over validation data, created as fit would at its first validation.
+        """Returns the iterator over validation data, created as fit would at its first validation.
 
-        None if there is none, or if it is of arrays, which have no state.
+        None without validation, or if it reads arrays, which have no state.
         """
         local = _fit_variables(self.model)
         if local.get("validation_data") is None:
@@ -194,7 +194,7 @@ class RunningFit:
 
 
 def find_fit(model: Any) -> RunningFit | None:
-    """The fit() of `model` that runs the caller, or None."""
+    """Returns the fit() of `model` that runs the caller, or None."""
     local = _fit_variables(model)
     if not local:
         return None
@@ -238,7 +238,7 @@ def move_last(callback: Any) -> None:
 
 
 def callbacks_being_set(callback: Any) -> list[Any] | None:
-    """All callbacks of the list that is calling `callback`'s hook, or None if there is none."""
+    """Returns all callbacks of the list that is calling `callback`'s hook, or None if not found."""
     from keras.callbacks import CallbackList
 
     frame: FrameType | None = sys._getframe(1)
@@ -251,18 +251,18 @@ def callbacks_being_set(callback: Any) -> list[Any] | None:
 
 
 def still_runs(model: Any) -> Callable[[], bool]:
-    """What tells, in any thread, whether the fit() of `model` that runs the caller has not ended."""
+    """Returns a function that says, in any thread, whether the fit() of `model` that runs the caller has not ended."""
     thread, known = threading.get_ident(), weakref.ref(model)
     return lambda: bool(_fit_variables(known(), sys._current_frames().get(thread)))
 
 
 def list_of_callbacks(model: Any) -> Any:
-    """The CallbackList of the running fit() of `model`; None if there is none yet."""
+    """Returns the CallbackList of the running fit() of `model`; None before it exists."""
     return _fit_variables(model).get("callbacks")
 
 
 def _fit_variables(model: Any, frame: FrameType | None = None) -> dict[str, Any]:
-    """The local variables of the fit() of `model` that runs the caller, or another frame; empty if there is none."""
+    """The local variables of the fit() of `model` that runs the caller, or another frame; empty if not found."""
     frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit":
@@ -274,7 +274,7 @@ def _fit_variables(model: Any, frame: FrameType | None = None) -> dict[str, Any]
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
-    """The local variables of a function that runs.
+    """Returns the local variables of a function that runs.
 
     Before Python 3.13, the frame keeps what was looked at until the next look: an iterator over a past epoch, say.
     """

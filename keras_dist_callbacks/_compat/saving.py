@@ -102,7 +102,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         say(f"Epoch {epoch + 1}: {what}", verbose=self.verbose, after_bar=True)
 
     def _is_due(self, logs: dict[str, Any]) -> bool:
-        """The decision that Keras 3.8 takes in the middle of its `_save_model`."""
+        """Returns the decision that Keras 3.8 takes in the middle of its `_save_model`."""
         current = logs.get(self.monitor) if self.save_best_only else None
         if self.save_best_only and current is None:
             warn(f"Can save best model only with {self.monitor} available, skipping.", UserWarning)

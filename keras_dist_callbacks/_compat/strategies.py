@@ -10,7 +10,7 @@ _INSTEAD = "use kdc.make_strategy(), or MirroredStrategy or MultiWorkerMirroredS
 
 
 def unsupported_reason(strategy: Any) -> str | None:
-    """Why nothing can be trained or saved under a strategy; None if it can.
+    """Returns why nothing can be trained or saved under a strategy; None if it can.
 
     Keras 3's `fit()` hands its dataset to the strategy, which ParameterServerStrategy refuses (measured with TensorFlow
     2.21). On TPUs nothing here was ever run.
@@ -25,7 +25,7 @@ def unsupported_reason(strategy: Any) -> str | None:
 
 
 def unsupported_model_reason(strategy: Any, model: Any) -> str | None:
-    """Why a model cannot be trained under a strategy; None if it can.
+    """Returns why a model cannot be trained under a strategy; None if it can.
 
     Under CentralStorageStrategy none of several replicas may assign to a variable (measured with Keras 3.15): layers
     that draw random numbers, frozen ones too, BatchNormalization that is not frozen, and moving averages of weights do.

@@ -37,13 +37,13 @@ def flush(board: Any) -> None:
 
 
 def get_counters(board: Any) -> dict[str, Any]:
-    """What a backup keeps of Keras' TensorBoard; the events up to here are written out first."""
+    """Returns what a backup keeps of Keras' TensorBoard; the events up to here are written out first."""
     flush(board)
     return {"counters": [getattr(board, name) for name in _COUNTERS]}
 
 
 def set_counters(board: Any, state: dict[str, Any]) -> None:
-    """Goes on at the steps that `get_counters` returned, after `on_train_begin` or `on_epoch_begin`."""
+    """Continues at the steps that `get_counters` returned, after `on_train_begin` or `on_epoch_begin`."""
     for name, value in zip(_COUNTERS, state["counters"], strict=True):
         setattr(board, name, value)
     if board._prev_summary_state and pushes_each_step():  # the default step, for summaries of the user's own
@@ -92,7 +92,7 @@ class TensorBoardWithState(keras.callbacks.TensorBoard):
         flush(self)
 
     def close(self) -> None:
-        """Closes the event files; TensorFlow would make a deleted one anew when it lets go of it."""
+        """Closes the event files; TensorFlow would create a deleted one again when it closes it."""
         writers, self._writers = self._writers, {}
         for writer in writers.values():
             writer.close()

@@ -1,4 +1,4 @@
-"""What decides about the order of a torch `DataLoader`, without importing torch where nobody uses it."""
+"""What decides about the order of a torch `DataLoader`, without importing torch where it is not used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SAMPLERS = {"SequentialSampler", "RandomSampler", "SubsetRandomSampler", "Weigh
 
 
 def is_loader(source: Any) -> bool:
-    """Whether it is a `torch.utils.data.DataLoader`, torchdata's `StatefulDataLoader` included."""
+    """Returns whether it is a `torch.utils.data.DataLoader`, torchdata's `StatefulDataLoader` included."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(source, torch.utils.data.DataLoader)
 
@@ -37,7 +37,7 @@ def _is_torchs(sampler: Any) -> bool:
 
 
 def generators(loader: Any) -> list[Any]:
-    """Its own generators, each once; where there is none, torch's global random state is drawn from."""
+    """Returns its own generators, each once; without any, it draws from torch's global random state."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     holders = (loader, loader.sampler, loader.batch_sampler, inner)
     found = [getattr(holder, "generator", None) for holder in holders]
@@ -45,12 +45,12 @@ def generators(loader: Any) -> list[Any]:
 
 
 def states(found: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """What the generators will draw from."""
+    """Returns what the generators will draw from."""
     return [generator.get_state().cpu().numpy().copy() for generator in found]
 
 
 def set_states(found: Sequence[Any], saved: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Lets the generators go on from what `states` returned.
+    """Lets the generators continue from what `states` returned.
 
     Raises:
         ValueError: There are others than then.

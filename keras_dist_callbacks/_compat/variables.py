@@ -34,14 +34,14 @@ class SharedRead:
     tensor: Any
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The value; shares TensorFlow's memory where it lies on the host, so it is read-only."""
+        """Returns the value; shares TensorFlow's memory where it lies on the host, so it is read-only."""
         view: np.ndarray[Any, Any] = np.asarray(self.tensor._numpy()).view()
         view.flags.writeable = False
         return view
 
 
 def components(variable: Any) -> tuple[Any, ...]:
-    """The resource variables behind a Keras or TensorFlow variable, one per local replica."""
+    """Returns the resource variables of a Keras or TensorFlow variable, one per local replica."""
     raw = getattr(variable, "_value", None)
     raw = getattr(variable, "value", variable) if raw is None else raw
     if callable(raw):  # a bare tf.Variable: `value` is a method there
@@ -55,7 +55,7 @@ def attributes_of_the_user(variable: Any) -> list[tuple[str, Any]]:
 
 
 def aggregation(variable: Any) -> str:
-    """How the values that replicas have of their own become one.
+    """Returns how the values that replicas have of their own become one.
 
     `"sum"` (of variables that are added up when read, as metrics are), `"mean"`, `"only_first_replica"` or
     `"none"`.
@@ -93,12 +93,12 @@ class VariableSet:
 
 
 def key(component: Any) -> int:
-    """What tells one component from another, for as long as it lives."""
+    """Returns what distinguishes one component from another, for as long as it lives."""
     return id(component.handle)
 
 
 def setting(variable: Any) -> float | None:
-    """The value of a variable that is one number and that no optimizer trains; None of any other."""
+    """Returns the value of a variable that is one number and that no optimizer trains; None of any other."""
     import keras
     import tensorflow as tf
 
@@ -153,7 +153,7 @@ class _Adoptable(np.ndarray[Any, Any]):
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array in TensorFlow's own memory, for values that variables will take over without a copy.
+    """Returns an array in TensorFlow's own memory, for values that variables will take over without a copy.
 
     A variable that is assigned from it shares the memory; TensorFlow copies on the next write for as long as the
     array is referred to, and writes in place after that. Of a type that TensorFlow does not know, it is a plain
@@ -181,7 +181,7 @@ class _Models(Shared):
 
 
 def variable_set(model: Any) -> VariableSet:
-    """Every variable of training, as `named_variables` finds it; remembered until a variable comes or goes."""
+    """Returns every variable of training, as `named_variables` finds it; remembered until a variable comes or goes."""
     present = list(_all_variables(model))
     known = shared(_Models).sets.get(model)
     if known is not None and len(known[0]) == len(present) and all(map(operator.is_, known[0], present)):
@@ -205,7 +205,7 @@ def _on_host(device: str) -> bool:
 
 
 def named_variables(model: Any) -> dict[str, Any]:
-    """Every variable of training by a unique name: weights, optimizer, metrics, seed generators.
+    """Returns every variable of training by a unique name: weights, optimizer, metrics, seed generators.
 
     Names are the variables' paths; `#1`, `#2`, ... are appended where paths repeat.
     """
@@ -224,7 +224,7 @@ def named_variables(model: Any) -> dict[str, Any]:
             count += 1
             name = f"{path}#{count}"
         if components(variable)[0].dtype.name in {"string", "resource", "variant"}:
-            raise BackupError(f"variable {path!r} has the type {variable.dtype}, which a backup cannot hold")
+            raise BackupError(f"variable {path!r} has the type {variable.dtype}, which backups do not support")
         named[name] = variable
     return named
 
@@ -275,7 +275,7 @@ def optimizers_within(model: Any) -> list[Any]:
 
 
 def _descendants(root: Any) -> list[Any]:
-    """All that TensorFlow tracks of an object, itself first."""
+    """Returns all that TensorFlow tracks of an object, itself first."""
     found = {id(root): root}
     queue = collections.deque([root])
     while queue:
@@ -303,7 +303,7 @@ def create_global_seed_generator() -> None:
 
 
 def global_seed_keys() -> set[int]:
-    """The keys of Keras' global seed state; none if nobody has used it yet."""
+    """Returns the keys of Keras' global seed state; none before its first use."""
     generator = _global_seed_generator()
     return set() if generator is None else {key(component) for component in components(generator.state)}
 

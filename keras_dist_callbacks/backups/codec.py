@@ -22,7 +22,7 @@ _WORTH_KEEPING = 0.5
 
 
 class Packer:
-    """Decides which tensors of a commit are written anew, and which are found in earlier blobs.
+    """Decides which tensors of a commit are written, and which are found in earlier blobs.
 
     A tensor with the same content as one in the commit it is compared with is referred to, not written again;
     components of a variable that are equal on all replicas are written once. A blob of which less than half is
@@ -125,7 +125,7 @@ class Packer:
 
 
 def referenced_blobs(records: Sequence[WorkerRecord], known: Mapping[str, BlobInfo]) -> tuple[BlobInfo, ...]:
-    """Each blob that the records name, once, sorted by path."""
+    """Returns each blob that the records name, once, sorted by path."""
     paths = {info.blob for record in records for info in record.tensors.values()}
     return tuple(known[path] for path in sorted(paths))
 
@@ -162,7 +162,7 @@ class Fingerprint(NamedTuple):
 
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    """The array's bytes without a copy where it is contiguous; any dtype, bfloat16 too."""
+    """Returns the array's bytes without a copy where it is contiguous; any dtype, bfloat16 too."""
     view: memoryview = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return view
 
@@ -173,7 +173,7 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
 
 
 def fingerprints(tensors: Mapping[str, SharedTensor]) -> dict[str, Fingerprint]:
-    """The fingerprint of each tensor."""
+    """Returns the fingerprint of each tensor."""
     found = {}
     for name, held in tensors.items():
         array = held.array()
@@ -183,19 +183,19 @@ def fingerprints(tensors: Mapping[str, SharedTensor]) -> dict[str, Fingerprint]:
 
 @functools.lru_cache(maxsize=64)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The name of a type; numpy puts it together anew each time."""
+    """Returns the name of a type; numpy builds it again each time."""
     return dtype.name
 
 
 @functools.lru_cache(maxsize=64)
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numeric type of that name, those of TensorFlow such as bfloat16 included.
+    """Returns the numeric type of that name, those of TensorFlow such as bfloat16 included.
 
     Raises:
-        ValueError: There is no such type.
+        ValueError: The type is unknown.
     """
     if not _DTYPE_NAME.fullmatch(name):
-        raise ValueError(f"there is no type {name[:_SHOWN]!r}")
+        raise ValueError(f"unknown type {name[:_SHOWN]!r}")
     try:
         dtype: np.dtype[Any] = np.dtype(name)
         numeric = dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)  # ml_dtypes', if imported
@@ -206,12 +206,12 @@ def dtype_of(name: str) -> np.dtype[Any]:
         numeric = isinstance(scalar, type) and issubclass(scalar, np.generic)
         dtype = np.dtype(scalar) if numeric else np.dtype("void")
     if not numeric or dtype.name != name:
-        raise ValueError(f"there is no type of numbers {name!r}")
+        raise ValueError(f"unknown numeric type {name!r}")
     return dtype
 
 
 def tensor_bytes(info: TensorInfo) -> int:
-    """How many bytes a tensor has, by its type and shape."""
+    """Returns how many bytes a tensor has, by its type and shape."""
     return math.prod(info.shape) * dtype_of(info.dtype).itemsize
 
 

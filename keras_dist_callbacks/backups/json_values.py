@@ -26,13 +26,13 @@ def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: b
         where: What it is, for names and messages.
         tensors: Gets the arrays.
         copy: Whether arrays must be copied because their owner may write to them later.
-        depth: How deep in the whole `value` is.
+        depth: How deep in the entire `value` is.
 
     Raises:
         BackupError: It holds something that is neither JSON nor an array.
     """
     if depth > _DEEPEST:
-        raise BackupError(f"{where[:_SHOWN]}...: it is nested more than {_DEEPEST} levels deep")
+        raise BackupError(f"{where[:_SHOWN]}...: nested more than {_DEEPEST} levels deep")
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return {_SCALAR: [value.dtype.name, value.item()]}
     if value is None or isinstance(value, bool | int | float | str):
@@ -40,7 +40,9 @@ def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: b
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
-                raise BackupError(f"{where}: the key {key!r} of a dict cannot be stored; {_ADVICE}; no '$' in front")
+                raise BackupError(
+                    f"{where}: the key {key!r} of a dict cannot be stored; {_ADVICE}; a key must not start with '$'"
+                )
         return {k: to_json(v, f"{where}/{k}", tensors, copy=copy, depth=depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple):
         items = [to_json(v, f"{where}/{i}", tensors, copy=copy, depth=depth + 1) for i, v in enumerate(value)]
@@ -61,7 +63,7 @@ def _put_array(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy
 
 
 def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """What `to_json` was given."""
+    """Returns what `to_json` was given."""
     if isinstance(value, list):
         return [from_json(v, tensors) for v in value]
     if not isinstance(value, dict):
@@ -91,7 +93,7 @@ def _tensor_of_torch(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _numeric(value: Any) -> np.ndarray[Any, Any] | None:
-    """`value` as an array whose type survives; None if it is none."""
+    """`value` as an array whose type survives, or None."""
     if not hasattr(value, "__array__"):
         return None
     try:

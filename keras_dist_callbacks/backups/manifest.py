@@ -14,7 +14,7 @@ from keras_dist_callbacks.backups.snapshot import LOCAL_STATE_DROPPED, Manifest
 from keras_dist_callbacks.errors import DamagedBackupError
 
 CALLBACK = "callback:"
-"""In front of a callback's name."""
+"""The prefix of a callback's name."""
 USER_STATE = verdict.USER_STATE
 ENVIRONMENT = "environment"
 """The topic with the worker's numerical environment: versions, processors, switches."""
@@ -42,7 +42,7 @@ TOPICS = frozenset(
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as a record."""
+    """Returns the manifest as a record."""
     return MANIFEST.encode(manifest)
 
 

@@ -34,50 +34,50 @@ _blob = re.compile(_BLOB)
 
 
 def owner_name(generation: int, suffix: str = OWNER) -> str:
-    """The path of an owner record, or of what lies beside it."""
+    """Returns the path of an owner record, or of what lies next to it."""
     return f"{OWNERS}/{generation:06d}{suffix}"
 
 
 def owner_generation(name: str) -> int | None:
-    """The generation in an owner record's file name, or None if it is no such name."""
+    """Returns the generation in an owner record's file name, or None if it is not one."""
     found = _owner.fullmatch(name)
     return None if found is None else int(found.group(1))
 
 
 def commit_name(generation: int, sequence: int, token: str) -> str:
-    """The path of a manifest."""
+    """Returns the path of a manifest."""
     return f"{COMMITS}/{generation:06d}-{sequence:08d}-{token}.json"
 
 
 def commit_parts(name: str) -> tuple[int, int, str] | None:
-    """Generation, sequence and token in a manifest's file name, or None if it is no such name."""
+    """Generation, sequence and token in a manifest's file name, or None if it is not one."""
     found = _commit.fullmatch(name)
     return None if found is None else (int(found.group(1)), int(found.group(2)), found.group(3))
 
 
 def quarantined_name(name: str) -> str | None:
-    """The manifest's own file name in that of one which was set aside, or None if it is no such name."""
+    """Returns the manifest's own file name in that of one which was quarantined, or None if it is not one."""
     found = _damaged.fullmatch(name)
     return None if found is None else found.group(1)
 
 
 def blob_directory(generation: int) -> str:
-    """Where the blobs of a generation are."""
+    """Returns where the blobs of a generation are."""
     return f"{BLOBS}/{generation:06d}"
 
 
 def blob_generation(path: str) -> int | None:
-    """The generation in a blob's path, or None if it is no such path."""
+    """Returns the generation in a blob's path, or None if it is not one."""
     found = _blob_path.fullmatch(path)
     return None if found is None else int(found.group(1))
 
 
 def is_blob(name: str) -> bool:
-    """Whether a file below a generation's directory is a blob, or an unfinished one."""
+    """Returns whether a file below a generation's directory is a blob, or an unfinished one."""
     return bool(_blob.fullmatch(name)) or is_partial(name, BLOBS)
 
 
 def is_partial(name: str, place: str) -> bool:
-    """Whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
+    """Returns whether a file is what an interrupted write of ours left in one of the directories; `""` is the root."""
     final = final_name(name)
     return final is not None and bool(_finals[place].fullmatch(final))

@@ -61,13 +61,13 @@ OWNER = Format("keras_dist_callbacks owner", 1, OwnerRecord)
 
 
 def generations(storage: Storage) -> list[int]:
-    """Those that have an owner record."""
+    """Returns those that have an owner record."""
     found = (owner_generation(file.name) for file in storage.files(OWNERS))
     return [generation for generation in found if generation is not None]
 
 
 def describe_owner(info: Mapping[str, JSON], by: str, *, made_directory: bool) -> bytes:
-    """An owner record of this process; no two are equal.
+    """Returns an owner record of this process; no two are equal.
 
     Args:
         info: The run, as in its manifests.
@@ -102,7 +102,7 @@ def take_next(storage: Storage, newest: int, content: bytes) -> int:
     raise BackupError(
         f"{storage.display(OWNERS)}: the listings of this store are not consistent: the newest record in them is "
         f"{newest}, but {owner_name(newest + 1)} to {owner_name(newest + _TRIES)} exist too. Turn off the cache for "
-        "listings (in the store's client, a proxy or the mount), or give another directory"
+        "listings (in the store's client, a proxy or the mount), or use another directory"
     )
 
 
@@ -154,7 +154,7 @@ def _gone(storage: Storage) -> FencedError:
 
 
 def read_owner(storage: Storage, generation: int) -> OwnerRecord | None:
-    """An owner record; None if it is gone or damaged, which does not matter: the generation is in its name."""
+    """Returns an owner record; None if it is gone or damaged, which does not matter: the generation is in its name."""
     name = owner_name(generation)
     try:
         return OWNER.decode(record_io.read(storage, name), storage.display(name))

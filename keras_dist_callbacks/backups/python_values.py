@@ -44,12 +44,12 @@ class References(Protocol):
     """What stands for objects that a value only refers to."""
 
     def find(self, value: Any, path: str) -> JSON | None:
-        """The reference to store instead of a value; None to store the value itself."""
+        """Returns the reference to store instead of a value; None to store the value itself."""
         ...
 
 
 def segment(key: object) -> str:
-    """A key as part of a path."""
+    """Returns a key as part of a path."""
     text = str(key) if isinstance(key, str) else repr(key)
     return text.replace("~", "~0").replace("/", "~1")
 
@@ -62,7 +62,7 @@ def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: Refer
         where: Its path, which begins the names of its arrays.
         tensors: Gets the arrays.
         find: References.
-        depth: How deep in the whole `value` is.
+        depth: How deep in the entire `value` is.
 
     Raises:
         UnstorableError: It holds something else than plain values, containers and arrays.
@@ -151,13 +151,13 @@ def _array(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
 
 
 def with_layout(array: np.ndarray[Any, Any], name: str) -> JSON:
-    """The name of an array's tensor, with its layout if that is not the usual one."""
+    """Returns the name of an array's tensor, with its layout if that is not the usual one."""
     found = layout(array)
     return [name, list(found)] if found else name
 
 
 def layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """The strides of an array whose order in memory is another than usual, on which sums depend; else nothing.
+    """Returns the strides of an array whose order in memory is another than usual, on which sums depend; else nothing.
 
     Nothing too of a part of a much larger array, whose memory would have to be as large.
     """
@@ -168,17 +168,17 @@ def layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def laid_out(array: np.ndarray[Any, Any], strides: Sequence[int]) -> np.ndarray[Any, Any]:
-    """A copy of an array with these strides."""
+    """Returns a copy of an array with these strides."""
     offset, size = _span(array.shape, strides, array.itemsize)
     if len(strides) != array.ndim or size > _LOOSEST * array.nbytes:
-        raise LookupError("an array's layout does not fit its content")
+        raise LookupError("an array's layout does not match its content")
     found = np.ndarray(array.shape, array.dtype, bytearray(size), offset, tuple(strides))
     found[...] = array
     return found
 
 
 def _span(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """Where in its memory the first item of an array is, and how many bytes that has."""
+    """Returns where in its memory the first item of an array is, and how many bytes that has."""
     extents = [(length - 1) * stride for length, stride in zip(shape, strides, strict=False)]
     offset = -sum(extent for extent in extents if extent < 0)
     return offset, offset + sum(extent for extent in extents if extent > 0) + itemsize
@@ -200,16 +200,16 @@ class Objects(Protocol):
     """What references and objects of the process' own stand for when values are decoded."""
 
     def resolve(self, kind: str, value: JSON, present: Any) -> Any:
-        """The object that `{kind: value}` stands for; raises LookupError if it is not found."""
+        """Returns the object that `{kind: value}` stands for; raises LookupError if it is not found."""
         ...
 
     def array(self, name: str, strides: Sequence[int] | None = None) -> np.ndarray[Any, Any]:
-        """The array of a tensor: the same one each time, because several places may hold it."""
+        """Returns the array of a tensor: the same one each time, because several places may hold it."""
         ...
 
 
 def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Objects, present: Any = None) -> Any:
-    """What `encode` was given.
+    """Returns what `encode` was given.
 
     Args:
         value: JSON.

@@ -216,7 +216,7 @@ def _or_out_of_memory(make: Callable[[], np.ndarray[Any, Any]], storage: Storage
         return make()
     except MemoryError as error:
         where = storage.display(run.blob)
-        raise BackupError(f"{where}: there is not enough memory for {run.size} bytes of it") from error
+        raise BackupError(f"{where}: not enough memory to read {run.size} bytes of it") from error
 
 
 def _differs(storage: Storage, info: TensorInfo) -> DamagedBackupError:

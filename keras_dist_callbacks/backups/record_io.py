@@ -65,7 +65,7 @@ class Format(Generic[_T]):
     allow_nan: bool = False
 
     def encode(self, record: _T) -> bytes:
-        """The record as bytes.
+        """Returns the record as bytes.
 
         Raises:
             ValueError: A field holds a number that JSON does not have.
@@ -90,7 +90,7 @@ class Format(Generic[_T]):
             raise DamagedBackupError(f"{where} is {'empty' if not content else 'not a complete record'}")
         text = memoryview(content)[:-_SEAL_BYTES]
         if xxhash.xxh3_128_hexdigest(text) != seal[1].decode():
-            raise DamagedBackupError(f"{where} differs from its own seal")
+            raise DamagedBackupError(f"{where} does not match its seal")
         fields = parse(content, where, self.max_bytes)
         if not isinstance(fields, dict) or fields.pop("format", None) != self.name:
             raise DamagedBackupError(f"{where} is not a record of the format {self.name!r}")
@@ -105,7 +105,7 @@ class Format(Generic[_T]):
         try:
             return self.encode(record)
         except (ValueError, RecursionError) as error:
-            raise DamagedBackupError(f"{where} holds a value that this format does not allow: {error}") from error
+            raise DamagedBackupError(f"{where} has a value that this format does not allow: {error}") from error
 
     def _checked_version(self, version: object, where: str) -> int:
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
@@ -121,7 +121,7 @@ class Format(Generic[_T]):
 
 
 def require_time(value: float | None) -> None:
-    """Refuses what is no number: it is neither below a bound nor above one."""
+    """Refuses what is not a number: it is neither below a bound nor above one."""
     if value is not None and not math.isfinite(value):
         raise ValueError(f"{value} is not a time")
 
@@ -147,7 +147,7 @@ def parse(content: bytes | memoryview, where: str, limit: int = MAX_RECORD_BYTES
 
 
 def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
-    """The content of a record.
+    """Returns the content of a record.
 
     Args:
         storage: The directory.
@@ -155,17 +155,19 @@ def read(storage: Storage, name: str, limit: int = MAX_RECORD_BYTES) -> bytes:
         limit: Bytes that it may have; no more are read, however long it is.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: It was not found.
         DamagedBackupError: It is longer.
     """
     content = storage.read(name, 0, limit + 1)
     if len(content) > limit:
-        raise DamagedBackupError(f"{storage.display(name)} has more than {limit} bytes, too many for what it should be")
+        raise DamagedBackupError(
+            f"{storage.display(name)} has more than {limit} bytes, which is too large for this kind of file"
+        )
     return content
 
 
 def read_verified(storage: Storage, name: str, read: Callable[[], _T]) -> _T:
-    """What `read` returns, if necessary at its second call.
+    """Returns what `read` returns, if necessary at its second call.
 
     Args:
         storage: Where it reads.
@@ -182,8 +184,8 @@ def read_verified(storage: Storage, name: str, read: Callable[[], _T]) -> _T:
     storage.drop_cached(name)
     found = read()
     warn(
-        f"{storage.display(name)}: the first read differed from the second one, which is good and is used. Suspect the "
-        f"storage, the network or the memory of this computer ({first})"
+        f"{storage.display(name)}: two reads returned different content; the second one is intact and is used. Check "
+        f"the storage, the network and the memory of this computer ({first})"
     )
     return found
 
@@ -210,4 +212,4 @@ def checked(value: Any, kind: Any, where: str) -> Any:
     try:
         return validation.convert(value, kind)
     except (ValueError, RecursionError) as error:  # msgspec's own is a ValueError; so is that of half a character
-        raise DamagedBackupError(f"{where} is not what a backup holds: {error}") from error
+        raise DamagedBackupError(f"{where} is not valid in a backup: {error}") from error

@@ -25,7 +25,7 @@ LOCAL_STATE_DROPPED = "local_state_dropped"
 """The topic that says that a worker's local tensors were too large to be saved."""
 
 VARIABLE = "variable"
-"""In front of a variable's name, which ends with `@` and the replica's number."""
+"""The prefix of a variable's name, which ends with `@` and the replica's number."""
 
 ARCHITECTURE = "architecture"
 """The tensor that holds what Keras' `to_json` says of the model, in UTF-8."""
@@ -35,18 +35,18 @@ class SharedTensor(Protocol):
     """A value that was read and will not change, wherever its bytes are."""
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The value as a read-only array, without a copy where possible."""
+        """Returns the value as a read-only array, without a copy where possible."""
         ...
 
 
 @dataclass(frozen=True)
 class SharedArray:
-    """A numpy array that nobody else writes to."""
+    """A numpy array that no one else writes to."""
 
     value: np.ndarray[Any, Any]
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The array itself."""
+        """Returns the array itself."""
         return self.value
 
 
@@ -155,13 +155,13 @@ class CommitId:
         return f"{self.generation}-{self.sequence}"
 
     def matches_name(self, name: str) -> bool:
-        """Whether somebody who says `name` means this commit: its label, or its manifest's name in full or in part."""
+        """Returns whether `name` means this commit: its label, or its manifest's name in full or in part."""
         wanted = name.removeprefix("commits/").removesuffix(".json")
         return wanted in (self.label, self.name.removeprefix("commits/").removesuffix(".json"))
 
     @classmethod
     def parse(cls, name: str) -> CommitId | None:
-        """The id in a manifest's file name, or None if it is no such name."""
+        """Returns the id in a manifest's file name, or None if it is not one."""
         parts = names.commit_parts(name)
         return None if parts is None else cls(*parts)
 
@@ -190,7 +190,7 @@ class WorkerState:
         position: Where it was taken.
         tensors: The worker's tensors by name.
         state: Everything else, by topic.
-        info: What the manifest tells about the run.
+        info: What the manifest says about the run.
         other_workers: The tensors of workers 1, 2, ... if their number has changed; `tensors` are the chief's
             then.
     """
@@ -203,18 +203,18 @@ class WorkerState:
 
 
 def tensor_name(name: str, replica: int) -> str:
-    """The tensor that holds a replica's value of a variable."""
+    """Returns the tensor that holds a replica's value of a variable."""
     return f"{VARIABLE}/{name}@{replica}"
 
 
 def names_in(tensors: Iterable[str]) -> set[str]:
-    """The variables of which tensors with these names are values."""
+    """Returns the variables of which tensors with these names are values."""
     parts = (tensor.partition("/") for tensor in tensors)
     return {rest.rpartition("@")[0] for kind, _, rest in parts if kind == VARIABLE}
 
 
 def stored_components(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """The values of each variable, one for each replica, by the variable's name."""
+    """Returns the values of each variable, one for each replica, by the variable's name."""
     found: dict[str, dict[int, np.ndarray[Any, Any]]] = {}
     for tensor, value in tensors.items():
         kind, _, rest = tensor.partition("/")
@@ -241,5 +241,5 @@ def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def strip_counters(path: str) -> str:
-    """A variable's path without the numbers that depend on what was made before in the process."""
+    """Returns a variable's path without the numbers that depend on what was made before in the process."""
     return re.sub(r"_\d+(?=[/_#]|$)", "", path)

@@ -85,7 +85,7 @@ class Staging:
         return blob.info
 
     def _spare_for(self, size: int, path: str) -> str | None:
-        """The file nobody needs whose size is nearest, if it is worth while."""
+        """Returns the unneeded file of the nearest size, if reusing it is worth while."""
         worth = {spare: its for spare, its in self._spares.items() if its / 2 <= size <= its * 2}
         worth.pop(path, None)
         nearest = min(worth, key=lambda spare: abs(worth[spare] - size), default=None)

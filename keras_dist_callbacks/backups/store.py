@@ -83,7 +83,7 @@ class BackupStore:
         return self.generation
 
     def newest_generation(self) -> int:
-        """The number of the newest owner record or commit, 0 if there is none."""
+        """Returns the number of the newest owner record or commit, 0 without any."""
         return max([0, *self._owners(), *(commit.generation for commit in self.commits())])
 
     def check_ownership(self) -> None:
@@ -121,8 +121,8 @@ class BackupStore:
         try:
             check_sizes(self.storage, manifest.blobs)
         except DamagedBackupError as error:
-            self._staging.forget()  # the next save writes everything anew
-            raise StorageError(f"what was just written is not there: {error}") from error
+            self._staging.forget()  # the next save writes everything again
+            raise StorageError(f"cannot find what was just written: {error}") from error
         content = encode_manifest(manifest)
         self._check_readable(manifest, content)
         self.storage.create(manifest.id.name, [content])
@@ -155,13 +155,13 @@ class BackupStore:
             return  # an earlier try
 
     def has_committed(self, generation: int) -> bool:
-        """Whether a run of that generation finished its first commit."""
+        """Returns whether a run of that generation finished its first commit."""
         return self.storage.exists(owner_name(generation, WITNESS))
 
     def prune(self, keep: int) -> None:
         """Deletes all commits but the newest `keep`, manifests first, then blobs that no manifest names.
 
-        Never touches what a newer generation wrote. A damaged manifest that turns up is set aside.
+        Never touches what a newer generation wrote. A damaged manifest that turns up is quarantined.
         """
         manifests = self._own_manifests()
         cut = max(0, len(manifests) - keep)
@@ -223,8 +223,8 @@ class BackupStore:
     def delete_everything(self) -> None:
         """Removes this run's backup: older commits first, the newest one last, then empty directories.
 
-        The directory itself goes only if this run, or one that it went on from, made it. Interrupted at any point,
-        either the newest commit is whole or there is none.
+        The directory itself is deleted only if this run, or one that it resumed from, made it. Interrupted at any
+        point, either the newest commit is intact or all are deleted.
         """
         self.check_ownership()
         self.prune(keep=1)
@@ -243,7 +243,7 @@ class BackupStore:
     # --- reading
 
     def commits(self) -> list[CommitId]:
-        """All commits, the newest last."""
+        """Returns all commits, the newest last."""
         found = (CommitId.parse(f.name) for f in self.storage.files(COMMITS))
         return sorted(commit for commit in found if commit is not None)
 
@@ -253,7 +253,7 @@ class BackupStore:
         return [commit for commit in parsed if commit is not None]
 
     def has_owner_records(self) -> bool:
-        """Whether earlier runs started here."""
+        """Returns whether earlier runs started here."""
         return bool(self._owners())
 
     def manifest(self, commit: CommitId) -> Manifest:
@@ -275,11 +275,11 @@ class BackupStore:
             try:
                 self._manifests[commit] = read_verified(self.storage, commit.name, read)
             except FileNotFoundError as error:
-                raise DamagedBackupError(f"{where} is gone") from error
+                raise DamagedBackupError(f"{where} was deleted") from error
         return self._manifests[commit]
 
     def is_readable(self, commit: CommitId) -> bool:
-        """Whether the manifest itself is whole, whatever became of its blobs."""
+        """Returns whether the manifest itself is intact, whatever became of its blobs."""
         try:
             self.manifest(commit)
         except DamagedBackupError:
@@ -329,7 +329,7 @@ class BackupStore:
         self.storage.delete(commit.name)
 
     def _own_manifests(self) -> list[Manifest]:
-        """The manifests of this and earlier generations, the newest last; damaged ones are set aside."""
+        """Returns the manifests of this and earlier generations, the newest last; damaged ones are quarantined."""
         manifests = []
         for commit in self.commits():
             if commit.generation <= self.generation:

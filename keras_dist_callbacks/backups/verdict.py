@@ -66,7 +66,10 @@ _MUST_NOT_CHANGE = (
     ("tensorflow", "the version of TensorFlow", "resume with the version as before"),
     ("seed", "the global seed", "call keras.utils.set_random_seed with the same seed"),
 )
-_UNSEEDED = "no seed was set, so that shuffled orders and the like differ; call keras.utils.set_random_seed first"
+_UNSEEDED = (
+    "no seed was set, so shuffled orders and other random numbers differ between two runs; call "
+    "keras.utils.set_random_seed first"
+)
 _LOCAL_STATE_DROPPED = "this worker's local state was too large to be saved; raise max_local_state"
 _FINALIZED = (
     "the finished run had replaced its weights at the end (averages of the optimizer, or the best weights of "
@@ -82,15 +85,15 @@ def inexact_reasons(
     now: Mapping[str, JSON],
     *,
     generator: bool = False,
-    goes_on_after_end: bool = False,
+    continues_after_end: bool = False,
 ) -> list[str]:
-    """Why training will not go on bit for bit as it would have, one sentence each with its cure.
+    """Returns why training will not continue bit by bit as it would have, one sentence each with how to fix it.
 
     Args:
         saved: The backup.
         now: This run, described as the backup's was.
         generator: Whether the input is a plain Python generator.
-        goes_on_after_end: Whether more epochs follow a finished run.
+        continues_after_end: Whether more epochs follow a finished run.
     """
     reasons = [_changed(saved.info, now, *row) for row in _MUST_NOT_CHANGE]
     if now["seed"] is None:
@@ -105,7 +108,7 @@ def inexact_reasons(
     if saved.state.get(RANDOM_OPERATIONS):
         reasons.append(_random_operations_reason(saved.state[RANDOM_OPERATIONS]))
     reasons += saved.state[UNTRACKED_INPUT]["unordered"]
-    if goes_on_after_end and saved.state.get("is_finalized"):
+    if continues_after_end and saved.state.get("is_finalized"):
         reasons.append(_FINALIZED)
     if now["replicas"] != 1 and generator:
         reasons.append(_UNORDERED_GENERATOR)
@@ -113,7 +116,7 @@ def inexact_reasons(
 
 
 def conditions(saved: WorkerState) -> list[str]:
-    """On what an exact continuation depends that could not be seen, each to be read behind "exact if"."""
+    """Conditions of an exact resume that could not be inspected, each to be read after "exact if"."""
     found = [_untracked_in_input(name) for name in saved.state[UNTRACKED_INPUT]["python"]]
     found += saved.state.get(CONDITIONS, ())
     if USER_STATE in saved.state:
@@ -127,7 +130,7 @@ def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> st
 
 
 def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
-    """The verdict as it is printed, with its conditions."""
+    """Returns the verdict as it is printed, with its conditions."""
     found = verdict_of(reasons, open_conditions)
     if found != "exact if":
         return found
@@ -137,7 +140,7 @@ def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
 
 
 def group(findings: Iterable[Finding]) -> tuple[list[str], list[str]]:
-    """What was found in the user's code, a sentence for each owner: conditions, and what is not saved."""
+    """Returns what was found in the user's code, a sentence for each owner: conditions, and what is not saved."""
     owners: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         owners.setdefault((finding.kind, finding.owner), []).append(finding)
@@ -151,7 +154,7 @@ def _condition(owner: str, found: list[Finding]) -> str:
     assertion = next((finding.assertion for finding in found if finding.assertion), None)
     advice = f"; {assertion} asserts that" if assertion else ""
     if not advice and owner.startswith("the callback "):
-        advice = "; get_state and set_state of the callback settle it"
+        advice = "; give the callback get_state and set_state to save it"
     return f"{owner} keeps no state in {_places(found)}{advice}"
 
 
@@ -204,7 +207,7 @@ def _untracked_in_input(name: str) -> str:
 
 
 def not_saved_reason(names: list[str]) -> str:
-    """The sentence about variables that backups do not hold."""
+    """Returns the sentence about variables that backups do not hold."""
     return (
         f"variables that are neither in model.variables nor in model.optimizer are not saved ({', '.join(names[:3])}"
         f"{', ...' if len(names) > 3 else ''}); in layers of your own, make them with add_weight; or use "
@@ -214,12 +217,13 @@ def not_saved_reason(names: list[str]) -> str:
 
 def _missed_hooks_reason(names: list[str]) -> str:
     return (
-        f"an exception in a callback ended the interrupted run, and {', '.join(names)} did not hear of its last batch, "
-        "or hear of the next one twice; to continue from the backup before, delete the newest file of commits/"
+        f"an exception in a callback ended the interrupted run: {', '.join(names)} missed a hook of its last batch, or "
+        "would get a hook of the next batch twice; to continue from the backup before, delete the newest file of "
+        "commits/"
     )
 
 
-def _changed(before: Mapping[str, JSON], now: Mapping[str, JSON], key: str, what: str, cure: str) -> str | None:
+def _changed(before: Mapping[str, JSON], now: Mapping[str, JSON], key: str, what: str, advice: str) -> str | None:
     if before.get(key) == now.get(key) or before.get(key) is None:
         return None
-    return f"{what} changed from {before[key]} to {now.get(key)}; {cure}"
+    return f"{what} changed from {before[key]} to {now.get(key)}; {advice}"

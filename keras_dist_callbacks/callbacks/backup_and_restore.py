@@ -37,8 +37,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     Everything that training depends on is saved: weights, optimizer, seed generators, metrics, the random
     states of Python, numpy and TensorFlow, the position in the epoch, the logs, the History and the state of
-    every other callback. After a restart `fit()` goes on behind the last saved step: no step is repeated and
-    none left out, and the final weights are those of an uninterrupted run, bit by bit.
+    every other callback. After a restart `fit()` continues after the last saved step: no step is repeated and
+    none is skipped, and the final weights are those of an uninterrupted run, bit by bit.
 
     Under `MultiWorkerMirroredStrategy` the chief alone writes, and every worker restores the same backup.
     Saving happens in a background thread; a backup exists completely or not at all.
@@ -52,7 +52,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         backup_dir: A directory for this run alone: a path or any fsspec URL.
         save_freq: `"epoch"` for a backup at the end of each epoch, a number of batches trained, or `"auto"`: as often
             as `max_overhead` allows, by what saves are measured to cost. A `datetime.timedelta` is a time between two
-            backups; in batches it is estimated anew at each one. False: at a preemption and at the end only.
+            backups; in batches it is estimated again at each one. False: at a preemption and at the end only.
         double_checkpoint: Let two successive backups share no file, so that one damaged file cannot harm both.
         delete_checkpoint: Delete the backup when `fit()` ends. A rerun deletes one that a kill at the very end left,
             unless it belongs to another training or to more epochs. With False the last backup is kept: a rerun of
@@ -124,8 +124,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         fit = seam.find_fit(self.model)
         if fit is None:
             raise ConfigError(
-                "BackupAndRestore works within model.fit() only: pass it in a plain list of callbacks, or in a "
-                "CallbackList(..., model=model); for training loops of your own there is Checkpointer"
+                "BackupAndRestore works only within model.fit(): pass it in a plain list of callbacks, or in a "
+                "CallbackList(..., model=model); in a custom training loop use Checkpointer"
             )
         if self._session is None:
             self._open(fit, list(fit.callback_list.callbacks))
@@ -200,7 +200,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
                 warn(note)
 
     def _facts(self, fit: seam.RunningFit, callbacks: list[Any]) -> dict[str, str]:
-        """What every worker of a cluster must have been given alike."""
+        """Returns what every worker of a cluster must have been given alike."""
         return {
             "the backup directory": self._storage.display(),
             "save_freq": repr(self.save_freq),
@@ -222,8 +222,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         others = [c for c in callbacks if isinstance(c, BackupAndRestore) and c is not self]
         if others:
             raise ConfigError(
-                f"two BackupAndRestore callbacks in one fit ({self._storage.display()} and "
-                f"{others[0]._storage.display()}): which one to restore from would be undecided; keep one"
+                f"fit() has two BackupAndRestore callbacks ({self._storage.display()} and "
+                f"{others[0]._storage.display()}), but can restore from only one: remove the other"
             )
         if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
             raise ConfigError(
@@ -268,7 +268,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     def _require_session(self) -> FitSession:
         if self._session is None:
-            raise ConfigError("BackupAndRestore does not know its fit(): pass it in the callbacks of model.fit()")
+            raise ConfigError("BackupAndRestore was called outside of fit(): pass it in the callbacks of model.fit()")
         return self._session
 
 

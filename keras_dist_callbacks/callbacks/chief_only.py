@@ -31,7 +31,7 @@ class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
         callback: The callback. It is also the attribute `callback`.
 
     Raises:
-        ConfigError: It is no Keras callback, or one of this package, which knows about workers itself.
+        ConfigError: It is not a Keras callback, or one of this package, which must run on every worker.
     """
 
     wraps_callback = True  # a backup keeps the state of `callback`
@@ -43,10 +43,7 @@ class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
             given = type(callback).__name__
             raise ConfigError(f"callback: ChiefOnly needs a keras.callbacks.Callback, got {given}")
         if any(cls.__module__.startswith("keras_dist_callbacks.callbacks") for cls in type(callback).__mro__):
-            raise ConfigError(
-                f"{type(callback).__name__} knows about workers itself and needs every one of them; use it without "
-                "ChiefOnly"
-            )
+            raise ConfigError(f"{type(callback).__name__} must run on every worker: use it without ChiefOnly")
         self.callback = callback
         self._active = Cluster.detect().is_chief
         if self._active:

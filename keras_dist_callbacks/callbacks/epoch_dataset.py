@@ -33,7 +33,7 @@ class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):
             to `fit()`. Its randomness must come from seeds that it derives from the epoch.
 
     Raises:
-        ConfigError: `fn` is no function.
+        ConfigError: `fn` is not a function.
     """
 
     addresses_epochs = True
@@ -53,7 +53,7 @@ class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):
 
         fit = seam.find_fit(self.model)
         if fit is None:
-            raise ConfigError("EpochDataset works within model.fit() only")
+            raise ConfigError("EpochDataset works only within model.fit()")
         dataset = self.fn(epoch)
         if not isinstance(dataset, tf.data.Dataset):
             raise ConfigError(f"EpochDataset: fn({epoch}) returned a {type(dataset).__name__}, not a tf.data.Dataset")

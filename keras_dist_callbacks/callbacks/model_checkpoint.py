@@ -41,7 +41,7 @@ _FILE_NAME = "give it a file name, such as ckpt-{epoch:04d}.keras"
 
 
 class _Found(msgspec.Struct):
-    """What earlier runs left in the directory, as the writing worker tells the others."""
+    """What earlier runs left in the directory, as the writing worker reports it to the others."""
 
     generation: Generation = 1
     run_token: Token = _NO_TOKEN
@@ -192,7 +192,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             end_note.write(self._storage, self._template, self._generation, is_ended=True, last=last)
 
     def get_state(self) -> dict[str, Any]:
-        """What a backup keeps: the best value, the counters and the order of the last file."""
+        """Returns what a backup keeps: the best value, the counters and the order of the last file."""
         return {
             "best": None if self.best is None or not np.isfinite(self.best) else float(self.best),
             "counters": self.counters,
@@ -313,8 +313,8 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
     if in_directory:
         name = in_directory[0] if in_directory[0] in shown else "..."
         raise ConfigError(
-            f"filepath={shown!r} has the placeholder {{{name}}} in its directory; put it into the file "
-            "name: the files of a run lie in one directory, so that the newest can be found"
+            f"filepath={shown!r} has the placeholder {{{name}}} in its directory; put it into the file name: all "
+            "checkpoints of a run must be in one directory, so that the newest can be found"
         )
     if any(field == "" or field.isdigit() for field in in_name):
         raise ConfigError(f"filepath={shown!r}: placeholders need names, such as {{epoch:04d}} or {{val_loss:.3f}}")

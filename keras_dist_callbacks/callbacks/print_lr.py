@@ -102,17 +102,17 @@ class PrintLR(RebuiltOnCopy, keras.callbacks.Callback):
         self._rates = None
 
     def get_state(self) -> dict[str, Any]:
-        """What a backup keeps: the steps so far, and the rate that the running epoch began with."""
+        """Returns what a backup keeps: the steps so far, and the rate that the running epoch began with."""
         return {"steps": [self._finished_steps, self._last_batch], "rates": self._rates}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where `get_state` was called."""
+        """Continues where `get_state` was called."""
         saved: _State = validation.convert(state, _State)
         self._finished_steps, self._last_batch = saved.steps
         self._rates = saved.rates
 
     def _is_due(self, first: int, last: int) -> bool:
-        """Whether one of the epoch's batches from `first` to `last` completes `freq` steps."""
+        """Returns whether one of the epoch's batches from `first` to `last` completes `freq` steps."""
         every = int(self.freq)
         return (self._finished_steps + last + 1) // every > (self._finished_steps + first) // every
 

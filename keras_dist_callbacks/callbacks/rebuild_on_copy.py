@@ -25,13 +25,13 @@ class RebuiltOnCopy:
         return made
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """How the copy is made."""
+        """Returns how the copy is made."""
         args, kwargs = self._given
         return _rebuilt, (type(self), args, kwargs)
 
 
 def _kept(value: Any) -> Any:
-    """As it is now: whoever gave it may change it later, and the callback did not read it then."""
+    """As it is now: the caller may change it later, and the callback did not read it then."""
     return copy.copy(value) if isinstance(value, dict | list | set) else value
 
 

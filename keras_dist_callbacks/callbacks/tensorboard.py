@@ -31,7 +31,7 @@ from keras_dist_callbacks.terminal import warn
 class EventSync:
     """Puts every file of a local directory that changed into a store, in the background.
 
-    Objects cannot be appended to, so a file that grew is put again as a whole. A store that fails costs a
+    Objects cannot be appended to, so a file that grew is uploaded again completely. A store that fails costs a
     warning, not the training: logs are not worth a job.
 
     Args:
@@ -49,7 +49,7 @@ class EventSync:
         self._failure: StorageError | None = None
 
     def is_due(self) -> bool:
-        """Whether the last round is long enough ago."""
+        """Returns whether the last round is long enough ago."""
         return time.monotonic() - self._last >= self._every
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class EventSync:
             self._failure = error
 
     def _put(self, path: Path) -> None:
-        # A copy, because clients that are told a size at the start fail on a file that grows meanwhile.
+        # A copy, because clients that are given a size at the start fail on a file that grows meanwhile.
         with temporary.file("events") as copy:
             shutil.copyfile(path, copy.name)
             self._storage.replace(path.relative_to(self._local).as_posix(), Path(copy.name))
@@ -108,9 +108,9 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
 
     Every argument of Keras keeps its meaning. Different from Keras: in a cluster the chief writes to
     `log_dir` and each other worker to a directory of its own; with `BackupAndRestore` in the same `fit()`
-    the step counters go on after a restart, and what a backup covers is in the event files before it. A
+    the step counters continue after a restart, and what a backup covers is in the event files before it. A
     store that TensorFlow cannot write (all but local paths, `ram://` and, without `storage_options`,
-    `gs://`) gets copies of local event files, while training goes on and once more at its end. An evaluator
+    `gs://`) gets copies of local event files, while training continues and once more at its end. An evaluator
     writes to `log_dir` too.
 
     A restarted run repeats the steps after its backup; their events are then in both event files.
@@ -176,7 +176,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
             embeddings_metadata=_metadata(embeddings_metadata),
         )
         if write_on == "all" and worker_log_dir is not None:
-            raise ConfigError("write_on='all' writes to each worker's own log_dir; leave worker_log_dir out")
+            raise ConfigError("write_on='all' writes to each worker's own log_dir; remove worker_log_dir")
         self._write_on, self._writes = write_on, True
         self._sync: EventSync | None = None
         self._local: Path | None = None
@@ -184,7 +184,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         self._check_protocols()
 
     def _follow_log_dir(self) -> None:
-        """Somebody may have set `log_dir`: tuners give each trial a directory below the one that they find there."""
+        """The user may have set `log_dir`: tuners give each trial a directory below the one that they find there."""
         given, shown = validation.path("log_dir", self.log_dir), redact(self._chief_dir)
         if given == shown:
             return
@@ -217,7 +217,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         elsewhere = self._worker_dir is not None
         self._writes = agree_on_writers(cluster, "TensorBoard", self._write_on, own, elsewhere=elsewhere)
         if cluster.is_evaluator:
-            self._writes = not elsewhere  # it is alone: nobody else was given this directory to write to
+            self._writes = not elsewhere  # no other worker was given this directory to write to
         target = self._target(cluster)
         storage = (
             None
@@ -268,12 +268,12 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         self._finish_copies()
 
     def get_state(self) -> dict[str, Any]:
-        """What a backup keeps: the steps of batch-level logs. Writes out the events up to here first."""
+        """Returns what a backup keeps: the steps of batch-level logs. Writes out the events up to here first."""
         self._publish()
         return {"counters": self.counters}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on at the steps that `get_state` returned."""
+        """Continues at the steps that `get_state` returned."""
         self.counters = validation.convert(state["counters"], list[int])
 
     def _publish(self) -> None:
@@ -296,7 +296,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         return f"{self._worker_dir.rstrip('/')}/{name}"
 
     def _directory(self, target: str | None, storage: Storage | None) -> str:
-        """Where TensorFlow shall write."""
+        """Returns where TensorFlow shall write."""
         if target is not None and storage is None:
             return target
         if self._local is None:
@@ -319,7 +319,6 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
 
 
 def _profile_batch(given: Any) -> int | tuple[int, int]:
-    """One batch, or the first and the last one."""
     try:
         batches = [int(part) for part in given.split(",")] if isinstance(given, str) else given
         if isinstance(batches, list | tuple) and (isinstance(given, str) or len(batches) == 2):
@@ -335,7 +334,6 @@ def _profile_batch(given: Any) -> int | tuple[int, int]:
 
 
 def _metadata(given: Any) -> str | dict[str, Any] | None:
-    """A file, or one for each embedding layer by its name."""
     if given is None or isinstance(given, str):
         return None if given is None else validation.path("embeddings_metadata", given)
     if isinstance(given, Mapping):
@@ -347,6 +345,6 @@ def _metadata(given: Any) -> str | dict[str, Any] | None:
 
 
 def active_tensorboard(model: Any) -> TensorBoard | None:
-    """The TensorBoard callback of the running `fit()` of `model`."""
+    """Returns the TensorBoard callback of the running `fit()` of `model`."""
     reference = shared(_Models).active.get(model)
     return None if reference is None else reference()

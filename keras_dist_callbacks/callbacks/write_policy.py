@@ -12,7 +12,7 @@ Writers = Literal["chief", "all"]
 
 
 def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, *, elsewhere: bool = False) -> bool:
-    """Whether this worker writes; one that does not says so.
+    """Returns whether this worker writes; one that does not says so.
 
     Args:
         cluster: Who takes part.
@@ -34,13 +34,13 @@ def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, 
             cluster.sync_before_raise(f"{callback}, where")
             raise ConfigError(
                 f"{callback}(write_on='all'): workers {', '.join(map(str, shared))} would all write to "
-                f"{paths[shared[0]]}; give each worker a path of its own"
+                f"{paths[shared[0]]}; give each worker its own path"
             )
         return True
     if not cluster.is_chief and not elsewhere:
-        other = "" if path == paths[0] else f" to {path} too"
+        other = "" if path == paths[0] else f", to {path}"
         say(
-            f"{cluster.name} writes nothing for {callback}: the chief alone does, to {paths[0]}; with "
-            f"write_on='all' this worker writes{other or ', to a path of its own'}"
+            f"{cluster.name} does not write for {callback}: only the chief does, to {paths[0]}. With write_on='all' "
+            f"this worker writes too{other}"
         )
     return cluster.is_chief

@@ -30,7 +30,7 @@ class EndNote:
         template: That of its file names.
         generation: The run that wrote the note.
         is_ended: Whether that run has ended; False is written at its start.
-        last: The name of its newest file, None if there is none.
+        last: The name of its newest file, None if not found.
         token: Distinguishes this note from every other.
     """
 
@@ -67,13 +67,13 @@ def write(storage: Storage, template: str, generation: int, *, is_ended: bool, l
             record_io.write(place, name, END_NOTE.encode(note))
         except StorageError as error:
             if (place, name) == places[-1]:
-                warn(f"the end of training is not noted, so a SidecarEvaluator cannot know of it: {error}")
+                warn(f"cannot write the note that training has ended, so a SidecarEvaluator continues to wait: {error}")
         else:
             return
 
 
 def read_all(storage: Storage, templates: Iterable[str]) -> tuple[list[EndNote], list[str]]:
-    """The newest note for each template, and a sentence for each note that is damaged.
+    """Returns the newest note for each template, and a sentence for each note that is damaged.
 
     Args:
         storage: The directory of the checkpoints.
@@ -97,7 +97,7 @@ def read_all(storage: Storage, templates: Iterable[str]) -> tuple[list[EndNote],
 
 
 def end_of(notes: Iterable[EndNote], listing: Listing) -> EndNote | None:
-    """The note by which the newest run has ended; None if that run continues, or nothing is known.
+    """Returns the note by which the newest run has ended; None if that run continues, or nothing is known.
 
     Args:
         notes: Those of the directory, read before the files were listed.
@@ -123,7 +123,7 @@ def _places(storage: Storage, template: str) -> Iterator[tuple[Storage, str]]:
 
 
 def _parent(storage: Storage) -> Storage | None:
-    """The directory that contains this one, if other processes see it under the same name."""
+    """Returns the directory that contains this one, if other processes see it under the same name."""
     if storage.is_local and (Path(storage.root).is_symlink() or _is_mount_point(storage.root)):
         return None
     return storage.parent()

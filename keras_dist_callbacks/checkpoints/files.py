@@ -47,7 +47,7 @@ class _Saved(Shared):
 
 
 def next_sequence() -> int:
-    """The next sequence number; one counter for all callbacks of this process, so that they have one order."""
+    """Returns the next sequence number; one counter for all callbacks of this process, so that they have one order."""
     return next(shared(_Saved).sequence)
 
 
@@ -60,7 +60,7 @@ class Listing:
         problems: One sentence for each file whose record is damaged, whose size differs from its record, or that has no
             record although it is named like the files of a template that have one.
         without_record: Names of the other files without a record: those of other programs.
-        generation: The largest in any record, 0 if there are no records.
+        generation: The largest in any record, 0 without records.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -75,7 +75,7 @@ class Listing:
 
 
 def split_filepath(path: str) -> tuple[str, str]:
-    """A path or URL as its directory and its last part."""
+    """Returns a path or URL as its directory and its last part."""
     directory, separator, name = path.rpartition("/")
     if not separator:
         return ".", name
@@ -112,7 +112,7 @@ def find(storage: Storage, template: str | None = None) -> Listing:
     patterns = [pattern_of(template) for template in {one.record.template for one in found}]
     incomplete = [name for name in bare if any(fits.fullmatch(name) for fits in patterns)]
     damaged += [
-        f"{storage.display(name)} is a symbolic link, which is not read; put the file in its place"
+        f"{storage.display(name)} is a symbolic link, which is not followed; replace it by the file itself"
         for name, target in links.items()
         if target.parent != Path(storage.root).resolve()  # a shortcut to another file of the directory is harmless
     ]
@@ -126,7 +126,7 @@ def find(storage: Storage, template: str | None = None) -> Listing:
 
 
 def latest_verified(storage: Storage, template: str | None = None, *, into: Path | None = None) -> Checkpoint | None:
-    """The newest checkpoint whose content matches its record; a warning names damaged and incomplete files.
+    """Returns the newest checkpoint whose content matches its record; a warning names damaged and incomplete files.
 
     Args:
         storage: The directory; it need not exist.
@@ -134,7 +134,7 @@ def latest_verified(storage: Storage, template: str | None = None, *, into: Path
         into: A local directory that gets a copy of the file. Defaults to no copy.
 
     Returns:
-        The checkpoint, or None if there is no file with a record.
+        The checkpoint, or None without a file that has a record.
 
     Raises:
         DamagedBackupError: There are checkpoints, but none of them is intact.
@@ -163,7 +163,7 @@ def latest_verified(storage: Storage, template: str | None = None, *, into: Path
 
 
 def _newer_without_record(storage: Storage, listing: Listing, template: str | None, used: Checkpoint) -> list[str]:
-    """What to say of files of other programs that were written after the one that is used."""
+    """Returns what to say of files of other programs that were written after the one that is used."""
     names = [name for name in listing.without_record if template is None or pattern_of(template).fullmatch(name)]
     if not names:
         return []
@@ -174,8 +174,8 @@ def _newer_without_record(storage: Storage, listing: Listing, template: str | No
         return []
     shown = newer[0] if len(newer) == 1 else f"{newer[0]} and {len(newer) - 1} more"
     return [
-        f"{shown} without a record: another program wrote or rewrote it, so it is not used "
-        "(make_or_restore_model(..., adopt=True) uses such files where there are no others)"
+        f"{shown} without a record: another program wrote or rewrote it, so it is not used (make_or_restore_model(..., "
+        "adopt=True) uses such files if there are no others)"
     ]
 
 
@@ -265,7 +265,7 @@ def keep_newest(storage: Storage, written: Sequence[Checkpoint], keep: int, gene
 
 
 def run_token(listing: Listing, template: str) -> str:
-    """The token of the run that wrote the files of this template, or a new one.
+    """Returns the token of the run that wrote the files of this template, or a new one.
 
     Files of another run may have been copied to the directory: the token that most of the files have is that of the
     directory's own runs.
@@ -276,7 +276,7 @@ def run_token(listing: Listing, template: str) -> str:
 
 
 def own(listing: Listing, template: str, token: str) -> list[Checkpoint]:
-    """The checkpoints that retention may delete, from old to new."""
+    """Returns the checkpoints that retention may delete, from old to new."""
     candidates = (one for one in reversed(listing.checkpoints) if one.is_original)
     return [one for one in candidates if (one.record.template, one.record.run_token) == (template, token)]
 
@@ -291,7 +291,7 @@ def remove_unfinished(storage: Storage, template: str) -> None:
 
 
 def unfinished(infos: Iterable[FileInfo]) -> dict[str, int]:
-    """Names and sizes of the files that interrupted writes of checkpoints left."""
+    """Returns names and sizes of the files that interrupted writes of checkpoints left."""
     finals = ((info, final_name(info.name)) for info in infos)
     return {info.name: info.size for info, final in finals if final is not None and final.endswith(EXTENSIONS)}
 
@@ -312,7 +312,7 @@ def _record_or_none(storage: Storage, name: str) -> Record | None:
 
 
 def _examine(storage: Storage, info: FileInfo) -> Record | DamagedBackupError | FileNotFoundError | None:
-    """The record of a file; None if it has none, or the error that says why it cannot be read."""
+    """Returns the record of a file; None if it has none, or the error that says why it cannot be read."""
     with contextlib.suppress(DamagedBackupError, FileNotFoundError):
         record = _read_record(storage, info.name, info.size)
         if record is not None:

@@ -45,7 +45,7 @@ class ForeignCheckpoint:
 
 
 def find(storage: Storage, template: str | None = None) -> list[ForeignCheckpoint]:
-    """What other tools left directly in a directory, the one that was written last first.
+    """Returns what other tools left directly in a directory, the one that was written last first.
 
     Args:
         storage: The directory; it need not exist.
@@ -60,7 +60,7 @@ def find(storage: Storage, template: str | None = None) -> list[ForeignCheckpoin
 
 
 def find_backup(storage: Storage) -> tuple[ForeignCheckpoint, str] | None:
-    """The newest state of a training that another tool would resume from here, and its writer; None if there is none.
+    """The newest state of a training that another tool would resume from here, and its writer; None if not found.
 
     Files of Keras' `ModelCheckpoint` do not count: nothing resumes from them unless it is asked to.
     """
@@ -73,7 +73,7 @@ def find_backup(storage: Storage) -> tuple[ForeignCheckpoint, str] | None:
 
 
 def names(storage: Storage) -> list[str]:
-    """Names of what other tools, or an interrupted save, left without a record; sorted."""
+    """Returns names of what other tools, or an interrupted save, left without a record; sorted."""
     present = sorted(info.name for info in storage.files())
     with_record = _names_with_record(storage)
     return sorted(foreign.name for name in present if (foreign := _foreign(name, present, with_record)) is not None)
@@ -101,7 +101,7 @@ def _foreign(name: str, names: Sequence[str], with_record: Collection[str]) -> F
 
 
 def _with_epoch(storage: Storage, found: ForeignCheckpoint, names: Sequence[str]) -> ForeignCheckpoint:
-    """What Keras' own backup tells: the epoch that was running, which at an epoch's end is the next one already."""
+    """What Keras' own backup says: the epoch that was running, which at an epoch's end is the next one already."""
     if found.name != _KERAS_BACKUP[0] or _KERAS_BACKUP[1] not in names:
         return found
     try:

@@ -149,7 +149,7 @@ def append_record(path: Path, record: Record) -> Record:
 
 
 def parse_tail(tail: bytes, where: str) -> Record | None:
-    """The record in the last `TAIL_BYTES` of a file, or None if they hold none.
+    """Returns the record in the last `TAIL_BYTES` of a file, or None if they hold none.
 
     Args:
         tail: The bytes; all of a shorter file.
@@ -168,7 +168,7 @@ def parse_tail(tail: bytes, where: str) -> Record | None:
 
 
 def read_verified_record(size: int, read: Reader, where: str) -> Record:
-    """The record of a file whose content was read and compared with the digest in it.
+    """Returns the record of a file whose content was read and compared with the digest in it.
 
     Args:
         size: Bytes of the file.
@@ -202,7 +202,7 @@ def require_size(record: Record, size: int, where: str) -> None:
     """
     expected = record.size + len(_trailer(record))
     if size != expected:
-        raise DamagedBackupError(f"{where} has {size} bytes, but {expected} by its record")
+        raise DamagedBackupError(f"{where} has {size} bytes, but its record says {expected}")
 
 
 def digest_of(read: Reader, size: int) -> str:

@@ -1,4 +1,4 @@
-"""Starts a run from the newest whole checkpoint, or that of another tool, the same one on every worker."""
+"""Starts a run from the newest intact checkpoint, or that of another tool, the same one on every worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RestoredFrom:
 
     Attributes:
         path: The artefact, fit for messages (no credentials).
-        epoch: Number of finished epochs, which is also the index of the epoch to go on with.
+        epoch: Number of finished epochs, which is also the index of the epoch to continue with.
         step: Optimizer steps taken.
     """
 
@@ -46,7 +46,7 @@ class RestoredFrom:
 
     @property
     def initial_epoch(self) -> int:
-        """What `fit()` is to be given to go on; with `BackupAndRestore` it need not be."""
+        """What `fit()` is to be given to continue; with `BackupAndRestore` it need not be."""
         return self.epoch
 
 
@@ -57,7 +57,7 @@ def latest_checkpoint(
     storage_options: Mapping[str, Any] | None = None,
     retry: RetryPolicy | None = None,
 ) -> str | None:
-    """The newest complete checkpoint of a directory that `ModelCheckpoint` wrote.
+    """Returns the newest intact checkpoint of a directory that `ModelCheckpoint` wrote.
 
     Newest is what was saved last, whatever its name or time. The file is read and compared with the record in it; a
     damaged or incomplete one is named in a warning, and the one before it is used.
@@ -69,11 +69,11 @@ def latest_checkpoint(
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
 
     Returns:
-        The full path or URL, or None if there is no checkpoint.
+        The full path or URL, or None without a checkpoint.
 
     Raises:
         ConfigError: An argument is wrong, or the protocol is unknown or needs a package that is not installed.
-        DamagedBackupError: There are checkpoints, but none of them is whole.
+        DamagedBackupError: No checkpoint is intact.
         StorageError: The store cannot be read.
     """
     directory, template = _split(checkpoint_dir)
@@ -97,7 +97,7 @@ def make_or_restore_model(
     adopt: bool = False,
     verbose: int = 1,
 ) -> Any:
-    """The model of the newest complete checkpoint, or a new one.
+    """Returns the model of the newest intact checkpoint, or a new one.
 
     Call it on every worker within the strategy's scope. The chief chooses and verifies; every worker gets
     its own verified copy before any of them loads it, so that all load the same file or all raise. One line
@@ -118,7 +118,7 @@ def make_or_restore_model(
             directory: the checkpoint that was written last of those that load. Known are Keras' `.keras`,
             `.weights.h5` and legacy `.h5` files, Keras' BackupAndRestore (its weights, and the epoch that it was in)
             and `tf.train.Checkpoint` of a Keras 3 model (the model as its root or a part of it, its optimizer within
-            it or beside it). They are not known to be whole, only to load. Defaults to False.
+            it or next to it). They load, but are not known to be intact. Defaults to False.
         verbose: 1 prints what was loaded, on the chief; 0 logs it only. Defaults to 1.
 
     Returns:
@@ -130,7 +130,7 @@ def make_or_restore_model(
             is not built.
         BackupMismatchError: The state does not fit the model that `build_fn` makes; the message names what
             differs; or with `adopt` none of the checkpoints of other tools loads.
-        DamagedBackupError: There are checkpoints, but none of them is whole.
+        DamagedBackupError: No checkpoint is intact.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
     _require_function(build_fn)
@@ -163,7 +163,7 @@ def make_or_restore_model(
 
 
 def restored_from(model: Any) -> RestoredFrom | None:
-    """Where `make_or_restore_model` got a model from; None if it is a new one.
+    """Returns where `make_or_restore_model` got a model from; None if it is a new one.
 
     Args:
         model: The model that it returned.
@@ -210,10 +210,6 @@ def _restore_latest_loadable(
 
     Returns:
         The model and where it is from; None if no other tool left anything.
-
-    Raises:
-        BackupMismatchError: There are foreign checkpoints, but none loads; the message has the reason of each.
-        StorageError: The store cannot be read.
     """
     told = cluster.on_chief(lambda: foreign.find(storage, template), _ADOPTING, _TIMEOUT) or []
     reasons: list[str] = []
@@ -227,7 +223,7 @@ def _restore_latest_loadable(
         reasons.append(f"{storage.display(checkpoint.name)}: {reason}")
     if reasons:
         what = f"no checkpoint of another tool in {storage.display()} loads: {'; '.join(reasons)}"
-        raise BackupMismatchError(f"{what}. Mend build_fn, or leave adopt out to begin with a new model")
+        raise BackupMismatchError(f"{what}. Fix build_fn, or remove adopt=True to start with a new model")
     return None
 
 
@@ -251,7 +247,7 @@ def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | N
         model = load(path)
     except ConfigError:
         raise  # build_fn's model is at fault, not the file
-    except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are told
+    except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are reported
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     reasons = cluster.gather(reason, _ADOPTING, _TIMEOUT, kind=str | None)
     return model, next((told for told in reasons if told is not None), None)
@@ -260,7 +256,7 @@ def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | N
 def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) -> None:
     if reasons and cluster.is_chief:
         warn(
-            f"newer checkpoints in {storage.display()} do not load and are skipped: {'; '.join(reasons)}",
+            f"newer checkpoints in {storage.display()} could not be loaded and are skipped: {'; '.join(reasons)}",
             UserWarning,
         )
 
@@ -271,7 +267,7 @@ def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: ForeignChe
     shown, optimizer = storage.display(adopted.name), getattr(model, "optimizer", None)
     step = steps_taken(optimizer) if optimizer is not None else 0
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, adopted.epoch, step)
-    where = f"{adopted.epoch} epochs finished" if adopted.epoch else "it does not tell its epoch"
+    where = f"{adopted.epoch} epochs finished" if adopted.epoch else "its epoch is not known"
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
     _say(verbose, f"model adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")
     return model
@@ -349,7 +345,7 @@ def _keep_compiled_rates(model: Any) -> None:
 
 
 def _rates_in_words(model: Any) -> str:
-    """Which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
+    """Returns which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
     from keras_dist_callbacks._compat.model_parts import fixed_rates
 
     optimizer, compiled = getattr(model, "_kdc_compiled_rates", (None, {}))
@@ -373,7 +369,7 @@ def _require_built(model: Any, shown: str) -> None:
     """Checks that the model has variables, and gives its optimizer those that it will have."""
     if not model.built:
         raise ConfigError(
-            f"build_fn returned a model that is not built, so the weights of {shown} have nowhere to go; give it an "
+            f"build_fn returned a model that is not built, so the weights of {shown} cannot be loaded; give it an "
             "Input layer or call model.build(...)"
         )
     optimizer = getattr(model, "optimizer", None)
@@ -392,7 +388,7 @@ def _load_weights(model: Any, path: Path, shown: str) -> Any:
 
 
 def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """The directory, and the template or name if one was given."""
+    """Returns the directory, and the template or name if one was given."""
     text = validation.path("checkpoint_dir", checkpoint_dir)
     if not text.endswith(EXTENSIONS):
         return text, None

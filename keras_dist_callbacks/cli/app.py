@@ -19,8 +19,8 @@ from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.launch.restart import ProgramNotFoundError, run_program
 
 _EXIT_CODES = (
-    "Exit codes: 0 all is well; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or the "
-    "directory cannot be opened or holds nothing."
+    "Exit codes: 0 no problem; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or "
+    "the directory cannot be opened or is empty."
 )
 app = typer.Typer(
     cls=output.RedactingGroup,
@@ -31,7 +31,7 @@ app = typer.Typer(
     epilog=_EXIT_CODES,
 )
 
-Url = Annotated[str, typer.Argument(help="A backup or checkpoint directory: a path, or an URL such as gs://bucket/x.")]
+Url = Annotated[str, typer.Argument(help="A backup or checkpoint directory: a path, or a URL such as gs://bucket/x.")]
 Options = Annotated[
     str | None,
     typer.Option(
@@ -60,7 +60,7 @@ def kdc(
 ) -> None:
     """Looks at backups and checkpoints of keras_dist_callbacks, and checks the stores that hold them.
 
-    No command takes a directory from the run that owns it, so all of them can be used beside a run.
+    No command takes a directory from the run that owns it, so all of them can be used while a run is writing.
     """
 
 
@@ -82,14 +82,14 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
 def show(
     url: Annotated[str, typer.Argument(help="A backup or checkpoint directory, or a checkpoint: a path or URL.")],
     commit: Annotated[str, typer.Option(help=f"{_COMMIT}; or a checkpoint's name.")] = "latest",
-    every_tensor: Annotated[bool, typer.Option("--all", help="Show every tensor, however many.")] = False,
+    every_tensor: Annotated[bool, typer.Option("--all", help="Show all tensors.")] = False,
     storage_options: Options = None,
     as_json: Json = False,
 ) -> None:
     """Shows what one backup holds: progress, versions, random states, callbacks, files and tensors.
 
     Of a checkpoint: its record and, once its content was compared with the digest, its tensors. Without a name
-    the newest backup is shown, or where there is none the newest checkpoint.
+    the newest backup is shown or, if there are only checkpoints, the newest checkpoint.
     """
     place, name = files.split_filepath(url) if url.endswith(EXTENSIONS) else (url, "")
     name = name or (commit if commit.endswith(EXTENSIONS) else "")
@@ -148,26 +148,26 @@ def verify(
         if not (entries or published.checkpoints or published.problems):
             raise nothing_in(target)
         found = upkeep.verify(target, entries, published)
-        whole = found.all_intact
-        target.report(found, upkeep.show_verification, problem=not whole, all_whole=whole)
+        is_intact = found.all_intact
+        target.report(found, upkeep.show_verification, problem=not is_intact, all_intact=is_intact)
 
 
 @app.command(epilog=_EXIT_CODES)
 def prune(
     url: Url,
-    keep: Annotated[int, typer.Option(min=1, help="How many of the newest backups stay.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be deleted.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest backups to keep.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Although a run seems to be writing: all that this run wrote is left alone then."),
+        typer.Option("--force", help="Prune even if a run seems to be writing; the backups of that run are kept."),
     ] = False,
     storage_options: Options = None,
     as_json: Json = False,
 ) -> None:
     """Deletes all but the newest backups: manifests first, then what no manifest names.
 
-    At least one backup that was verified stays, whatever its age. Checkpoints are not touched.
+    At least one verified backup is kept, whatever its age. Checkpoints are not changed.
     """
     with opened(url, storage_options, as_json) as target:
         if as_json and not (yes or dry_run):
@@ -177,7 +177,7 @@ def prune(
             target.report(plan, upkeep.show_plan)
         wanted = not (dry_run or plan.is_empty)
         if wanted and not yes and not _confirmed():
-            raise fail("nothing is deleted; --yes answers the question in scripts", output.PROBLEM)
+            raise fail("nothing was deleted; in scripts, use --yes", output.PROBLEM)
         if wanted:
             upkeep.execute(target.store, plan)
         if as_json:
@@ -187,7 +187,7 @@ def prune(
 
 
 @app.command(
-    epilog="Exit codes: those of the script, and 138 where starting it again helps; 2 if there is no such script.",
+    epilog="Exit codes: that of the script; 138 if the job should be started again; 2 if the script is not found.",
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 def run(
@@ -204,7 +204,7 @@ def run(
 
 @app.command(epilog=_EXIT_CODES)
 def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> None:
-    """Tries out whether a store can hold backups, and looks for what interrupted runs have left.
+    """Tests whether a store can hold backups, and looks for what interrupted runs have left.
 
     Writes a few small objects, and deletes them again.
     """

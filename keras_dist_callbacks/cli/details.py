@@ -1,4 +1,4 @@
-"""`kdc show`: everything that one commit's manifest or one checkpoint tells."""
+"""`kdc show`: everything that one commit's manifest or one checkpoint holds."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CommitDetails:
 
     Attributes:
         url: The directory, without credentials.
-        commit: What `kdc ls` tells of it.
+        commit: What `kdc ls` shows of it.
         versions: Of Python, Keras and TensorFlow.
         run: What else the run said of itself: strategy, workers, replicas, seed, model, batches.
         callbacks: Those whose state is held.
@@ -215,8 +215,8 @@ class CheckpointDetails:
 
     Attributes:
         url: The directory, without credentials.
-        checkpoint: What `kdc ls` tells of it.
-        state: `"whole"` or `"damaged"`: the file was read and compared with its digest.
+        checkpoint: What `kdc ls` shows of it.
+        state: `"intact"` or `"damaged"`: the file was read and compared with its digest.
         problem: What is wrong with it.
         template: That of its file name.
         sequence: Its position among the files of its run.
@@ -291,7 +291,7 @@ def describe_checkpoint(storage: Storage, checkpoint: Checkpoint, remarks: tuple
     return CheckpointDetails(
         url=storage.display(),
         checkpoint=listing.checkpoint_row(checkpoint),
-        state="damaged" if problem else "whole",
+        state="damaged" if problem else "intact",
         problem=problem,
         template=checkpoint.record.template,
         sequence=checkpoint.record.sequence,
@@ -313,7 +313,7 @@ def show_checkpoint(page: Page, details: CheckpointDetails, *, every_tensor: boo
         ("position", f"{formatting.count(row.epoch, 'epoch')} finished (step {row.step})"),
         ("state", formatting.styled(details.state)),
         ("written", formatting.moment(details.written, details.age_seconds)),
-        ("holds", "the whole model" if row.kind == "model" else "weights and optimizer"),
+        ("holds", "the complete model" if row.kind == "model" else "weights and optimizer"),
         ("monitored", listing.monitored(row)),
         ("template", details.template),
         *([("published as", row.published_name)] if row.name != row.published_name else []),
@@ -328,11 +328,7 @@ def show_checkpoint(page: Page, details: CheckpointDetails, *, every_tensor: boo
 
 
 def _read(file: Path, shown: str) -> tuple[Mapping[str, str], tuple[TensorRow, ...]]:
-    """What the file itself says; nothing of the model is made.
-
-    Raises:
-        DamagedBackupError: It is not what Keras writes.
-    """
+    """What the file itself says; nothing of the model is made."""
     try:
         if file.name.endswith(".weights.h5"):
             return {}, _tensors(file)
@@ -344,7 +340,7 @@ def _read(file: Path, shown: str) -> tuple[Mapping[str, str], tuple[TensorRow, .
     except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         if isinstance(error, DamagedBackupError):
             raise
-        raise DamagedBackupError(f"{shown} is not what Keras writes: {type(error).__name__} {error}") from error
+        raise DamagedBackupError(f"{shown} is not a file as Keras writes it: {type(error).__name__} {error}") from error
 
 
 def _tensors(file: Any) -> tuple[TensorRow, ...]:

@@ -94,7 +94,7 @@ def bench(storage: Storage) -> Iterator[Storage]:
         yield storage
     finally:
         for directory in missing:
-            with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
+            with contextlib.suppress(OSError):  # not empty: another process uses it by now
                 directory.rmdir()
 
 
@@ -117,12 +117,12 @@ def run_checks(storage: Storage) -> list[Check]:
     checks = [check_access(storage)]
     for name, check in _CHECKS.items():
         if checks[0].status == "fail":
-            checks.append(Check(name, "skipped", "there is no access"))
+            checks.append(Check(name, "skipped", "no access"))
             continue
         try:
             checks.append(check(storage))
         except (StorageError, OSError) as error:
-            checks.append(Check(name, "fail", str(error), "see whether the store is up, then run this again"))
+            checks.append(Check(name, "fail", str(error), "check that the store is up, then run this again"))
     return checks
 
 
@@ -161,19 +161,19 @@ def check_create(storage: Storage) -> Check:
             storage.create(name, [b"second"])
         except FileExistsError:
             if storage.read(name) == b"first":
-                return Check("exclusive create", "ok", "a name that is taken is refused")
+                return Check("exclusive create", "ok", "creating a name that exists is refused")
     return Check("exclusive create", "fail", "an object was overwritten by a create", _UNSAFE)
 
 
 def check_direct(storage: Storage) -> Check:
     """Whether blobs of backups go around the page cache, where they do not disturb training."""
     if not storage.is_local:
-        return Check("direct writes", "ok", "nothing to try: this is not a local directory")
+        return Check("direct writes", "ok", "not applicable: this is not a local directory")
     with scratch(storage) as name:
         storage.create(name, [bytes(_LARGE)])
     if storage.writes_directly:
-        return Check("direct writes", "ok", "taken: large files go around the page cache")
-    return Check("direct writes", "ok", "refused, or turned off: large files go through the page cache")
+        return Check("direct writes", "ok", "supported: large files bypass the page cache")
+    return Check("direct writes", "ok", "not supported, or turned off: large files use the page cache")
 
 
 def check_race(storage: Storage) -> Check:
@@ -190,8 +190,8 @@ def check_race(storage: Storage) -> Check:
     with scratch(storage) as name, ThreadPoolExecutor(_RACERS) as pool:
         list(pool.map(race, [b"racer %d" % number for number in range(_RACERS)]))
         if len(winners) == 1 and storage.read(name) == winners[0]:
-            return Check("racing creates", "ok", f"{_RACERS} at once, one winner")
-    return Check("racing creates", "fail", f"{_RACERS} at once, {len(winners)} believe that they have won", _UNSAFE)
+            return Check("racing creates", "ok", f"{_RACERS} at once, one succeeded")
+    return Check("racing creates", "fail", f"{_RACERS} at once, {len(winners)} succeeded", _UNSAFE)
 
 
 def check_replace(storage: Storage) -> Check:
@@ -202,7 +202,7 @@ def check_replace(storage: Storage) -> Check:
             source.write_bytes(content)
             storage.replace(name, source)
             if storage.read(name) != content:
-                return Check("replace", "fail", "an object that was replaced reads as before", _CACHED)
+                return Check("replace", "fail", "reading an object that was replaced returns the old content", _CACHED)
     return Check("replace", "ok", "new content is read at once")
 
 
@@ -218,12 +218,15 @@ def check_listing(storage: Storage) -> Check:
             return Check("listings", "fail", f"{what} after {_LISTING_SECONDS:.0f} s", _CACHED)
     slowest = max(appeared or 0.0, vanished or 0.0)
     if slowest > 0:
-        return Check("listings", "warn", f"they lag behind by {slowest:.1f} s", _CACHED)
-    return Check("listings", "ok", "new and deleted objects show at once")
+        return Check("listings", "warn", f"they are {slowest:.1f} s late", _CACHED)
+    return Check("listings", "ok", "new and deleted objects are seen at once")
 
 
-_UNSAFE = "two runs could mix here: make sure that only one job at a time uses the directory, or use another store"
-_CACHED = "something caches: look for a proxy or a mount with a cache, and turn that off"
+_UNSAFE = (
+    "two runs could overwrite each other's files here: make sure that only one job at a time uses the "
+    "directory, or use another store"
+)
+_CACHED = "there is a cache: turn off that of the proxy, the mount or the client"
 _CHECKS: dict[str, Callable[[Storage], Check]] = {
     "latency": check_latency,
     "exclusive create": check_create,
@@ -252,7 +255,7 @@ def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
 
 
 def check_space(inventory: Inventory, storage: Storage) -> Check:
-    """Whether a local disk has room for the next backups."""
+    """Whether a local disk has space for the next backups."""
     root = Path(storage.root)
     free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
     manifests = [entry.manifest for entry in inventory.entries if entry.manifest is not None]
@@ -296,7 +299,7 @@ def _check_commits(inventory: Inventory) -> Check:
         return Check("backups", "warn", "a run has committed here, but no manifest is left", "restore the files")
     if inventory.set_aside:
         detail = f"{formatting.count(len(inventory.set_aside), 'damaged manifest')} in damaged/, quarantined by a run"
-        return Check("backups", "warn", detail, "look into it, then delete the directory damaged/")
+        return Check("backups", "warn", detail, "inspect them, then delete the directory damaged/")
     return Check("backups", "ok", f"{manifests}, readable")
 
 

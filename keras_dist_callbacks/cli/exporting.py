@@ -66,7 +66,7 @@ def export(
     Raises:
         ConfigError: The name has another ending, there is such a file, or Keras makes no model of the architecture.
         BackupMismatchError: The backup is not one of the given model.
-        DamagedBackupError: The backup is not whole.
+        DamagedBackupError: The backup is not intact.
     """
     directory, _, name = out.rpartition("/")
     if not name.endswith((TENSORS, *KERAS)) or name in {TENSORS, *KERAS}:
@@ -109,8 +109,8 @@ def _made_by_keras(request: Mapping[str, Any], name: str) -> Iterator[memoryview
                 capture_output=True, text=True, env=env, check=False,
             )  # fmt: skip
         if report.exists():
-            told = json.loads(report.read_text(encoding="utf-8"))
-            raise vars(errors)[told["kind"]](told["message"])
+            reported = json.loads(report.read_text(encoding="utf-8"))
+            raise vars(errors)[reported["kind"]](reported["message"])
         if done.returncode:
             raise RuntimeError(done.stderr)
         with (

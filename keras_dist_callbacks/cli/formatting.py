@@ -21,7 +21,7 @@ Cell = str | Text
 
 _SPANS = (("min", 60), ("h", 60), ("d", 24))
 _STYLES = {
-    "ok": "green", "whole": "green", "exact": "green", "exact if": "cyan", "not exact": "yellow", "done": "green",
+    "ok": "green", "intact": "green", "exact": "green", "exact if": "cyan", "not exact": "yellow", "done": "green",
     "warn": "yellow", "too new": "yellow", "unfinished": "yellow", "damaged": "bold red", "fail": "bold red",
     "new": "dim", "as before": "dim",
 }  # fmt: skip

@@ -76,7 +76,7 @@ class Inventory:
 
     @property
     def newest_generation(self) -> int:
-        """The generation that rules, 0 if there is none."""
+        """The generation in force, 0 without any."""
         return max([0, *self.owners, *(entry.id.generation for entry in self.entries)])
 
 
@@ -109,7 +109,7 @@ def take_inventory(store: BackupStore) -> Inventory:
     claims = _owners(storage)
     set_aside = _quarantined(storage)
     # Blobs before manifests: a blob that a running fit adds in between is not listed, so it cannot look dangling.
-    # The store cannot list directories; blobs are only ever below the number of a generation that is still told of.
+    # The store cannot list directories; blobs are only ever below the number of a generation that is still listed.
     generations = {*claims, *(c.generation for c in store.commits()), *(entry.id.generation for entry in set_aside)}
     kinds = {"": "", COMMITS: COMMITS, OWNERS: OWNERS}
     kinds |= {names.blob_directory(generation): BLOBS for generation in sorted(generations)}
@@ -148,7 +148,7 @@ def created_at(manifest: Manifest) -> float | None:
 def orphaned_blobs(inventory: Inventory) -> dict[str, int]:
     """Blobs that no manifest names, without those that a manifest that cannot be read may name.
 
-    A commit refers only to blobs of its own generation, so all blobs of such a manifest's generation are left out.
+    A commit refers only to blobs of its own generation, so all blobs of such a manifest's generation are skipped.
     """
     every = [*inventory.entries, *inventory.set_aside]
     needed = {blob.path for entry in every if entry.manifest for blob in entry.manifest.blobs}
@@ -174,7 +174,7 @@ def stale_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> li
 
 @dataclass(frozen=True)
 class Liveness:
-    """What the times in the newest owner record and its commits tell.
+    """What the times in the newest owner record and its commits say.
 
     Attributes:
         running: Whether a run seems to be writing.

@@ -23,7 +23,7 @@ _CHECKPOINT_HEADERS = ("checkpoint", ">epoch", "kind", ">step", "monitored", ">s
 
 @dataclass(frozen=True)
 class CommitRow:
-    """One commit; what only its manifest tells is None if that cannot be read.
+    """One commit; what only its manifest holds is None if that cannot be read.
 
     Attributes:
         commit: Its short name, generation and sequence.
@@ -41,10 +41,10 @@ class CommitRow:
         age_seconds: How long ago that is.
         bytes: Size of all blobs that it refers to.
         new_bytes: Size of those among them that the commit before does not refer to.
-        exact: Whether going on from it is exact, as far as the backup alone tells, with nothing unseen.
+        exact: Whether continuing from it is exact, as far as the backup alone shows, without conditions.
         verdict: `"exact"`, `"exact if"` or `"not exact"`.
         inexact_reasons: Why it is not.
-        conditions: What could not be seen: it is exact if these hold.
+        conditions: What could not be inspected: it is exact if these hold.
     """
 
     commit: str
@@ -213,7 +213,7 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
         page.table(_BACKUP_HEADERS, map(_commit_cells, rows), only_if_wide=_BACKUP_HEADERS[2:7])
         print_notes(page, rows)
     elif listing.earlier_runs:
-        page.line(f"{listing.url}: a run began here, but there is no backup")
+        page.line(f"{listing.url}: a run started here, but committed no backup")
     if published or listing.checkpoint_problems:
         page.line(f"{listing.url}: {formatting.count(len(published), 'checkpoint')}", "bold")
     if published:
@@ -230,7 +230,7 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
 
 
 def print_notes(page: Page, rows: Sequence[CommitRow]) -> None:
-    """What is wrong with commits, why going on from them is not exact, or on what that depends."""
+    """What is wrong with commits, why continuing from them is not exact, or on what that depends."""
     page.notes(((row.commit, row.problem) for row in rows), "red")
     page.notes(((row.commit, reason) for row in rows for reason in row.inexact_reasons), "yellow")
     for row in rows:

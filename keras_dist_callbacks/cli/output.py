@@ -81,7 +81,7 @@ def _holds_something(storage: Storage) -> bool:
 PROBLEM, CANNOT = 1, 2
 _R = TypeVar("_R")
 _PATIENCE = RetryPolicy(total_seconds=10.0, max_wait=5.0, request_seconds=20.0)
-"""Somebody sits in front of the terminal: shorter than in a job that has hours."""
+"""A user waits at the terminal: shorter than in a job that has hours."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Target:
 
         Args:
             result: A dataclass.
-            show: Prints it for people; what a terminal would obey in the texts of a store reaches it as escapes.
+            show: Prints it for people; what a terminal would interpret in the texts of a store reaches it as escapes.
             problem: Whether the command ends with an exit code that says that there is one.
             **conclusions: What follows from the result, for JSON.
 
@@ -148,7 +148,7 @@ def opened(url: str, options: str | None, as_json: bool) -> Iterator[Target]:
             store = BackupStore(storage)
             yield Target(storage.display(), storage, store, parsed, redactor, as_json)
     except (BrokenPipeError, typer.Exit, typer.Abort):
-        raise  # whoever read our output has left, or the command has told what there is to tell
+        raise  # the reader of the output has ended, or the command has reported everything
     except (KdcError, OSError) as error:
         found_problem = isinstance(error, DamagedBackupError | FencedError)
         raise fail(redactor.clean(str(error)), PROBLEM if found_problem else CANNOT) from None
@@ -171,7 +171,7 @@ def nothing_in(target: Target, what: str = "backup and no checkpoint") -> typer.
 
 @contextlib.contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the standard error, if that is a terminal; yields a function that is told how much more was done."""
+    """A bar on the standard error, if that is a terminal; yields a function that is given how much more was done."""
     with Progress(console=Console(stderr=True), transient=True, disable=not stderr_is_terminal()) as bar:
         task = bar.add_task(description, total=total)
         yield lambda count: bar.advance(task, count)
@@ -215,15 +215,11 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _parse_options(options: str | None) -> dict[str, Any]:
-    """What `--storage-options` holds.
-
-    Raises:
-        ConfigError: It is no JSON object.
-    """
+    """What `--storage-options` holds."""
     try:
         parsed = json.loads(options) if options else {}
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
-        raise ConfigError('the storage options are no JSON object such as {"anon": true}')
+        raise ConfigError('the storage options are not a JSON object such as {"anon": true}')
     return parsed

@@ -31,9 +31,9 @@ from keras_dist_callbacks.errors import BackupError, BackupMismatchError, Damage
 from keras_dist_callbacks.storage.storage import Storage
 
 Advance = Callable[[int], None]
-"""Is told how many bytes were read."""
+"""Is given how many bytes were read."""
 ProblemOf = Callable[[BlobInfo, frozenset[TensorInfo]], str | None]
-"""Tells what is wrong with a blob and those tensors in it that are of interest; None if nothing is."""
+"""Says what is wrong with a blob and those tensors in it that are of interest; None if nothing is."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Verdict:
     Attributes:
         name: Its path in the directory.
         kind: `"backup"` or `"checkpoint"`.
-        state: `"whole"`, `"damaged"`, `"too new"` or `"unfinished"`.
+        state: `"intact"`, `"damaged"`, `"too new"` or `"unfinished"`.
         where: Its place in training, in words.
         bytes: Its size.
         problem: What is wrong with it.
@@ -67,8 +67,8 @@ class Verification:
 
     @property
     def all_intact(self) -> bool:
-        """Whether nothing is wrong; what was never finished is no loss."""
-        return all(verdict.state in {"whole", "unfinished"} for verdict in self.verdicts)
+        """Whether nothing is wrong; what was never finished is not a loss."""
+        return all(verdict.state in {"intact", "unfinished"} for verdict in self.verdicts)
 
 
 def blob_verifier(storage: Storage) -> ProblemOf:
@@ -91,7 +91,7 @@ def verify_backup(storage: Storage, entry: Entry, advance: Advance, problem_of: 
     Args:
         storage: The directory.
         entry: The backup.
-        advance: Is told how many bytes were read.
+        advance: Is given how many bytes were read.
         problem_of: Verifies a blob.
     """
     manifest = entry.manifest
@@ -107,7 +107,7 @@ def verify_backup(storage: Storage, entry: Entry, advance: Advance, problem_of: 
         advance(blob.size)
     if problem and not storage.exists(entry.id.name):
         return None
-    state = "damaged" if problem else "whole"
+    state = "damaged" if problem else "intact"
     return Verdict(entry.id.name, "backup", state, formatting.position(manifest.position), work([entry]), problem)
 
 
@@ -137,7 +137,7 @@ def work(entries: Sequence[Entry], checkpoints: Sequence[Checkpoint] = ()) -> in
 
 def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verdict | None:
     """Verifies a checkpoint; None if a running fit has deleted it meanwhile."""
-    verdict = Verdict(checkpoint.name, "checkpoint", "whole", f"epoch {checkpoint.record.epoch}", checkpoint.file_size)
+    verdict = Verdict(checkpoint.name, "checkpoint", "intact", f"epoch {checkpoint.record.epoch}", checkpoint.file_size)
     try:
         files.verify(storage, checkpoint.name)
     except FileNotFoundError:
@@ -214,8 +214,8 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
         spare_live_run: Plan although a run seems to be writing, and leave alone what that run wrote.
 
     Raises:
-        typer.Exit: There is no backup, or a run seems to be writing.
-        BackupError: A backup was deleted meanwhile, or is not to be judged by this version, or none is whole.
+        typer.Exit: No backup was found, or a run seems to be writing.
+        BackupError: A backup was deleted meanwhile, or is not to be judged by this version, or none is intact.
     """
     found = inventory.take_inventory(target.store)
     if not found.entries:
@@ -224,8 +224,8 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
     if life.running and not spare_live_run:
         raise fail(
             f"{target.url}: a run seems to be writing (generation {life.generation}: {life.why}), and it deletes its "
-            f"old backups itself. Prune when it has ended or been quiet for "
-            f"{formatting.age(inventory.QUIET_SECONDS)}; --force leaves this run's backups alone and prunes the others",
+            f"old backups itself. Prune when it has ended or been quiet for {formatting.age(inventory.QUIET_SECONDS)}; "
+            "--force keeps the backups of this run and prunes the others",
             PROBLEM,
         )
     kept = _select_kept(target, found.entries, keep)
@@ -235,7 +235,7 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
 def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[Entry]:
     """The newest `keep` commits, and the newest intact one unless it is among these.
 
-    Commits are verified from the newest on until one is whole, and no further.
+    Commits are verified from the newest on until one is intact, and no further.
     """
     newest_first = entries[::-1]
     for entry in newest_first:
@@ -247,7 +247,7 @@ def _select_kept(target: Target, entries: tuple[Entry, ...], keep: int) -> list[
             verdict = verify_backup(target.storage, entry, advance, problem_of)
             if verdict is None:
                 raise BackupError(f"{entry.id.name} was deleted meanwhile: a run is writing; nothing is deleted")
-            if verdict.state == "whole":
+            if verdict.state == "intact":
                 return [*newest_first[:keep], *([entry] if number >= keep else [])]
     raise DamagedBackupError(
         f"none of the {len(newest_first)} backups is intact; nothing is deleted. `kdc verify` reports what is wrong"
@@ -309,7 +309,7 @@ def _check_nothing_happened(store: BackupStore, plan: PrunePlan, expected: set[s
     expected = {name for name in expected if not name.startswith(f"commits/{plan.spared_generation:06d}-")}
     if found != expected or store.newest_generation() != plan.newest_generation:
         raise FencedError(
-            f"{plan.url}: a run has written meanwhile; the rest is left as it is. Prune again when it has ended"
+            f"{plan.url}: a run has written meanwhile; nothing more is deleted. Prune again when it has ended"
         )
 
 
@@ -324,7 +324,10 @@ def show_plan(page: Page, plan: PrunePlan) -> None:
     ]
     page.facts([("keep", "\n".join(plan.kept)), ("delete", "\n".join(filter(None, rows)) or "nothing")])
     if plan.spared_generation:
-        note = f"generation {plan.spared_generation} seems to be writing: it is left alone, and others need --force"
+        note = (
+            f"generation {plan.spared_generation} seems to be writing: its backups are kept; use --force to prune "
+            "the others"
+        )
         page.line(note, "yellow")
     if not plan.is_empty:
         page.line(f"{formatting.size(plan.bytes)} to be freed")

@@ -59,7 +59,7 @@ class Cluster(Role):
         validation.check_fields(self)
 
     def gather(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> list[Any]:
-        """Every worker's JSON value, in worker order, on every worker.
+        """Returns every worker's JSON value, in worker order, on every worker.
 
         Args:
             value: This worker's.
@@ -86,21 +86,21 @@ class Cluster(Role):
 
         Args:
             value: This worker's JSON value.
-            key: What tells this from every other call of the process.
+            key: What distinguishes this from every other call of the process.
             seconds: For all of them together.
         """
         if self.num_workers == 1:
             return [value]
         deadline = time.monotonic() + seconds
-        told: list[Any] = []
+        answers: list[Any] = []
         with contextlib.suppress(ClusterError):
             messaging.publish(f"kdc/{key}/{self.worker_index}", json.dumps(value).encode(), seconds)
             for worker in range(self.num_workers):
                 said = messaging.fetch(f"kdc/{key}/{worker}", max(0.1, deadline - time.monotonic()))
                 if said is None:
                     return None
-                told.append(messaging.decode(said, Any, f"worker {worker} about {key!r}"))
-        return told if len(told) == self.num_workers else None
+                answers.append(messaging.decode(said, Any, f"worker {worker} about {key!r}"))
+        return answers if len(answers) == self.num_workers else None
 
     def broadcast(self, value: Any, tag: str, timeout: float | None = None, *, kind: Any = Any) -> Any:
         """The chief's JSON value, on every worker; the others' argument is ignored. The rest is as in `gather`."""
@@ -127,8 +127,8 @@ class Cluster(Role):
         except Exception as error:  # noqa: BLE001 - raised again below, after the others know
             failure = error
         report = None if failure is None else [f"{type(failure).__name__}: {failure}", is_temporary(failure)]
-        told = self.gather(report, tag, timeout, kind=tuple[str, bool] | None)
-        reports = {worker: said for worker, said in enumerate(told) if said is not None}
+        answers = self.gather(report, tag, timeout, kind=tuple[str, bool] | None)
+        reports = {worker: said for worker, said in enumerate(answers) if said is not None}
         failed = [f"worker {worker}: {text}" for worker, (text, _) in reports.items()]
         if failed:
             self.sync_before_raise(tag)
@@ -149,7 +149,7 @@ class Cluster(Role):
         return self.agree(action if self.is_chief else lambda: None, tag, timeout)
 
     def require_same(self, facts: Mapping[str, str], tag: str, timeout: float | None = None) -> None:
-        """Checks that every worker was told the same.
+        """Checks that every worker was given the same.
 
         Args:
             facts: What must not differ, by names for messages.
@@ -159,18 +159,18 @@ class Cluster(Role):
         Raises:
             ConfigError: Workers differ; the message names each value and who has it. Raised on all of them.
         """
-        told = self.gather(dict(facts), tag, timeout, kind=dict[str, str])
+        answers = self.gather(dict(facts), tag, timeout, kind=dict[str, str])
         differences = []
-        for name in dict.fromkeys(name for facts in told for name in facts):
+        for name in dict.fromkeys(name for facts in answers for name in facts):
             workers: dict[str, list[int]] = {}
-            for worker, facts_there in enumerate(told):
+            for worker, facts_there in enumerate(answers):
                 workers.setdefault(facts_there.get(name, "missing"), []).append(worker)
             if len(workers) > 1:
                 values = (f"{value} on worker {', '.join(map(str, those))}" for value, those in workers.items())
                 differences.append(f"{name}: {'; '.join(values)}")
         if differences:
             self.sync_before_raise(tag)
-            raise ConfigError(f"the workers disagree about {'. '.join(differences)}. Give all of them the same")
+            raise ConfigError(f"the workers disagree about {'. '.join(differences)}. Give all workers the same values")
 
     def leave(self, tag: str, timeout: float | None = None) -> None:
         """Returns at once on a worker, and on the chief when every worker has called it.
@@ -201,7 +201,7 @@ class Cluster(Role):
             )
 
     def sync_before_raise(self, tag: str) -> None:
-        """All are going to raise: nobody may take the service away before the others have read why."""
+        """All are going to raise: the service must stay until the others have read why."""
         with contextlib.suppress(ClusterError):
             self.leave(f"{tag}, failed", _PARTING_SECONDS)
 
@@ -225,8 +225,8 @@ class Cluster(Role):
         said: _Said = messaging.decode(message, _Said, source)
         if said.tag != tag:
             raise ConfigError(
-                f"the workers do different things: {tag!r} on {self.name}, {said.tag!r} on worker {worker}. Give "
-                "all of them the same callbacks, in the same order, and the same calls"
+                f"the workers made different collective calls: {tag!r} on {self.name}, {said.tag!r} on worker "
+                f"{worker}. Give all workers the same callbacks, in the same order, and the same calls"
             )
         messaging.check(said.value, kind, source)
         return said.value

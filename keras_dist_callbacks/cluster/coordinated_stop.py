@@ -1,9 +1,9 @@
-"""All workers stop behind the same step, whoever asks for it, with no call between workers on any other step.
+"""All workers stop after the same step, whichever asks for it, with no call between workers on any other step.
 
-Each worker counts its boundaries (behind a step, a step of validation, an epoch). Whoever wants to stop publishes a
-request. A thread on each worker waits for it, answers with the next boundary of its own, and from then on the main
-thread may not pass that one before all answers are there. Everybody stops at the latest boundary among the answers:
-nobody is beyond it, and nobody waits in a collective for somebody who has stopped before it.
+Each worker counts its boundaries (after a step, a step of validation, an epoch). A worker that wants to stop publishes
+a request. A thread on each worker waits for it, answers with the next boundary of its own, and from then on the main
+thread may not pass that one before all answers are there. All stop at the latest boundary among the answers:
+no worker is beyond it, and none waits in a collective for one that has stopped before it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Round:
 
     Attributes:
         number: How many were reached before it.
-        answer: The boundary that this worker may not pass until all have answered; None if nobody asked.
+        answer: The boundary that this worker may not pass until all have answered; None without a request.
         request: What was asked for, once all have answered.
         stop_at: Where all stop then.
     """
@@ -67,7 +67,7 @@ class CoordinatedStop:
 
     Args:
         cluster: Who has to agree.
-        name: What tells this run from another; the same on every worker.
+        name: What distinguishes this run from another; the same on every worker.
         on_request: Called on every worker, in a thread of its own, as soon as a request is known there.
         timeout: Seconds to wait for the others' answers.
     """
@@ -90,7 +90,7 @@ class CoordinatedStop:
         self._decided, self._taken, self._closing = threading.Event(), threading.Event(), threading.Event()
 
     def start(self) -> None:
-        """Begins to listen; with one worker there is nobody to listen to."""
+        """Begins to listen; one worker alone has nothing to listen to."""
         if not self._alone:
             for run in (self._publish, self._watch):
                 threading.Thread(target=run, name=f"kdc-stop{run.__name__}", daemon=True).start()
@@ -165,7 +165,7 @@ class CoordinatedStop:
                 raise self._failure
             if time.monotonic() > deadline:
                 raise ClusterTimeoutError(
-                    f"{self._cluster.name}: a stop was asked for, but not every worker answered within "
+                    f"{self._cluster.name}: a stop was requested, but not every worker answered within "
                     f"{self._timeout:g} s"
                 )
         with self._lock:
@@ -196,7 +196,7 @@ class CoordinatedStop:
                 value = messaging.fetch(self._of(number, "request"), _FOREVER, self._closing.is_set)
                 if value is None:
                     return
-                request: StopRequest = messaging.decode(value, StopRequest, "who asks for a stop")
+                request: StopRequest = messaging.decode(value, StopRequest, "which worker requests a stop")
                 if request.kind == _CLOSED:
                     return
                 self._agree(number, request)
@@ -226,7 +226,7 @@ class CoordinatedStop:
         for worker in range(self._cluster.num_workers):
             if worker != me:
                 value = messaging.fetch(self._of(number, f"answer/{worker}"), _FOREVER, self._closing.is_set)
-                source = f"worker {worker}, asked for its next boundary"
+                source = f"the next boundary of worker {worker}"
                 answers.append(0 if value is None else messaging.decode(value, _Boundary, source))
         with self._lock:
             self._round.request, self._round.stop_at = request, max(answers)

@@ -42,23 +42,23 @@ class Peers(Shared):
 
 
 def expect_heartbeats(seconds: float) -> None:
-    """After how many seconds a silent worker counts as lost, as the coordination service was told."""
+    """After how many seconds a silent worker counts as lost, as the coordination service was configured."""
     shared(Peers).heartbeat_timeout = seconds
 
 
 def heartbeat_timeout() -> float:
-    """Seconds after which a silent worker counts as lost."""
+    """Returns seconds after which a silent worker counts as lost."""
     return shared(Peers).heartbeat_timeout
 
 
 def mark_peer_lost(text: str) -> None:
-    """Another worker is lost: whoever waits in this module raises, from now on."""
+    """Another worker is lost: every wait in this module raises, from now on."""
     peers = shared(Peers)
     peers.lost = peers.lost or text
 
 
 def lost() -> str | None:
-    """Which worker is lost and why, once that is known."""
+    """Returns which worker is lost and why, once that is known."""
     return shared(Peers).lost
 
 
@@ -97,7 +97,7 @@ def publish(key: str, value: bytes, timeout: float) -> int:
 
 
 def publish_once(key: str, value: bytes, timeout: float) -> bool:
-    """Sets a key if nobody has; whether this call did. The value fits into one chunk.
+    """Sets a key if it is not set; whether this call did. The value fits into one chunk.
 
     Raises:
         ClusterTimeoutError: The service did not take it in time.
@@ -108,7 +108,7 @@ def publish_once(key: str, value: bytes, timeout: float) -> bool:
 
 
 def chunk_count(value: bytes) -> int:
-    """How many chunks `publish` makes of a value."""
+    """Returns how many chunks `publish` makes of a value."""
     return max(1, -(-4 * -(-len(value) // 3) // _CHUNK))
 
 
@@ -139,7 +139,7 @@ def fetch(key: str, timeout: float, give_up: Callable[[], bool] = lambda: False)
 
 
 def decode(message: bytes, kind: Any, source: str) -> Any:
-    """What a worker has published as JSON, checked completely.
+    """Returns what a worker has published as JSON, checked completely.
 
     Args:
         message: What `fetch` returned.
@@ -157,7 +157,7 @@ def decode(message: bytes, kind: Any, source: str) -> Any:
 
 
 def check(value: Any, kind: Any, source: str) -> Any:
-    """A JSON value as the type that it must be of; the rest is as in `decode`."""
+    """Returns a JSON value as the type that it must be of; the rest is as in `decode`."""
     try:
         return validation.convert(value, kind)
     except (ValueError, RecursionError):
@@ -165,10 +165,10 @@ def check(value: Any, kind: Any, source: str) -> Any:
 
 
 def invalid_message(source: str) -> ClusterError:
-    """The error for what no worker of this version would say."""
+    """Returns the error for what no worker of this version would say."""
     return ClusterError(
-        f"{source}: what was published there is not what a worker of this version publishes. Install the same version "
-        "of keras-dist-callbacks for all workers, and let no other process reach their ports"
+        f"{source}: the message is not one of this version. Install the same version of keras-dist-callbacks on all "
+        "workers, and do not let other processes reach their ports"
     )
 
 
@@ -217,7 +217,7 @@ def call_with_timeout(operation: Callable[[], _T], timeout: float, what: str) ->
         thread.join(_POLL_SECONDS)  # this process may have stood still for all of that time, and not the service
     if failure:
         if isinstance(failure[0], coordination.service_errors()):
-            raise PeerLostError(f"{what}: the coordination service is gone ({failure[0]})") from failure[0]
+            raise PeerLostError(f"{what}: the coordination service has ended ({failure[0]})") from failure[0]
         raise failure[0]
     if not outcome:
         raise ClusterTimeoutError(f"{what}: the coordination service did not answer within {timeout:.0f} s")

@@ -92,7 +92,7 @@ def _watch(role: Role) -> None:
         while _is_alive():
             began = time.monotonic()
             try:
-                told = _was_reported()
+                report = _was_reported()
                 lost = coordination.lost_tasks(_jobs(role)) if role.is_chief else _request_heartbeat(role)
             except Exception:  # noqa: BLE001 - whatever a service says that is slow, or ends
                 failures, fails_since = failures + 1, fails_since if failures else began
@@ -101,8 +101,8 @@ def _watch(role: Role) -> None:
                 time.sleep(_POLL_SECONDS)  # its answer may have come at once
                 continue
             failures = 0
-            if told is not None:
-                return None if is_own_report(role, told) else _declare(functools.partial(parse_report, role, told))
+            if report is not None:
+                return None if is_own_report(role, report) else _declare(functools.partial(parse_report, role, report))
             if lost:
                 return _declare(functools.partial(report_lost_tasks, role, lost))
     finally:
@@ -111,7 +111,7 @@ def _watch(role: Role) -> None:
 
 
 def _is_gone(role: Role, failures: int, since: float) -> bool:
-    """Whether the chief is lost; its own service is never lost to itself, but slow."""
+    """Returns whether the chief is lost; its own service is never lost to itself, but slow."""
     if role.is_chief or failures < _FAILURES:
         return False
     return time.monotonic() - since >= messaging.heartbeat_timeout() or has_ended(role, 0)
@@ -146,17 +146,19 @@ def _declare(who: Callable[[], str | None]) -> None:
 
 
 def _was_reported() -> str | None:
-    """What a worker has said of itself or another, waiting a little for it."""
+    """Returns what a worker has said of itself or another, waiting a little for it."""
     get = functools.partial(coordination.get_value, KEY, int(_POLL_SECONDS * 1000))
     return messaging.call_with_timeout(
-        get, _POLL_SECONDS + messaging.heartbeat_timeout() / _FAILURES, "asking who is lost"
+        get, _POLL_SECONDS + messaging.heartbeat_timeout() / _FAILURES, "asking which worker is lost"
     )
 
 
 def _request_heartbeat(role: Role) -> list[tuple[str, int]]:
     """Returns if the service answers; one that is frozen leaves a request to set a key without an answer."""
     sign = functools.partial(coordination.set_once, f"kdc/sign/{role.worker_index}", "")
-    messaging.call_with_timeout(sign, messaging.heartbeat_timeout() / _FAILURES, "asking for a sign of life")
+    messaging.call_with_timeout(
+        sign, messaging.heartbeat_timeout() / _FAILURES, "checking that the coordination service answers"
+    )
     return []
 
 
@@ -169,8 +171,8 @@ _PASSED_ON = re.compile(r"lost: (.*?)(?: \[type\.googleapis|\n|$)")
 _FAREWELL = re.compile(r"worker ([0-9]{1,5}) ended with (.*?)(?: \[type\.googleapis|\n|$)")
 KEY = "kdc/lost"
 """Under which the coordination service keeps what is known of a lost worker."""
-_ENDED = "has ended: nothing listens on its port any more"
-_SILENT = "sends no heartbeats: it died, is frozen or cut off"
+_ENDED = "has ended: its port is closed"
+_SILENT = "sends no heartbeats: it has ended, is frozen or is disconnected"
 _CONNECT_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0
 _HANG_SECONDS = _EXIT_SECONDS = 8.0
@@ -178,20 +180,20 @@ _LONGEST_REASON = 300
 
 
 def is_loss(role: Role, error: BaseException) -> bool:
-    """Whether an exception of one worker means that another is gone."""
+    """Returns whether an exception of one worker means that another is gone."""
     several = role.num_workers > 1 and not role.is_evaluator
     return several and isinstance(error, (*coordination.peer_errors(), PeerLostError))
 
 
 def announce_exit(role: Role, error: BaseException) -> None:
-    """Tells the other workers that this one ends, so that they need not wait for its heartbeats to stay away."""
+    """Reports to the other workers that this one ends, so that they need not wait for its heartbeats to stay away."""
     if role.num_workers > 1:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
         _say(f"worker {role.worker_index} ended with {reason}")
 
 
 def describe_peer_failure(role: Role, error: BaseException) -> PeerLostError:
-    """The error that names the lost worker; the others are told too, who may know less.
+    """Returns the error that names the lost worker; it is reported to the others too, which may know less.
 
     Args:
         role: Of this worker.
@@ -224,28 +226,28 @@ def describe_if_peer_failure(error: Exception) -> Exception:
     role = Role.detect()
     if not is_loss(role, error):
         return error
-    told = describe_peer_failure(role, error)
-    told.__cause__ = error
-    return told
+    report = describe_peer_failure(role, error)
+    report.__cause__ = error
+    return report
 
 
-def is_own_report(role: Role, told: str) -> bool:
-    """Whether it was this worker that has said that it ends."""
-    farewell = _FAREWELL.search(told)
+def is_own_report(role: Role, report: str) -> bool:
+    """Returns whether it was this worker that has said that it ends."""
+    farewell = _FAREWELL.search(report)
     return farewell is not None and int(farewell[1]) == role.worker_index
 
 
-def parse_report(role: Role, told: str) -> str:
+def parse_report(role: Role, report: str) -> str:
     """Who is lost and why, of what another worker has said."""
-    passed_on = _PASSED_ON.search(told)
+    passed_on = _PASSED_ON.search(report)
     if passed_on is None:
-        return _who(role, told)
+        return _who(role, report)
     is_this = passed_on[1].startswith(_named(role, role.worker_index))
     return f"the other workers have lost this one, which {passed_on[1].partition(') ')[2]}" if is_this else passed_on[1]
 
 
 def report_lost_tasks(role: Role, tasks: list[tuple[str, int]]) -> str | None:
-    """Who is lost and why, of tasks that the coordination service has given up; tells the other workers."""
+    """Who is lost and why, of tasks that the coordination service has given up; reports it to the other workers."""
     known = (_worker(role, job, index) for job, index in tasks)
     workers = [worker for worker in known if worker not in (None, role.worker_index)]
     if not workers:
@@ -257,12 +259,12 @@ def report_lost_tasks(role: Role, tasks: list[tuple[str, int]]) -> str | None:
 
 
 def describe_unresponsive(role: Role, worker: int) -> str:
-    """A worker is lost that does not answer."""
-    return f"{_named(role, worker)} {_state(role.addresses[worker]) or 'does not answer: it is frozen or cut off'}"
+    """Returns the words for a lost worker that does not answer."""
+    return f"{_named(role, worker)} {_state(role.addresses[worker]) or 'does not answer: it is frozen or disconnected'}"
 
 
 def has_ended(role: Role, worker: int) -> bool:
-    """Whether nothing listens on a worker's port any more."""
+    """Returns whether nothing listens on a worker's port any more."""
     return _state(role.addresses[worker]) == _ENDED
 
 
@@ -289,7 +291,7 @@ def _is_cut_off_from_chief(role: Role, states: Mapping[int, str]) -> bool:
 
 
 def _service_answers(role: Role) -> bool:
-    """Whether the chief is there, which hosts the coordination service."""
+    """Returns whether the chief is there, which hosts the coordination service."""
     try:
         messaging.publish(f"kdc/alive/{uuid.uuid4().hex}", b"", _ANSWER_SECONDS)
     except Exception:  # noqa: BLE001 - whatever a lost service says
@@ -302,10 +304,10 @@ def _say(text: str) -> None:
     publish = functools.partial(coordination.set_once, KEY, text)
     report = functools.partial(coordination.report_error, text)
     with contextlib.suppress(Exception):  # the error itself is what matters, and others may be gone already
-        messaging.call_with_timeout(publish, _ANSWER_SECONDS, "telling the other workers")
+        messaging.call_with_timeout(publish, _ANSWER_SECONDS, "reporting to the other workers")
         take_back = exit_process_after(_HANG_SECONDS, RESTART_EXIT_CODE)  # the next call holds the GIL
         try:
-            messaging.call_with_timeout(report, _ANSWER_SECONDS, "telling the other workers")
+            messaging.call_with_timeout(report, _ANSWER_SECONDS, "reporting to the other workers")
         finally:
             if take_back is not None:
                 take_back()
@@ -325,13 +327,13 @@ def _worker(role: Role, job: str, index: int) -> int | None:
 
 
 def _states(role: Role, workers: Sequence[int]) -> dict[int, str]:
-    """What can be told of some workers, asked at the same time."""
+    """Returns what is known of some workers, asked at the same time."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return dict(zip(workers, pool.map(_state, [role.addresses[worker] for worker in workers]), strict=True))
 
 
 def _state(address: str) -> str:
-    """What can be told of a worker from its port; empty if it listens."""
+    """Returns what is known of a worker from its port; empty if it listens."""
     try:
         socket.create_connection(split_address(address), _CONNECT_SECONDS).close()
     except ConnectionRefusedError:

@@ -37,7 +37,7 @@ _CONNECT_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
 _POLL_SECONDS = 0.1
 _PARTING_SECONDS = 2.0
-_OUT_OF_TURN = "it said something that a chief would not have said"
+_OUT_OF_TURN = "its message is not one of a chief of this version"
 
 
 def wait_for_everyone(addresses: Sequence[str], index: int, timeout: float, token: ClusterToken | None = None) -> None:
@@ -69,8 +69,8 @@ def _listen(port: int, address: str) -> socket.socket:
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=128)
     except OSError as error:
         raise ConfigError(
-            f"this worker cannot listen on its own port {port} ({address}): {error.strerror}; "
-            "end the process that occupies it (an earlier run?) or give the worker another port in TF_CONFIG"
+            f"this worker cannot listen on its own port {port} ({address}): {error.strerror}; end the process that "
+            "uses it (an earlier run?) or give the worker another port in TF_CONFIG"
         ) from error
 
 
@@ -99,7 +99,7 @@ class _Worker:
                 reason = getattr(error, "strerror", None) or str(error)
             time.sleep(min(_RETRY_SECONDS, self.deadline.left()))
         raise ClusterTimeoutError(
-            f"worker {self.index}: the chief {self.addresses[0]} and the rest of the cluster did not come up within "
+            f"worker {self.index}: the chief {self.addresses[0]} and the other workers did not start within "
             f"{self.deadline.seconds:g} s (last: {reason}); start all workers of TF_CONFIG, or raise startup_timeout"
         )
 
@@ -137,7 +137,7 @@ class _Chief:
     Args:
         server: Listens on the chief's port.
         addresses: Of all workers, the chief first.
-        cluster: What tells this cluster from others.
+        cluster: What distinguishes this cluster from others.
         token: What the workers have to prove that they have.
         deadline: Of everything.
     """
@@ -157,7 +157,7 @@ class _Chief:
         self._claims: dict[int, str] = {}  # who said to be a worker and did not prove it
 
     def wait(self) -> None:
-        """Returns when every worker is there and was told so."""
+        """Returns when every worker is there and has been informed."""
         self._server.settimeout(_POLL_SECONDS)
         try:
             while len(self._workers) < len(self._addresses) - 1:
@@ -216,8 +216,8 @@ class _Chief:
         if (hello.has_token or has_token) and hello.index not in self._workers:
             how = f"but with a {VARIABLE}, and the chief has none"
             if has_token:
-                how = f"but has not proven that it has the chief's {VARIABLE}"
-            self._claims[hello.index] = f"{host} said it is worker {hello.index}, {how}"
+                how = f"but did not prove that it has the chief's {VARIABLE}"
+            self._claims[hello.index] = f"{host} claims to be worker {hello.index}, {how}"
         if hello.has_token != has_token:
             send(connection, Refusal("missing" if has_token else "unwanted"), patience)
             return None

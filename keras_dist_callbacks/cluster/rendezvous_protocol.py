@@ -79,7 +79,7 @@ class ClusterToken:
         return None
 
     def sign(self, *facts: str | int) -> str:
-        """The HMAC-SHA256 of some facts, in hexadecimal digits."""
+        """Returns the HMAC-SHA256 of some facts, in hexadecimal digits."""
         return hmac.new(self._secret, msgspec.json.encode([_PURPOSE, *facts]), hashlib.sha256).hexdigest()
 
 
@@ -89,7 +89,7 @@ class AuthSession:
 
     Attributes:
         token: Of this process; without one, proofs are empty.
-        cluster: What tells this cluster from others.
+        cluster: What distinguishes this cluster from others.
         index: Of the worker that speaks with the chief.
         worker_nonce: Made up by the worker for this connection.
         chief_nonce: Made up by the chief for this connection.
@@ -102,18 +102,18 @@ class AuthSession:
     chief_nonce: str
 
     def proof(self, speaker: Speaker) -> str:
-        """What one side says to prove that it has the token."""
+        """Returns what one side says to prove that it has the token."""
         if self.token is None:
             return ""
         return self.token.sign(speaker, self.index, self.cluster, self.worker_nonce, self.chief_nonce)
 
     def is_proven(self, speaker: Speaker, proof: str) -> bool:
-        """Whether the other side has the token, or neither has one."""
+        """Returns whether the other side has the token, or neither has one."""
         return hmac.compare_digest(self.proof(speaker), proof)
 
 
 def _read(path: str) -> bytes:
-    """The content of the token's file."""
+    """Returns the content of the token's file."""
     try:
         with open(path, "rb") as file:
             return file.read(_LONGEST_TOKEN + 1)
@@ -180,22 +180,22 @@ class NotUnderstoodError(ValueError):
 
 
 def encode(message: Message) -> bytes:
-    """A message as its line."""
+    """Returns a message as its line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """A line as its message.
+    """Returns a line as its message.
 
     Raises:
         NotUnderstoodError: It is too long, or not in the schema.
     """
     if len(line) > LONGEST:
-        raise NotUnderstoodError("it said more than a worker of this package would")
+        raise NotUnderstoodError("its message is longer than one of a worker of this package")
     try:
         message: Message = _decoder.decode(line)
     except (ValueError, RecursionError):
-        raise NotUnderstoodError("it said something that no worker of this version of the package would") from None
+        raise NotUnderstoodError("its message is not one of a worker of this version of the package") from None
     return message
 
 
@@ -206,7 +206,7 @@ def new_nonce() -> str:
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point in time that every wait obeys.
+    """A point in time that limits every wait.
 
     Attributes:
         seconds: How long it was from the beginning, for messages.
@@ -222,11 +222,11 @@ class Deadline:
         return cls(seconds, time.monotonic() + seconds)
 
     def left(self) -> float:
-        """Seconds until then; never below 0."""
+        """Returns seconds until then; never below 0."""
         return max(0.0, self.ends - time.monotonic())
 
     def within(self, seconds: float) -> Deadline:
-        """The same, or `seconds` from now if that is earlier."""
+        """Returns the same, or `seconds` from now if that is earlier."""
         return Deadline(self.seconds, min(self.ends, time.monotonic() + seconds))
 
 

@@ -20,7 +20,7 @@ from keras_dist_callbacks.validation import Count
 
 _HOST = re.compile(r"[^\s/\\,@\"'\x00-\x1f]+")
 _Task = Annotated[str, Meta(pattern=r"\A(chief|worker|evaluator)\Z", description="'chief', 'worker' or 'evaluator'")]
-_Index = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="a whole number of -1 or more, below 2**63")]
+_Index = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="an integer of -1 or more, below 2**63")]
 _Addresses = Annotated[tuple[str, ...], Meta(description="a tuple of host:port")]
 
 
@@ -143,7 +143,7 @@ class _Config(msgspec.Struct):
 
 
 def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
-    """The fields of a `Role`, in their order."""
+    """Returns the fields of a `Role`, in their order."""
     try:
         config: _Config = validation.convert(json.loads(text), _Config, strict=False)
     except (ValueError, RecursionError) as error:
@@ -173,7 +173,7 @@ def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
 
 
 def _prints() -> bool:
-    """Whether lines of this process are printed: not those of training workers other than the chief."""
+    """Returns whether lines of this process are printed: not those of training workers other than the chief."""
     try:
         role = Role.detect()
     except ConfigError:  # reported where the cluster is needed

@@ -21,7 +21,7 @@ from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
 from keras_dist_callbacks.options import explains_arguments
 
 _DEVICES = "a list of names such as '/gpu:0', or None for all GPUs"
-_STUCK_SECONDS = 30.0  # behind TensorFlow's own time-out, which does not always come
+_STUCK_SECONDS = 30.0  # after TensorFlow's own time-out, which does not always come
 
 
 @explains_arguments
@@ -35,7 +35,7 @@ def make_strategy(
     devices: list[str] | None = None,
     communication_options: Any = None,
 ) -> Any:
-    """The `tf.distribute` strategy for this process.
+    """Returns the `tf.distribute` strategy for this process.
 
     Call it before any other TensorFlow operation: a cluster cannot be joined later.
 
@@ -53,7 +53,7 @@ def make_strategy(
         devices: Devices for MirroredStrategy. Defaults to all GPUs.
         communication_options: `tf.distribute.experimental.CommunicationOptions` for MultiWorkerMirrored.
 
-    The time-outs hold for the whole process. Where the argument is None, the environment is asked before the default
+    The time-outs hold for the entire process. Where the argument is None, the environment is asked before the default
     counts: `KDC_STARTUP_TIMEOUT`, `KDC_HEARTBEAT_TIMEOUT`, `KDC_PEER_TIMEOUT`, `KDC_TIMEOUT`. Programs that build a
     strategy of their own set `KDC_PEER_TIMEOUT` and `KDC_TIMEOUT` there.
 
@@ -67,7 +67,7 @@ def make_strategy(
 
     Raises:
         ConfigError: TF_CONFIG is malformed, an argument wrong, or this worker's port occupied; the token cannot be
-            read or is no secret, or workers have different ones (the message names the worker).
+            read or is not a secret, or workers have different ones (the message names the worker).
         ClusterTimeoutError: A worker did not come in time; the message names it.
     """
     cluster = Role.detect()
@@ -126,8 +126,8 @@ def _enable(role: Role) -> None:
 def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, options: Any) -> Any:
     if coordination.is_too_late():
         raise ConfigError(
-            "make_strategy() came too late: TensorFlow has run an operation in this process, and a cluster cannot be "
-            "joined after that. Call it first, before any dataset, tensor or model is made"
+            "make_strategy() was called too late: TensorFlow has already run an operation in this process, which "
+            "cannot join a cluster after that. Call it first, before you create any dataset, tensor or model"
         )
     token = ClusterToken.detect()
     rendezvous.wait_for_everyone(cluster.addresses, cluster.worker_index, startup_timeout, token)

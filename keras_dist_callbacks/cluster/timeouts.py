@@ -22,7 +22,7 @@ class _Given(Shared):
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a time-out."""
+    """Returns the environment variable of a time-out."""
     return f"KDC_{name.upper()}"
 
 
@@ -48,7 +48,7 @@ def give(name: str, value: float | None) -> float:
 
 
 def seconds_of(name: str) -> float:
-    """What `make_strategy` was given, else what the environment says, else the default.
+    """Returns what `make_strategy` was given, else what the environment says, else the default.
 
     Raises:
         ConfigError: The variable in the environment is not a number of seconds.

@@ -62,10 +62,10 @@ class Committer:
         store: The backup directory.
         exchange: Gets what other workers have of their own.
         options: How backups are written.
-        note: Is told what the user should know.
+        note: Is given what the user should know.
 
     Attributes:
-        info: What manifests tell about this run.
+        info: What manifests say about this run.
         newest: Where the newest backup that this worker knows of is.
         state_bytes: Of the tensors of the newest snapshot; 0 before the first.
     """
@@ -119,7 +119,7 @@ class Committer:
         self._tidy(self._prune)
 
     def _with_need(self, error: StorageError) -> StorageError:
-        """The same error; if the disk is full, with the room that backups take."""
+        """The same error; if the disk is full, with the space that backups take."""
         if error.full:
             error.args = (
                 f"{error} (a complete backup takes {data_size(self.state_bytes)}; two of them are kept while a "
@@ -167,7 +167,7 @@ class Committer:
             self._orphans_collected = True
 
     def _tidy(self, delete: Callable[[], object]) -> None:
-        """Deletes something; if the store refuses, the user is told once."""
+        """Deletes something; if the store refuses, the user is warned once."""
         try:
             delete()
         except StorageError as error:

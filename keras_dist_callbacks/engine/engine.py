@@ -54,7 +54,7 @@ class BackupEngine:
         self._saves = 0
         self._skipped = SkippedSaves()
         self._save_queue = SaveQueue(writer)
-        self._room = 0  # known once all workers have told theirs
+        self._room = 0  # known once all workers have reported theirs
         self._committer = Committer(store, exchange, options, self._note)
         self._outbox = WorkerOutbox(exchange, writer, self._note)
         self._failed = 0
@@ -88,7 +88,7 @@ class BackupEngine:
         Args:
             storage: The backup directory.
             cluster: Who takes part.
-            name: What tells this run's messages from another's; the same on every worker.
+            name: What distinguishes this run's messages from another's; the same on every worker.
             options: How backups are written.
         """
         exchange = WorkerStateExchange(cluster, name, options.write.max_local_state, cluster.patience)
@@ -107,7 +107,7 @@ class BackupEngine:
             allocate: Where large tensors get their memory. Defaults to numpy.
 
         Raises:
-            DamagedBackupError: There are commits, but none is whole.
+            DamagedBackupError: No commit is intact.
             ClusterError: A worker cannot read what the chief chose.
         """
         workers, worker, timeout = self._cluster.num_workers, self._cluster.worker_index, self._cluster.patience
@@ -134,7 +134,7 @@ class BackupEngine:
         """Takes the directory for this run; fences every earlier one.
 
         Args:
-            info: What manifests tell about this run: versions, strategy, replicas.
+            info: What manifests say about this run: versions, strategy, replicas.
             by: What claims it, for the message that an earlier run gets.
 
         Returns:
@@ -154,7 +154,7 @@ class BackupEngine:
 
         Args:
             snapshot: This worker's.
-            must: Wait for the writer instead of standing in line, whatever `when_busy` says.
+            must: Wait for the writer instead of being queued, whatever `when_busy` says.
         """
         self._saves += 1
         self._skipped.record_due(snapshot.position)
@@ -162,7 +162,7 @@ class BackupEngine:
             self._outbox.enter(self._saves, snapshot)
             return
         waits = must or self._options.write.when_busy == "wait"
-        if not self._save_queue.is_busy:  # asked before a backup that waits behind something else makes room
+        if not self._save_queue.is_busy:  # asked before a queued backup is replaced
             self._skipped.record_start(snapshot.position)
         elif not waits and not self._may_be_queued(snapshot):
             self._skip(self._saves, snapshot.position)
@@ -185,7 +185,7 @@ class BackupEngine:
         self._save_queue.enter(self._saves, write, f"backup at {snapshot.position}", lasting=waits)
 
     def _may_be_queued(self, snapshot: Snapshot) -> bool:
-        """Whether there is a place behind the one that is being written; whoever has it makes room if it can."""
+        """Whether a backup may be queued after the one that is being written, in place of the one queued now."""
         size = self._committer.state_bytes or sum(held.array().nbytes for held in snapshot.tensors.values())
         if 2 * size > self._room:
             return False
@@ -218,7 +218,7 @@ class BackupEngine:
         return notes
 
     def take_failure(self) -> BaseException | None:
-        """The error that a background write ended with, if nobody was told yet."""
+        """The error that a background write ended with, if it was not reported yet."""
         return self._writer.take_failure()
 
     def abort(self) -> None:
@@ -240,7 +240,7 @@ class BackupEngine:
             timeout: Seconds for it.
 
         Returns:
-            Where the newest backup is, on every worker; None if there is none.
+            Where the newest backup is, on every worker; None without a backup.
 
         Raises:
             FencedError: A newer run has taken the directory.
@@ -250,8 +250,8 @@ class BackupEngine:
         self._writer.wait(timeout)
         self._writer.raise_failure()
         newest = None if self.committed is None else dataclasses.asdict(self.committed)
-        newest = self._cluster.broadcast(newest, "leaving early", timeout, kind=Position | None)
-        self._cluster.leave("leaving early", timeout)
+        newest = self._cluster.broadcast(newest, "stopping early", timeout, kind=Position | None)
+        self._cluster.leave("stopping early", timeout)
         return None if newest is None else Position(**newest)
 
     def finish(self, snapshot: Snapshot, *, delete: bool) -> None:
@@ -267,7 +267,7 @@ class BackupEngine:
         self.save(snapshot, must=True)
         self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._cluster.patience)
         self._writer.wait()
-        with contextlib.suppress(PeerLostError):  # everything is done: whoever is lost now has ended as it may
+        with contextlib.suppress(PeerLostError):  # everything is done: a worker that is lost now may have ended
             self._cluster.leave("end of fit", self._cluster.patience)
         if (note := self._skipped.summary()) is not None:
             self._note(note)
@@ -293,7 +293,7 @@ class BackupEngine:
         if not delete:
             return
         if self._failed:
-            self._note("the final backup failed, so the last good one is kept instead of being deleted")
+            self._note("the final backup failed, so the last intact one is kept instead of being deleted")
             return
         self._delete_everything()
 

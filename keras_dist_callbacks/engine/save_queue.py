@@ -29,7 +29,7 @@ class SaveQueue:
         self._lock = threading.Lock()
         self._unfinished = 0
         self.is_busy = False
-        self._last: tuple[int, int] | None = None  # ticket and number of the newest save, if it may be overtaken
+        self._last: tuple[int, int] | None = None  # ticket and number of the newest save, if it may be superseded
 
     def enter(self, save: int, write: Callable[[], None], what: str, *, lasting: bool) -> None:
         """Hands over a backup.
@@ -57,11 +57,11 @@ class SaveQueue:
 
     @property
     def has_unreplaceable_save(self) -> bool:
-        """Whether one waits that may not be overtaken any more, because something else stands behind it."""
+        """Whether one is queued that cannot be superseded any more, because something else is queued after it."""
         return self._last is not None and self._writer.is_waiting(self._last[0])
 
     def cancel(self) -> int | None:
-        """The number of the save that was to be written next and is not any more; None if none can be overtaken."""
+        """Takes the queued save back that can be superseded, and returns its number; None without one."""
         if self._last is None or not self._writer.withdraw(self._last[0]):
             return None
         (_, save), self._last = self._last, None
@@ -147,7 +147,7 @@ _SHARE = 0.5
 
 
 def half_of_free_memory() -> int:
-    """Bytes; 0 where the system does not tell."""
+    """Bytes; 0 where the system does not report it."""
     return int(min([_free_on_the_host(), *_free_in_groups()]) * _SHARE)
 
 
@@ -167,10 +167,10 @@ def _free_in_groups() -> Iterator[int]:
 
 def _free_in(group: Path, kind: str) -> Iterator[int]:
     limit, used, inactive = _FILES[kind]
-    with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
+    with contextlib.suppress(OSError, ValueError):  # not found, or it says "max"
         most, now = int((group / limit).read_text()), int((group / used).read_text())
-        told = (group / "memory.stat").read_text().split()
-        given_up = int(told[told.index(inactive) + 1]) if inactive in told else 0
+        memory_fields = (group / "memory.stat").read_text().split()
+        given_up = int(memory_fields[memory_fields.index(inactive) + 1]) if inactive in memory_fields else 0
         yield max(0, most - now + given_up)
 
 

@@ -62,7 +62,7 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
 
     Raises:
         ConfigError: `save_freq` is neither `"epoch"`, `"auto"`, an integer of 1 or more nor a positive timedelta, or
-            `max_overhead` is no share.
+            `max_overhead` is not a share.
     """
     share = validation.check("max_overhead", max_overhead, _Share)
     if isinstance(save_freq, str) and save_freq in {"epoch", "auto"}:
@@ -77,8 +77,8 @@ def parse_save_freq(save_freq: Any, max_overhead: float = MAX_OVERHEAD) -> SaveP
         raise validation.invalid_argument(
             "Invalid value: save_freq",
             save_freq,
-            "'epoch' or a number of batches of 1 or more (below 2**63), 'auto', a datetime.timedelta above 0, or False "
-            "for none but at a preemption and at the end",
+            "'epoch' or a number of batches of 1 or more (below 2**63), 'auto', a datetime.timedelta above 0, or "
+            "False to save only at a preemption and at the end",
         ) from None
 
 
@@ -90,7 +90,7 @@ _REMEMBERED_SAVES = 3
 
 
 class Schedule:
-    """Tells after each step whether a backup is due.
+    """Decides after each step whether a backup is due.
 
     Args:
         policy: What was asked for.
@@ -113,7 +113,7 @@ class Schedule:
         self._next = _FIRST_LOOKS[0]
 
     def begin(self, step: int) -> None:
-        """Training starts, or goes on, at `step`."""
+        """Training starts, or continues, at `step`."""
         self._last = self._begun = step
         self._looks = collections.deque(_FIRST_LOOKS)
         self._next = step + self._looks[0]
@@ -178,7 +178,7 @@ class _CostMeter:
         self._before: float | None = None
         self._quiet: collections.deque[float] = collections.deque(maxlen=_REMEMBERED_STEPS)
         self._disturbed: list[float] = []
-        self._blocked: float | None = None  # by the save whose write the disturbed steps ran beside
+        self._blocked: float | None = None  # by the save that was written during the slowed steps
         self._costs: collections.deque[float] = collections.deque(maxlen=_REMEMBERED_SAVES)
         self._since = clock()  # the last save, or the begin
         self._steps = 0
@@ -200,8 +200,8 @@ class _CostMeter:
         """0 if it is time for a backup; else in how many steps to ask again.
 
         Args:
-            writing: The one before is still being written: a new one would be left out, or stop training.
-            to_next_look: Steps until the next of the first looks; 0 if there is none.
+            writing: The one before is still being written: a new one would be skipped, or stop training.
+            to_next_look: Steps until the next of the first checks; 0 without one.
         """
         if writing:
             return max(1, self._interval // 4)
@@ -220,7 +220,7 @@ class _CostMeter:
             steps = max(1, round(self._policy.every_seconds / self._per_step()))
         else:
             steps = self._affordable(blocked)
-        self._since = self._before = self._clock()  # what the save kept is no part of the next step
+        self._since = self._before = self._clock()  # what the save kept is not part of the next step
         self._blocked, self._disturbed, self._steps, self._interval = blocked, [], 0, steps
         return steps
 
@@ -231,7 +231,7 @@ class _CostMeter:
         step = statistics.median(self._quiet) if self._quiet else self._per_step()
         written = len(self._disturbed)
         if self._blocked is not None:
-            # One slow step for another reason is no cost of the backup: the sum tells, not each step.
+            # One slow step for another reason is not a cost of the backup: the sum counts, not each step.
             self._costs.append(self._blocked + max(0.0, sum(self._disturbed) - step * written))
         cost = max(statistics.fmean(self._costs) if self._costs else 0.0, blocked)
         steps = math.ceil(cost / (self._policy.max_overhead or 1.0) / max(step, 1e-9))

@@ -1,4 +1,4 @@
-"""Which commit a run goes on from: the newest that is whole."""
+"""Which commit a run continues from: the newest that is intact."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def latest_intact(
     Args:
         store: The run's.
         workers: How many workers there are now.
-        allocate: Makes room for a tensor.
+        allocate: Allocates memory for a tensor.
         verbose: Print that training starts without a backup because an earlier run committed none.
 
     Raises:
-        DamagedBackupError: There are commits, but none is whole. Nothing was changed.
+        DamagedBackupError: No commit is intact. Nothing was changed.
         StorageError: A symbolic link is in the way; nothing would be written through it either.
     """
     store.storage.refuse_links((OWNERS, BLOBS, COMMITS, DAMAGED))
@@ -73,17 +73,17 @@ def latest_intact(
 def find_backup(
     store: BackupStore, name: str | None, workers: int, worker: int = _CHIEF
 ) -> tuple[CommitId, WorkerState]:
-    """A whole commit and a worker's state in it, for a reader: whatever there is, nothing is changed.
+    """An intact commit and a worker's state in it, for a reader: nothing is changed.
 
     Args:
-        store: Of a run that may go on meanwhile, and delete what it does not need any more.
-        name: Which commit, as `CommitId.matches_name` takes it; None is the newest that is whole.
+        store: Of a run that may train meanwhile, and delete what it does not need any more.
+        name: Which commit, as `CommitId.matches_name` takes it; None is the newest that is intact.
         workers: How many workers there are now; 0: as many as the backup was made with.
         worker: Which of them this is.
 
     Raises:
-        ConfigError: There is no backup, or none of that name.
-        DamagedBackupError: It is damaged, or there are backups and none is whole.
+        ConfigError: No backup was found, or none of that name.
+        DamagedBackupError: It is damaged, or no backup is intact.
     """
 
     def read(commit: CommitId) -> WorkerState:

@@ -1,10 +1,10 @@
 """How worker-local values reach the chief, which alone writes.
 
-Every worker fingerprints its whole snapshot; the chief asks for what differs from its own (metrics of each
+Every worker fingerprints its entire snapshot; the chief asks for what differs from its own (metrics of each
 worker, statistics of non-synchronized BatchNormalization, random states) and gets that alone. All of it
 happens on the background threads, through the key-value store of the coordination service, never through
 collectives. A worker always publishes; only the chief may skip a save, and says so. It answers every save of every
-worker, and says which ones stand in line: nobody else knows how long a write takes.
+worker, and says which ones are queued: only the chief knows how long a write takes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class WorkerStateExchange:
 
     Attributes:
         cluster: Who takes part.
-        name: What tells this fit's messages from another's; the same on every worker.
-        max_local_state: Bytes above which a worker's local tensors are left out.
+        name: What distinguishes this fit's messages from another's; the same on every worker.
+        max_local_state: Bytes above which a worker's local tensors are skipped.
         timeout: Seconds for each answer.
         abort: Set when the run ends or the cluster is lost: no worker is waited for any more.
     """
@@ -82,7 +82,7 @@ class WorkerStateExchange:
         """On the chief: what differs on each other worker, in worker order.
 
         Raises:
-            BackupError: A worker did not deliver in time; this save fails, training goes on.
+            BackupError: A worker did not deliver in time; this save fails, training continues.
         """
         found: list[LocalState] = []
         unanswered = 1
@@ -98,11 +98,11 @@ class WorkerStateExchange:
         return found
 
     def skip(self, save: int, first: int = 1) -> None:
-        """On the chief: tells workers that this save does not happen, without waiting for anything."""
+        """On the chief: reports to workers that this save does not happen, without waiting for anything."""
         self._publish("wanted", _SKIP, save, first)
 
     def mark_queued(self, save: int) -> None:
-        """On the chief: tells workers that this save's turn comes, however long the one before takes."""
+        """On the chief: reports to workers that this save is queued, however long the one before takes."""
         self._publish("line", b"", save)
 
     def deliver(self, save: int, snapshot: Snapshot, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -139,7 +139,7 @@ class WorkerStateExchange:
         return skipped
 
     def _answer(self, save: int, me: int, meanwhile: Callable[[], None]) -> bytes:
-        """What the chief says to a worker's hello; of a save that stands in line that may take any time."""
+        """What the chief says to a worker's hello; for a queued save, that may take any time."""
         began = time.monotonic()
         deadline = began + self.timeout
         while True:
@@ -160,7 +160,7 @@ class WorkerStateExchange:
 
     def _send_state(self, save: int, me: int, snapshot: Snapshot, wanted: _Wanted) -> None:
         if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
-            raise BackupError(f"the chief asked in save {save} for what this worker does not have")
+            raise BackupError(f"in save {save} the chief requested tensors that this worker does not have")
         arrays = {name: snapshot.tensors[name].array() for name in wanted.tensors}
         if sum(array.nbytes for array in arrays.values()) > self.max_local_state:
             arrays = {}
@@ -205,7 +205,7 @@ class WorkerStateExchange:
         return value
 
     def _publish(self, topic: str, message: bytes, save: int, first: int = 1) -> None:
-        """Publishes the same for each worker from `first` on, in a thread that nobody waits for."""
+        """Publishes the same for each worker from `first` on, in a thread without a join."""
 
         def publish() -> None:
             for worker in range(first, self.cluster.num_workers):
@@ -221,7 +221,7 @@ class WorkerStateExchange:
 
 def _when_ended(began: float) -> str:
     why = messaging.lost()
-    return f"when this run was ended, {time.monotonic() - began:.1f} s after it was asked{f' ({why})' if why else ''}"
+    return f"when this run ended, {time.monotonic() - began:.1f} s after the request{f' ({why})' if why else ''}"
 
 
 def _source(worker: int, save: int) -> str:
@@ -266,12 +266,12 @@ class WorkerOutbox:
     """Parts of backups, delivered one after the other; what the chief skips meanwhile is let go at once.
 
     A worker does not know what stands in the chief's queue. While one save waits for its turn there, it would else
-    collect the states of all those behind it, which the chief has long left out.
+    collect the states of all those after it, which the chief has long skipped.
 
     Args:
         exchange: Delivers.
         writer: The queue of this process.
-        note: Is told what the user should know.
+        note: Is given what the user should know.
     """
 
     def __init__(self, exchange: WorkerStateExchange, writer: Writer, note: Callable[[str], None]) -> None:

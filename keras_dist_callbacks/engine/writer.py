@@ -25,7 +25,7 @@ class _Job:
 
 
 class Writer(Shared):
-    """Runs jobs in order in the background; a job's failure is kept until somebody asks."""
+    """Runs jobs in order in the background; a job's failure is kept until it is asked for."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -71,7 +71,7 @@ class Writer(Shared):
         return job.ticket
 
     def withdraw(self, ticket: int) -> bool:
-        """Takes a job back, with all that it holds, if it has not begun and none is behind it.
+        """Takes a job back, with all that it holds, if it has not begun and is the last one.
 
         Whatever took its place at the end would come to its turn later, for ever if others keep coming.
         """

@@ -27,7 +27,7 @@ class EvaluatedModel:
     """Takes one checkpoint after the other.
 
     Args:
-        model: A compiled one that is built, or None to take whole models as they are in files or backups.
+        model: A compiled one that is built, or None to take complete models as they are in files or backups.
     """
 
     def __init__(self, model: Any) -> None:
@@ -68,14 +68,14 @@ class EvaluatedModel:
             loading.apply(self._model, saved, Cluster())
 
     def fingerprint(self) -> str:
-        """A digest of the weights, by which the same model under another name is known."""
+        """Returns a digest of the weights, by which the same model under another name is known."""
         hasher = xxhash.xxh3_128()
         for weight in self._model.weights:
             hasher.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
         return hasher.hexdigest()
 
     def evaluate(self, data: Any, steps: int | None, callbacks: Sequence[Any], verbose: int | str) -> dict[str, float]:
-        """What `model.evaluate` finds, as far as it is single numbers."""
+        """Returns what `model.evaluate` finds, as far as it is single numbers."""
         names = ("x", "y", "sample_weight")
         given = dict(zip(names, data, strict=False)) if isinstance(data, tuple) else {"x": data}
         found: Mapping[str, Any] = self._model.evaluate(
@@ -84,7 +84,7 @@ class EvaluatedModel:
         return {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
 
     def save(self, path: Path) -> None:
-        """Writes the model as it is, whole or its weights, by the end of the name."""
+        """Writes the complete model or its weights, by the end of the name."""
         if path.name.endswith(".weights.h5"):
             self._model.save_weights(path)
         else:
@@ -92,7 +92,7 @@ class EvaluatedModel:
 
     def _take_whole(self, path: Path, shown: str) -> None:
         if not path.name.endswith(".keras"):
-            raise ConfigError(f"{shown} holds weights alone: give SidecarEvaluator a compiled model to load them into")
+            raise ConfigError(f"{shown} holds only weights: give SidecarEvaluator a compiled model to load them into")
         config = _config_of(path)
         if self._model is not None and config == self._config:
             self._load_weights(path, shown)  # evaluate() need not be traced again
@@ -145,7 +145,7 @@ def check_model(model: Any) -> None:
 
 
 def _config_of(path: Path) -> str:
-    """The architecture in a file, without what training says of itself."""
+    """Returns the architecture in a file, without what training says of itself."""
     with zipfile.ZipFile(path) as archive:
         config = json.loads(archive.read("config.json"))
     return json.dumps({name: value for name, value in config.items() if name != "compile_config"}, sort_keys=True)

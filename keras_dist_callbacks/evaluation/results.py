@@ -1,6 +1,6 @@
 """What a `SidecarEvaluator` has found: a record for each result, and an event file made of each record.
 
-The record is the result: one small file under a name that follows from the training step, put in place as a whole. The
+The record is the result: one small file under a name that follows from the training step, published atomically. The
 event file is made of nothing else, under a name that follows from the step too. So a process that is killed between the
 two has lost nothing, and a restarted one adds what is missing; none of both can be there twice.
 """
@@ -197,10 +197,12 @@ class BestExport:
         """Exports the model if it is better than what is there.
 
         Raises:
-            ConfigError: There is no such metric.
+            ConfigError: The metric does not exist.
         """
         if self.monitor not in metrics:
-            raise ConfigError(f"monitor={self.monitor!r} is not a metric of the model; there are {', '.join(metrics)}")
+            raise ConfigError(
+                f"monitor={self.monitor!r} is not a metric of the model; its metrics are {', '.join(metrics)}"
+            )
         value = metrics[self.monitor]
         listing = files.find(self.storage, self.name)
         there = next((one.record for one in listing.checkpoints if one.name == self.name), None)

@@ -1,4 +1,4 @@
-"""SidecarEvaluator: a process beside the training that evaluates each of its checkpoints."""
+"""SidecarEvaluator: a process that evaluates each checkpoint while training continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.validation import Seconds, SecondsFromZero, Text
 
-_DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be run through again, or a tuple (x, y)"
+_DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be iterated again, or a tuple (x, y)"
 _BELOW_LOG_DIR = "evaluator"
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "f_beta", "fbeta", "iou", "r2")
 
@@ -50,7 +50,7 @@ class SidecarEvaluator:
 
     Args:
         model: A built, compiled Keras model that weights are loaded into, made within the strategy that is to evaluate
-            it. None takes whole models out of `.keras` files, with `safe_mode=True`, or of backups of `fit()`, which
+            it. None takes complete models out of `.keras` files, with `safe_mode=True`, or of backups of `fit()`, which
             hold the architecture where Keras has one, under the current strategy or that of `make_strategy()`.
         data: What `model.evaluate` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)`. It is run through for
             each checkpoint.
@@ -63,7 +63,7 @@ class SidecarEvaluator:
         poll_seconds: Seconds between two looks for checkpoints. Defaults to 10.
         rerun_seconds: Where all was evaluated before this process started, the end of the training may be that of the
             run before: how many seconds to wait for a new one to begin. Defaults to 300.
-        verbose: As in `model.evaluate`; unless it is 0, a line tells each result. Defaults to `"auto"`.
+        verbose: As in `model.evaluate`; unless it is 0, a line is printed for each result. Defaults to `"auto"`.
         log_dir: TensorBoard's directory, that of the training or another: event files go to `evaluator/` below it, each
             value at the training step and under the name that Keras' TensorBoard gives it. Defaults to None: no logs.
         export_best: A path or URL that ends in `.keras` or `.weights.h5`: where the best model is put, with a
@@ -137,7 +137,7 @@ class SidecarEvaluator:
 
         Raises:
             ConfigError: This process is a training worker by TF_CONFIG; Keras makes no compiled model of a checkpoint,
-                such as one of weights alone, and no `model` was given; `monitor` is no metric.
+                such as one of weights alone, and no `model` was given; `monitor` is not a metric.
             BackupMismatchError: A checkpoint is of another model.
             StorageError: A directory for results cannot be used.
         """
@@ -157,8 +157,8 @@ class SidecarEvaluator:
         self._say(f"evaluating {self._checkpoints.display()}; results are kept in {self._state.display()}")
         if self._most is None and self._timeout is None:
             self._say(
-                "this ends when the end note of training is found; if it cannot be written or seen from here, give a "
-                "timeout or max_evaluations"
+                "evaluation ends when it finds the note that training has ended; if training cannot write it, or it "
+                "cannot be read here, set timeout or max_evaluations"
             )
         self._run()
         return self._log.results
@@ -176,7 +176,7 @@ class SidecarEvaluator:
                 return
             left = math.inf if self._timeout is None else news + self._timeout - time.monotonic()
             if left <= 0:
-                self._say(f"no new checkpoint within {self._timeout:g} s; ending")
+                self._say(f"no new checkpoint within {self._timeout:g} s; evaluation ends")
                 return
             time.sleep(min(self._poll_seconds, left))
 
@@ -189,7 +189,7 @@ class SidecarEvaluator:
         except StorageError as error:
             if not error.unavailable:
                 raise
-            warn(f"the checkpoints cannot be looked at, which is tried again: {error}")
+            warn(f"cannot read the checkpoints, and will try again: {error}")
             return PollResult(failed=True)
         for problem in sorted(set(look.problems) - self._reported):
             self._reported.add(problem)
@@ -197,15 +197,15 @@ class SidecarEvaluator:
         return look
 
     def _has_ended(self, looks: Sequence[PollResult], began: float) -> bool:
-        """Whether nothing more will come, as far as the first source that has anything says."""
+        """Returns whether nothing more will come, as far as the first source that has anything says."""
         deciding = next((look for look in looks if look.candidates or look.is_ended), PollResult())
         if not deciding.is_ended or any(look.failed for look in looks):
             return False
         if not self._has_evaluated and time.monotonic() - began < self._rerun_seconds:
-            text = "the training has ended, and was evaluated to its end already; waiting for a new run to begin"
+            text = "training has ended and all of it is evaluated; waiting for a new run to start"
             self._say_once(f"{text}, at most {self._rerun_seconds:g} s")
             return False
-        self._say("the training has ended, and its checkpoints are evaluated")
+        self._say("training has ended and all its checkpoints are evaluated")
         return True
 
     def _evaluate(self, source: Source, candidate: Candidate) -> bool:
@@ -236,12 +236,12 @@ class SidecarEvaluator:
         try:
             return source.take(candidate, self._model, directory)
         except DamagedBackupError as error:
-            warn(f"a damaged checkpoint is not evaluated: {error}", UserWarning)
+            warn(f"a damaged checkpoint is skipped: {error}", UserWarning)
             self._settled.add(candidate.key)
         except StorageError as error:
             if not error.unavailable:
                 raise
-            warn(f"a checkpoint cannot be read, which is tried again: {error}")
+            warn(f"cannot read a checkpoint, and will try again: {error}")
         return None
 
     def _say(self, what: str) -> None:
@@ -291,14 +291,14 @@ class EvaluatorDirectories:
         self.checkpoints = Storage.open(path, self._options, retry=self._retry)
 
     def of_results(self, log_dir: Any, state_dir: Any) -> tuple[Storage, Storage | None]:
-        """Where records go, and where event files go."""
+        """Returns where records go, and where event files go."""
         events = None if log_dir is None else self.open("log_dir", log_dir, _BELOW_LOG_DIR)
         if state_dir is not None:
             return self.open("state_dir", state_dir), events
         return events or self.open("checkpoint_dir", self._sibling()), events
 
     def open(self, name: str, given: Any, below: str = "") -> Storage:
-        """A directory of the evaluator's own.
+        """Returns a directory of the evaluator's own.
 
         Args:
             name: Of the argument.
@@ -315,17 +315,13 @@ class EvaluatorDirectories:
         storage = storage.child(below) if below else storage
         if _is_inside(storage, self.checkpoints):
             raise ConfigError(
-                f"{name}={redact(path)!r} is in the checkpoints' directory {self.checkpoints.display()}, where the "
-                "training alone writes: give the evaluator a directory of its own next to it"
+                f"{name}={redact(path)!r} is in the checkpoints' directory {self.checkpoints.display()}, where only "
+                "the training writes: give the evaluator its own directory next to it"
             )
         return storage
 
     def _sibling(self) -> str:
-        """A directory for the evaluator beside that of the checkpoints.
-
-        Raises:
-            ConfigError: That is a bucket, or the root of the file system.
-        """
+        """Returns a directory for the evaluator next to that of the checkpoints."""
         path = self.checkpoints.root if self.checkpoints.is_local else self._path.rstrip("/")
         inner = path.split("://", 1)[-1] if _scheme(path) == "memory" else path.split("://", 1)[-1].partition("/")[2]
         if not inner:
@@ -336,11 +332,7 @@ class EvaluatorDirectories:
 
 
 def _checked_data(data: Any, steps: int | None) -> Any:
-    """What `evaluate` is given each time.
-
-    Raises:
-        ConfigError: It is no data, or can be run through once only.
-    """
+    """Returns what `evaluate` is given each time."""
     is_tuple = isinstance(data, tuple) and len(data) in (2, 3)
     is_array = hasattr(data, "shape") and hasattr(data, "dtype")
     is_refused = isinstance(data, str | bytes | Mapping | list | tuple)
@@ -349,14 +341,13 @@ def _checked_data(data: Any, steps: int | None) -> Any:
             raise validation.invalid_argument("data", data, _DATA)
         if steps is None and iter(data) is data:
             raise ConfigError(
-                "data can be run through once only, but is needed for every checkpoint: give a dataset that begins "
-                "anew each time, or with a generator that has no end steps"
+                "data can be iterated only once, but is needed for every checkpoint: give a dataset that can be "
+                "iterated again, or, with an endless generator, set steps"
             )
     return data
 
 
 def _checked_callbacks(callbacks: Any) -> list[Any]:
-    """A list of callbacks."""
     if callbacks is None:
         return []
     if not isinstance(callbacks, list | tuple) or not all(isinstance(c, keras.callbacks.Callback) for c in callbacks):
@@ -365,7 +356,6 @@ def _checked_callbacks(callbacks: Any) -> list[Any]:
 
 
 def _direction(mode: Any, monitor: str) -> str:
-    """`"min"` or `"max"`."""
     given: str = validation.check("mode", mode, Literal["auto", "min", "max"])
     if given != "auto":
         return given

@@ -18,7 +18,7 @@ from keras_dist_callbacks.evaluation.model import EvaluatedModel
 from keras_dist_callbacks.storage.storage import Storage
 
 _SAVED_SECONDS = 60.0
-WORKERS = 1  # that hold the evaluated model; a backup of several is read as a whole
+WORKERS = 1  # that hold the evaluated model; a backup of several is read completely
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Candidate:
 
     Attributes:
         name: How results call it.
-        content: Tells its content, in its place, from every other.
+        content: Identifies its content, in its place.
         step: Training steps taken.
         epoch: Epochs finished.
         file: Its local copy, once it is taken; None for a backup.
@@ -41,12 +41,12 @@ class Candidate:
 
     @property
     def place(self) -> int:
-        """Its place on a plot: the step, or where nobody counts steps the epoch."""
+        """Its place on a plot: the step, or the epoch where steps are not counted."""
         return self.step or self.epoch
 
     @property
     def key(self) -> str:
-        """What tells it from every other checkpoint."""
+        """What distinguishes it from every other checkpoint."""
         return f"{self.place} {self.content}"
 
 
@@ -81,7 +81,7 @@ class ModelFiles:
         self._without_record: dict[str, float] = {}  # names, and since when they are known
 
     def poll(self) -> PollResult:
-        """The files, and whether the end of training is noted."""
+        """Returns the files, and whether the end of training is noted."""
         listing = files.find(self._storage, self._template)
         templates = listing.templates or ({self._template} if self._template else set())
         notes, problems = end_note.read_all(self._storage, templates)
@@ -96,7 +96,7 @@ class ModelFiles:
         )
 
     def _lasting(self, names: Iterable[str]) -> list[str]:
-        """What is wrong where only files without a record are there, and stay: a write ends after a moment."""
+        """Returns what is wrong where only files without a record are there, and stay: a write ends after a moment."""
         known, now = self._without_record, time.monotonic()
         self._without_record = {name: known.get(name, now) for name in names}
         lasting = sorted(name for name, since in self._without_record.items() if now - since > _SAVED_SECONDS)
@@ -142,7 +142,7 @@ class Backups:
         self._known: dict[CommitId, tuple[Candidate, bool]] = {}
 
     def poll(self) -> PollResult:
-        """The backups, and whether the newest is that of the end, or all are gone."""
+        """Returns the backups, and whether the newest is that of the end, or all are gone."""
         store = BackupStore(self._storage)
         ruling = store.newest_generation()  # before the backups: a run that begins meanwhile is not missed
         problems, known = [], {}
@@ -182,7 +182,7 @@ def _candidate(checkpoint: Checkpoint, file: Path | None = None) -> Candidate:
 
 
 def _described(store: BackupStore, commit: CommitId) -> tuple[Candidate, bool]:
-    """A backup, and whether training had ended."""
+    """Returns a backup, and whether training had ended."""
     manifest = store.manifest(commit)
     position = manifest.position
     return Candidate(commit.label, commit.name, position.step, position.epoch), manifest.done

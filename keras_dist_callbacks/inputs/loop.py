@@ -14,11 +14,13 @@ from keras_dist_callbacks.inputs.sources import is_stateless
 from keras_dist_callbacks.inputs.variables import InputVariables
 
 _AROUND = (
-    "your loop gives each step the batch that it gave it before: it took batches by itself, not from "
-    "Checkpointer.batches() or Checkpointer.iterator()"
+    "your loop gives each step the same batch as before: it did not take its batches from Checkpointer.batches() or "
+    "Checkpointer.iterator()"
 )
 
-_UNCOUNTED = "your loop itself resumes at the right batch: it did not call Checkpointer.step() for what it trained"
+_UNCOUNTED = (
+    "your loop itself resumes at the right batch: it did not call Checkpointer.step() after the batches that it trained"
+)
 
 
 class LoopInput:
@@ -26,7 +28,7 @@ class LoopInput:
 
     Args:
         trained: What the loop trains.
-        tell: Told of what cannot be restored, one sentence each.
+        tell: Is given what cannot be restored, one sentence each.
     """
 
     def __init__(self, trained: Any, tell: Callable[[list[str]], None]) -> None:
@@ -43,7 +45,7 @@ class LoopInput:
         """Whether `Checkpointer.batches()` had no batch left in this epoch."""
 
     def resume(self, saved: WorkerState) -> None:
-        """The loop goes on from a backup."""
+        """The loop continues from a backup."""
         self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
         unseen = saved.state.get(verdict.CONDITIONS, ())
         self._around, self._uncounted = _AROUND in unseen, _UNCOUNTED in unseen
@@ -62,7 +64,7 @@ class LoopInput:
         return missing
 
     def has_trained_uncounted(self) -> bool:
-        """Whether the optimizer was used though no step was ever counted."""
+        """Returns whether the optimizer was used though no step was ever counted."""
         return self._iterations is not None and self._iterations != self._optimizer_iterations()
 
     def _optimizer_iterations(self) -> int | None:
@@ -123,7 +125,7 @@ class LoopInput:
         replay.replay_iterators(dataset, past)
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot."""
+        """Returns the topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {
             "rng_at_epoch": self._rng_at_epoch,
             verdict.UNTRACKED_INPUT: {"python": [], "unordered": []},

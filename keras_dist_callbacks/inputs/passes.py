@@ -96,7 +96,7 @@ class DatasetPasses:
             counts[stage] = counts.get(stage, 0) + count
 
     def compare(self, saved: WorkerState, *, addressed: bool) -> list[str]:
-        """Why the orders of passes differ from those of the interrupted run, one sentence each.
+        """Returns why the orders of passes differ from those of the interrupted run, one sentence each.
 
         Args:
             saved: Its backup.
@@ -140,7 +140,7 @@ class DatasetPasses:
             self._epochs.append([epoch, epoch + 1, batches])
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot."""
+        """Returns the topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {_BY_COUNT: [list(run) for run in self._epochs]} if self._epochs else {}
         return topics, {_PASSES: SharedArray(np.array(self._before))} if self._before else {}
 

@@ -154,7 +154,7 @@ class DataPosition:
             self._source_state.set(from_json(saved.state[_TOPIC], saved.tensors))
 
     def continue_from(self, saved: WorkerState) -> None:
-        """The run goes on in this process, and its input is where it was left."""
+        """The run continues in this process, and its input is where it was left."""
         self._passes.continue_from(saved)
         self.hides.continue_from(saved)
 
@@ -171,7 +171,7 @@ class DataPosition:
         self._passes.epoch_trained(epoch, trained)
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot: the input's own account, and what it hides."""
+        """Returns the topics and tensors of a snapshot: the input's own account, and what it hides."""
         topics, tensors = self.hides.capture()
         of_passes, passes = self._passes.capture()
         return {**self.state, **topics, **of_passes}, {
@@ -209,10 +209,10 @@ class DataPosition:
             self._moved.discard("python")  # Keras' own shuffle, which is over when the first batch is there
 
     def topic(self, used_by_training: Callable[[int], bool], doubt: str | None) -> JSON:
-        """What was found in the input, for the snapshot.
+        """Returns what was found in the input, for the snapshot.
 
         Args:
-            used_by_training: Tells of a variable's key whether the model has it or its train step uses it.
+            used_by_training: Says of a variable's key whether the model has it or its train step uses it.
             doubt: Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found.
         """
         python = self._unsettled()
@@ -242,7 +242,7 @@ class DataPosition:
         return isinstance(self._source, tf.data.Dataset) and bool(pipeline.reshuffling_stages(self._source))
 
     def _unsettled(self) -> list[str]:
-        """Python code of which nobody has said that it keeps no state."""
+        """Python code that is not declared stateless."""
         found: list[str] = []
         if not (self._source_state and self._source_state.is_all) and not is_stateless(self._source):
             found += self.hides.hidden.python
@@ -280,7 +280,7 @@ class _EpochEndReplay:
             self._source.on_epoch_end = self._called
 
     def capture(self) -> dict[str, SharedTensor]:
-        """The tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
+        """Returns the tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
         return {f"{_EPOCH_ENDS}{number}": held for number, held in enumerate(self._states)}
 
     def replay(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:

@@ -20,7 +20,7 @@ class StatefulSource:
     """How an input is asked where it is, and put there.
 
     Attributes:
-        get: Returns the position before a pass; None if the input cannot tell, being where a new one is.
+        get: Returns the position before a pass; None if the input does not know it, being where a new one is.
         set: Takes what `get` returned.
         is_all: Whether that is all the state it has, by its own word.
     """
@@ -31,7 +31,7 @@ class StatefulSource:
 
 
 def stateful_source_of(source: Any, *, iterator_persists: bool) -> StatefulSource | None:
-    """The account of an input, if it gives any.
+    """Returns the account of an input, if it gives any.
 
     Args:
         source: What was passed to fit.
@@ -49,7 +49,7 @@ def stateful_source_of(source: Any, *, iterator_persists: bool) -> StatefulSourc
 
 
 def _unless_begun(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Keras looks at a loader's first batches before it trains; to go on behind them would leave them out."""
+    """Keras looks at a loader's first batches before it trains; to continue after them would skip them."""
     return None if state.get(_BEGUN) is False else state
 
 
@@ -61,8 +61,8 @@ def _drawn(loader: Any) -> StatefulSource | None:
             torch_loader.set_states(found, state["generators"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise BackupMismatchError(
-                f"the generators of the torch {type(loader).__name__} are others than in the interrupted run: {error}; "
-                "give it the ones that it had (the backup is untouched)"
+                f"the random generators of the torch {type(loader).__name__} differ from those of the interrupted run: "
+                f"{error}; give it the same ones (the backup is unchanged)"
             ) from error
 
     return StatefulSource(lambda: {"generators": torch_loader.states(found)}, put, is_all=False) if found else None
@@ -79,7 +79,7 @@ class _Inputs(Shared):
 def stateless_input(source: _T) -> _T:
     """Says that Python code in an input keeps no state, so that a resume is "exact" instead of "exact if".
 
-    Into Python code nobody can look. What is yours to say: reading the same batches again, after the same random states
+    Python code cannot be inspected. Your assertion: reading the same batches again, after the same random states
     of Python, numpy and torch, yields the same values; the code has no generator, counter, cursor or open file of its
     own. An input that has such a state gets `get_state` and `set_state` instead.
 
@@ -110,7 +110,7 @@ def stateless_input(source: _T) -> _T:
 
 
 def is_stateless(source: Any) -> bool:
-    """Whether `stateless_input` was called with it."""
+    """Returns whether `stateless_input` was called with it."""
     try:
         return source in shared(_Inputs).given
     except Exception:  # noqa: BLE001 - `__hash__` and `__eq__` of any object

@@ -63,7 +63,7 @@ class InputVariables:
         self._rng = rng.capture() if self.hidden.python else None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot."""
+        """Returns the topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {TOPIC: [[r.name, r.dtype.name] for r in self._all]}
         if self._rng is not None:
             topics[_RNG] = self._rng
@@ -88,7 +88,7 @@ class InputVariables:
         return [*([] if note is None else [note]), *self._changed_since_cached(saved)]
 
     def _changed_since_cached(self, saved: WorkerState) -> list[str]:
-        """What a cache holds of the first pass cannot be made again from variables that have changed since."""
+        """Returns why a cache cannot be filled again as in the first pass, if a variable has changed since."""
         changed = []
         for number, resource in enumerate(self._cached):
             then, since = (_found(saved.tensors, when, number) for when in (_CACHED, _SINCE))
@@ -102,7 +102,7 @@ class InputVariables:
         ]
 
     def continue_from(self, saved: WorkerState) -> None:
-        """The next backups tell of the same first pass as this one, wherever it was taken."""
+        """The next backups hold the same first pass as this one, wherever it was taken."""
         if _name(_FIRST, 0) in saved.tensors:
             self._held[_FIRST] = [SharedArray(saved.tensors[_name(_FIRST, i)]) for i in range(len(self._all))]
         cached = [_found(saved.tensors, _CACHED, i) for i in range(len(self._cached))]
@@ -119,7 +119,7 @@ class InputVariables:
         self.note_start()
 
     def restore_current(self) -> None:
-        """Behind the last batch of an iterator, where nobody reads ahead."""
+        """After the last batch of an iterator, where nothing reads ahead."""
         self._assign(_NOW)
 
     def restore_read_only(self) -> None:
@@ -133,18 +133,18 @@ class InputVariables:
         return {r.key for r in (*self.hidden.variables, *self.validation.variables)}
 
     def shared(self, used_by_training: Callable[[int], bool]) -> list[str]:
-        """Why variables that both the input and training change cannot be put back, one sentence each."""
+        """Returns why variables that both the input and training change cannot be put back, one sentence each."""
         names = [strip_counters(r.name) for r in self.hidden.variables if used_by_training(r.key)]
         found = [
-            f"the input and the model both draw from {name}, one ahead of the other; give the input a random layer or "
-            "a SeedGenerator of its own"
+            f"the input and the model both draw from {name}, one ahead of the other; give the input its own random "
+            "layer or SeedGenerator"
             for name in names
         ]
         validation = {r.key for r in self.validation.variables}
         if self._iterator_persists and any(r.key in validation for r in self.hidden.variables):
             found.append(
-                "training and validation data draw from the same random state while the iterator of the former lives "
-                "on; give each a random layer of its own"
+                "training and validation data draw from the same random state while the iterator over the training "
+                "data is still open; give each its own random layer"
             )
         return found
 
@@ -172,7 +172,7 @@ class InputVariables:
             if then != here:
                 return (
                     f"of the variables that the input's functions use, number {number + 1} was {then} in the "
-                    f"interrupted run and is {here} now, so none of them was restored"
+                    f"interrupted run and is {here} now; none of them was restored"
                 )
         return None
 

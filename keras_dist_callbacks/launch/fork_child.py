@@ -40,7 +40,7 @@ class Job:
 
     Attributes:
         command: `[sys.executable, "script.py", ...]` or `[sys.executable, "-m", "module", ...]`.
-        env: The whole environment.
+        env: The complete environment.
         cwd: Working directory.
         log: File that takes standard output and standard error; it exists.
         server: The fork server's process id.
@@ -77,7 +77,7 @@ def program(command: Sequence[str]) -> tuple[str, bool] | None:
 
 
 def first_directory(command: Sequence[str], cwd: str) -> str:
-    """What Python puts in front of `sys.path` for a command."""
+    """What Python puts before `sys.path` for a command."""
     if command[1] == "-m":
         return cwd
     return os.path.dirname(os.path.realpath(os.path.join(cwd, command[1])))  # noqa: PTH118, PTH120 - as Python does

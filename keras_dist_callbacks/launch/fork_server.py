@@ -1,4 +1,4 @@
-"""What a fork server does: it imports once what workers need, then forks a worker whenever it is told to.
+"""What a fork server does: it imports once what workers need, then forks a worker at each request.
 
 It is single-threaded, so that a worker's id cannot be given to another process between two of its actions: ids are free
 again only when it has collected the dead. Orders come over the pipe of the process that started it, its owner. Each

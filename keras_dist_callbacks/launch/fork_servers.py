@@ -58,7 +58,7 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_cpu_only(env: Mapping[str, str]) -> bool:
-    """Whether no GPU can be seen: a CUDA driver does not survive a fork."""
+    """Whether no GPU is visible: a CUDA driver does not survive a fork."""
     return env.get("CUDA_VISIBLE_DEVICES") in _NO_GPU
 
 
@@ -214,7 +214,7 @@ class PreloadedProcess:
                 signal.pidfd_send_signal(self._pidfd, sig)
 
     def end(self, note: str = "") -> None:
-        """Kills the whole group, if it still runs, and says why at the end of the log."""
+        """Kills the entire group, if it still runs, and says why at the end of the log."""
         if self.poll() is None:
             send(self._pipe, end=True)
             self._note_end(_ANSWER_SECONDS)
@@ -246,7 +246,7 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path, pre
 
     Args:
         command: Program and arguments.
-        env: The whole environment.
+        env: The complete environment.
         log: The log file; an older one is overwritten.
         preload: Modules that the server imports; without any the process is a fresh one.
 

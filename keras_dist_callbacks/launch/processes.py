@@ -61,7 +61,7 @@ class WorkerProcess:
             os.kill(self.pid, sig)
 
     def end(self, note: str = "") -> None:
-        """Kills the whole group, if it still runs, and says why at the end of the log."""
+        """Kills the entire group, if it still runs, and says why at the end of the log."""
         if self.poll() is not None:
             return
         self._last_resort()
@@ -76,7 +76,7 @@ def note_end(log: Path, note: str) -> None:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    # WNOWAIT leaves the zombie: until it is collected, neither its id nor its group's can be used anew.
+    # WNOWAIT leaves the zombie: until it is collected, neither its id nor its group's can be used again.
     if hasattr(os, "waitid"):
         with contextlib.suppress(ChildProcessError):
             return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -92,7 +92,7 @@ def _end(process: subprocess.Popen[bytes], starter: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on.
+    """Free ports of the loopback interface.
 
     Raises:
         ClusterError: No free ones were found.

@@ -1,4 +1,4 @@
-"""Exit codes that tell a scheduler whether to start a job again."""
+"""Exit codes by which a scheduler decides whether to start a job again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_worth_a_restart(error: BaseException) -> bool:
     cause = error.__cause__  # such as too many backups that failed in a row
     if cause is not None and type(error).__module__.startswith("keras_dist_callbacks."):
         return is_worth_a_restart(cause)
-    # TensorFlow's, told by their names: nothing here may import it.
+    # TensorFlow's, known by their names: nothing here may import it.
     return any(c.__module__.startswith("tensorflow.") and c.__name__ in _LOST_PEER for c in type(error).__mro__)
 
 
@@ -63,7 +63,7 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool = Fal
         is_module: Whether it is a module.
 
     Raises:
-        ConfigError: There is no such program.
+        ConfigError: The program does not exist.
         SystemExit: It failed; its error was printed, as the script's own.
     """
     sys.argv = [program, *arguments]
@@ -93,13 +93,13 @@ class ProgramNotFoundError(ConfigError):
 
 def _require_script(path: str) -> None:
     if not Path(path).exists():
-        raise ProgramNotFoundError(f"{path}: no such script; a module is run with `kdc run -m MODULE`")
+        raise ProgramNotFoundError(f"{path}: script not found; run a module with `kdc run -m MODULE`")
     if Path(path).is_dir() and not (Path(path) / "__main__.py").exists():
         raise ProgramNotFoundError(f"{path} is a directory without a __main__.py: give the path of a script")
 
 
 def _require_module(name: str) -> None:
-    hint = "a script is run with `kdc run PATH`"
+    hint = "run a script with `kdc run PATH`"
     if name.endswith(".py") or not all(name.split(".")):
         raise ProgramNotFoundError(f"{name!r} is not the name of a module; {hint}")
     missing = f"no module is named {name!r}"

@@ -78,7 +78,7 @@ class ShutdownController:
         options: What was asked for.
         engine: The run's.
         cluster: Who has to agree.
-        name: What tells this run from another; the same on every worker.
+        name: What distinguishes this run from another; the same on every worker.
         say: Prints a line, on the chief.
         runs: Whether the run has not ended, to be asked in any thread.
 
@@ -101,8 +101,8 @@ class ShutdownController:
             heartbeat_timeout = messaging.heartbeat_timeout()
             raise ConfigError(
                 f"peer_timeout={peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
-                f"(heartbeat_timeout={heartbeat_timeout:g}); give make_strategy, or KDC_PEER_TIMEOUT in the "
-                f"environment, {known + _LEAST_SECONDS:g} or more"
+                f"(heartbeat_timeout={heartbeat_timeout:g}); set it in make_strategy, or KDC_PEER_TIMEOUT in the "
+                f"environment, to {known + _LEAST_SECONDS:g} or more"
             )
         self.options = options
         self._engine = engine
@@ -152,7 +152,7 @@ class ShutdownController:
         self._signals.release(signal.SIGINT)  # there is no step left for it to wait for
         pending = self._stop.pending
         wish = None if pending is None or pending.kind == STOPPED else [pending.kind, pending.why, pending.worker]
-        found = next(filter(None, self._cluster.gather(wish, "leaving at the end", kind=_Request)), None)
+        found = next(filter(None, self._cluster.gather(wish, "stopping at the end", kind=_Request)), None)
         if found is None:
             self._phase = _Phase.FINISHING
             self._watchdog.cancel()
@@ -182,7 +182,7 @@ class ShutdownController:
             text = f"{_cause(request, self._cluster.num_workers)} at {position}: {error}"
         if not preempted:
             raise KeyboardInterrupt(text)
-        self._say(f"{text}. Start the job again to continue")
+        self._say(f"{text}. Start the job again to resume")
         handler = None if self._signalled is None else self._signals.previous_handler(self._signalled)
         if handler is not None and self._signalled is not None:
             handler(int(self._signalled), None)
@@ -194,7 +194,7 @@ class ShutdownController:
         Args:
             error: The exception; one of `save_and_exit` is left as it is.
             step: Batches trained; None if they were not counted.
-            at_hand: Captures the state behind the last step; None if it is not known.
+            at_hand: Captures the state after the last step; None if it is not known.
 
         Raises:
             PeerLostError: The exception means that another worker is lost; this one says which.
@@ -258,12 +258,12 @@ class ShutdownController:
         return True
 
     def _all_raise(self, where: list[Any]) -> bool:
-        """Whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
-        told = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
-        return told is not None and all(other == where for other in told)
+        """Returns whether an exception has ended the run on every worker, at the same place; one alone cannot save."""
+        answers = self._cluster.gather_soon(where, f"{self._name}/exception", _ALL_RAISE_SECONDS)
+        return answers is not None and all(other == where for other in answers)
 
     def _cost(self, step: int | None, error: BaseException) -> list[str]:
-        """What a restart costs; of an error that each restart repeats, that it does not help."""
+        """Returns what a restart costs; of an error that each restart repeats, that it does not help."""
         newest, fenced = self._engine.committed, self._engine.fenced
         if fenced is not None and not fenced.nothing_left:
             return []  # what a restart finds is up to the newer run
@@ -273,15 +273,15 @@ class ShutdownController:
         if lost > 0:
             cost = f"; a restart trains {lost} step(s) again"
         elif newest is None:
-            cost = "; a restart begins from the beginning"
+            cost = "; a restart starts from the beginning"
         else:
             cost = "" if step is None else "; a restart loses no step"
         return [f"{where}{cost}" for where in self._newest()]
 
     def _newest(self) -> list[str]:
-        """Where the newest backup is; the chief alone knows."""
+        """Returns where the newest backup is; the chief alone knows."""
         newest = self._engine.committed
-        where = f"the newest backup is at {newest}" if newest else "there is no backup"
+        where = f"the newest backup is at {newest}" if newest else "no backup was committed"
         return [where] if self._cluster.is_chief else []
 
     def _saves_at(self, error: BaseException) -> bool:
@@ -291,7 +291,7 @@ class ShutdownController:
         return self.options.save_on_exception and not ours
 
     def close(self) -> None:
-        """The run is over: gives signals back. A watchdog that counts goes on if the run was left for it."""
+        """The run is over: gives signals back. A watchdog that counts continues if the run exits early."""
         if self._phase not in _OPEN or not self._is_here:
             return
         exits = self._phase is _Phase.EXITING
@@ -331,21 +331,21 @@ class ShutdownController:
     # --- what asks for it
 
     def _ours(self) -> list[signal.Signals]:
-        """Those signals that may be taken over."""
+        """Returns those signals that may be taken over."""
         wanted = list(self.options.signal_numbers) if self.options.save_before_preemption else []
         if not wanted and not self.options.save_on_exception:
             return []
         if threading.current_thread() is not threading.main_thread():
-            self._warn_user(f"{_names(wanted)} is not watched for: fit() runs in a thread that is not the main one")
+            self._warn_user(f"{_names(wanted)} is not handled: fit() does not run in the main thread")
             return []
         if getattr(builtins, "__IPYTHON__", False):
-            self._warn_user(f"{_names(wanted)} is not watched for in notebooks")
+            self._warn_user(f"{_names(wanted)} is not handled in notebooks")
             return []
         ours = []
         for number in wanted:
             tensorflow = number == signal.SIGTERM and self._cluster.num_workers > 1
             if has_non_python_handler(number) and not tensorflow:
-                self._warn_user(f"{number.name} is not watched for: something other than Python handles it")
+                self._warn_user(f"{number.name} is not handled: code other than Python handles it already")
             elif handler_of(number) != signal.SIG_IGN:
                 ours.append(number)
         if self.options.save_on_exception and handler_of(signal.SIGINT) is signal.default_int_handler:
@@ -376,7 +376,7 @@ class ShutdownController:
             self._watchdog.start()
 
     def _on_loss(self) -> None:
-        if self._runs():  # an exception may have ended it where nobody could see that
+        if self._runs():  # an exception may have ended it unnoticed
             self._end_soon()
 
     def _end_soon(self) -> None:
@@ -391,7 +391,8 @@ class ShutdownController:
 
     def _last_message(self) -> str:
         over = (
-            f"{self._cluster.name}: the grace period of {self.options.grace_period:g} s is over, so this process ends"
+            f"{self._cluster.name}: the grace period of {self.options.grace_period:g} s is over, and this process is "
+            "terminated"
         )
         return "; ".join([over, *self._newest()])
 

@@ -1,4 +1,4 @@
-"""News of a coming preemption that is no signal: a file, a function, the metadata servers of two clouds."""
+"""News of a coming preemption that is not a signal: a file, a function, the metadata servers of two clouds."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class NoticePoller:
         self._stopped.set()
 
     def _poll(self) -> None:
-        told = False
+        has_warned = False
         while not self._stopped.wait(_EVERY_SECONDS):
             try:
                 given = self._notice.given()
             except Exception as error:  # noqa: BLE001 - the user's function; the next answer may be better
-                if not told:
+                if not has_warned:
                     warn(f"the preemption notice {self._notice.name} failed: {error}", UserWarning)
-                told = True
+                has_warned = True
                 continue
             if given:
                 self._on_notice(self._notice.name)
@@ -95,7 +95,7 @@ def gce_notice(endpoint: str | None = None) -> Callable[[], bool]:
         A function that returns whether a preemption was announced; it raises `OSError` where there is no server.
 
     Raises:
-        ConfigError: `endpoint` is no URL.
+        ConfigError: `endpoint` is not a URL.
     """
     return _Gce(_url(endpoint) or f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
 
@@ -113,7 +113,7 @@ def aws_notice(endpoint: str | None = None) -> Callable[[], bool]:
         A function that returns whether an interruption was announced; it raises `OSError` where there is no server.
 
     Raises:
-        ConfigError: `endpoint` is no URL.
+        ConfigError: `endpoint` is not a URL.
     """
     base = (_url(endpoint) or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip(
         "/"
@@ -164,7 +164,7 @@ def _url(endpoint: str | None) -> str | None:
 
 
 def _ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
-    """The body of an answer; None for one that says that there is nothing of that name."""
+    """Returns the body of an answer; None for one that says that there is nothing of that name."""
     request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - a metadata server's address
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # these servers are never behind a proxy
     try:

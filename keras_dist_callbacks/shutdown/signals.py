@@ -102,11 +102,11 @@ class SignalListener:
             self._previous[number] = signal.signal(number, self._handle)
 
     def watches(self, number: signal.Signals) -> bool:
-        """Whether this watch took a signal over, even if an inner one gets it at present."""
+        """Returns whether this watch took a signal over, even if an inner one gets it at present."""
         return number in self._previous
 
     def previous_handler(self, number: signal.Signals) -> Callable[[int, types.FrameType | None], Any] | None:
-        """The user's Python handler, if there was one."""
+        """Returns the user's Python handler, if there was one."""
         handler = _without(self._previous.get(number), number)
         return handler if callable(handler) and handler is not signal.default_int_handler else None
 
@@ -174,12 +174,12 @@ class SignalListener:
 
 
 def handler_of(number: signal.Signals) -> Any:
-    """A signal's handler as the user sees it, without any watch."""
+    """Returns a signal's handler as the user sees it, without any watch."""
     return _without(signal.getsignal(number), number)
 
 
 def _without(handler: Any, number: signal.Signals, keep: Sequence[SignalListener] = ()) -> Any:
-    """A handler, or what it has replaced if it is that of a watch that is not to be kept."""
+    """Returns a handler, or what it has replaced if it is that of a watch that is not to be kept."""
     while isinstance(watch := getattr(handler, "__self__", None), SignalListener) and watch not in keep:
         handler = watch._previous.get(number)
     return handler
@@ -211,7 +211,7 @@ def let_children_end() -> None:
 
 
 def has_non_python_handler(number: signal.Signals) -> bool:
-    """Whether something other than Python handles a signal, which would be lost to it."""
+    """Returns whether something other than Python handles a signal, which would be lost to it."""
     if signal.getsignal(number) not in (signal.SIG_DFL, None):
         return False
     try:

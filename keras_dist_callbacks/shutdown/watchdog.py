@@ -18,7 +18,7 @@ from keras_dist_callbacks.errors import RESTART_EXIT_CODE
 from keras_dist_callbacks.terminal import escape_controls
 
 _FLUSH_SECONDS = 1.0
-GIL_SECONDS = 3.0  # for this thread to come to its turn, before the process is ended without it
+GIL_SECONDS = 3.0  # for this thread to come to its turn, before the process is terminated without it
 
 
 class Watchdog:
@@ -52,7 +52,7 @@ class Watchdog:
         threading.Thread(target=self._wait, name="kdc-watchdog", daemon=True).start()
 
     def cancel(self) -> None:
-        """The process may go on."""
+        """The process may continue."""
         with self._lock:
             self._cancelled.set()
             take_back, self._cancel_exit = self._cancel_exit, None

@@ -52,7 +52,7 @@ class DirectWrites:
     """Whether a directory's file system takes such writes: found out at the first one, once for all.
 
     Attributes:
-        works: Whether it does; None as long as nobody knows.
+        works: Whether it does; None before the first try.
         least: Bytes of the smallest file that is written so.
     """
 
@@ -72,7 +72,7 @@ class DirectWrites:
 
         Returns:
             An open descriptor of the file, to be flushed and closed; None if the file system refuses, and then there
-            is no file of that name.
+            is not a file of that name.
 
         Raises:
             OSError: The disk is full or broken.
@@ -142,7 +142,7 @@ class _Stream:
         if len(piece) < _COPIED_WITH_THE_GIL:
             self._view[self._filled : end] = piece
         else:
-            np.copyto(self._array[self._filled : end], np.frombuffer(piece, np.uint8))  # lets training go on meanwhile
+            np.copyto(self._array[self._filled : end], np.frombuffer(piece, np.uint8))  # without the GIL
         self._filled = end
 
     def _put(self, length: int, counted: int) -> None:
@@ -152,7 +152,7 @@ class _Stream:
             count = os.pwrite(self._file, self._view[done:length], self._written + done)
             whole = count if done + count == length else count // _ALIGNMENT * _ALIGNMENT
             if whole == 0:
-                raise OSError(errno.EINVAL, "the disk takes less than a block at once")
+                raise OSError(errno.EINVAL, "the disk wrote less than one block")
             done += whole
         self._written += length
         self._traffic.report(counted)

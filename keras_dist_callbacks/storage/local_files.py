@@ -1,4 +1,4 @@
-"""Whole files or none on a local file system: temporary name, fsync, then one atomic step to the final name."""
+"""Complete files or none on a local file system: temporary name, fsync, then one atomic step to the final name."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 def temporary_name(final: str) -> str:
-    """A hidden name for a file that is to be called `final` once it is complete."""
+    """Returns a hidden name for a file that is to be called `final` once it is complete."""
     return f".{final}{TEMPORARY_MARK}{uuid.uuid4().hex}"
 
 
 def final_name(name: str) -> str | None:
-    """What a file with a name of `temporary_name` was to be called; None for any other name."""
+    """Returns what a file with a name of `temporary_name` was to be called; None for any other name."""
     match = _MARKED.fullmatch(name)
     return (final_name(match["final"]) or match["final"]) if match else None
 
@@ -53,7 +53,7 @@ class LocalFiles:
     direct: DirectWrites = field(default_factory=DirectWrites, compare=False)
 
     def listing(self, path: str) -> list[tuple[str, int]]:
-        """Names and sizes of the files and links in a directory; empty if there is none."""
+        """Returns names and sizes of the files and links in a directory; empty if not found."""
         plain_files.refuse_links_to(self.root, path)
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
@@ -64,7 +64,7 @@ class LocalFiles:
         return found
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file; None if there is none."""
+        """Returns bytes of a file; None if not found."""
         plain_files.refuse_links_to(self.root, path)
         try:
             return Path(path).lstat().st_size
@@ -77,7 +77,7 @@ class LocalFiles:
             return os.fstat(file.fileno()).st_mtime
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes of a file from `start` up to `end`, as far as there are any."""
+        """Returns the bytes of a file from `start` up to `end`, as far as there are any."""
         with self._reading(path) as file:
             file.seek(start or 0)
             return file.read() if end is None else file.read(max(0, end - (start or 0)))
@@ -110,7 +110,7 @@ class LocalFiles:
         Args:
             path: Its path.
             parts: Its content.
-            spare: A file that nobody needs any more: its memory in the page cache is written over, which costs a busy
+            spare: A file that is not needed any more: its memory in the page cache is written over, which costs a busy
                 CPU much less than new pages do. It loses its name.
 
         Raises:
@@ -148,7 +148,7 @@ class LocalFiles:
         self._flush_directory(directory)
 
     def probe_unnamed(self, path: str) -> bool:
-        """Makes the directory and writes a file without a name in it; False where there is no such thing."""
+        """Makes the directory and writes a file without a name in it; False where that is not supported."""
         plain_files.make_directory(path)
         file = plain_files.unnamed_file(path)
         if file is None:

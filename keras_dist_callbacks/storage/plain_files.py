@@ -24,15 +24,15 @@ _NO_UNNAMED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errn
 
 
 def refuse_link(root: str, path: str) -> None:
-    """Makes sure that a path is no symbolic link; nothing happens if nothing is there.
+    """Makes sure that a path is not a symbolic link; nothing happens if nothing is there.
 
     Raises:
         StorageError: It is one.
     """
     if os.path.islink(path):  # noqa: PTH114 - called for each file
         raise StorageError(
-            f"{path} is a symbolic link; inside of {root} nothing is read, written or deleted through links: remove "
-            f"it, or put what it points to in its place ({root} itself may be one)"
+            f"{path} is a symbolic link, and links inside {root} are not followed: remove it, or replace it by what it "
+            f"points to ({root} itself may be a link)"
         )
 
 
@@ -44,7 +44,7 @@ def refuse_links_to(root: str, directory: str) -> None:
 
 
 def open_file(root: str, path: str, flags: int) -> int:
-    """The descriptor of a regular file; never that of what a link points to.
+    """Returns the descriptor of a regular file; never that of what a link points to.
 
     Raises:
         StorageError: It is a link, or a pipe, a device or the like.
@@ -64,7 +64,7 @@ def open_file(root: str, path: str, flags: int) -> int:
 
 
 def new_file(root: str, path: str) -> FileIO:
-    """A new file, open for writing.
+    """Returns a new file, open for writing.
 
     Raises:
         FileExistsError: The name is taken.
@@ -73,7 +73,7 @@ def new_file(root: str, path: str) -> FileIO:
 
 
 def unnamed_file(directory: str) -> FileIO | None:
-    """A new file without a name, which vanishes if the process ends; None where there is no such thing."""
+    """Returns a new file without a name, which vanishes if the process ends; None where that is not supported."""
     if _UNNAMED is None:
         return None
     try:

@@ -67,9 +67,9 @@ def reject_credentials(url: str) -> None:
         names = [name for name, _ in urllib.parse.parse_qsl(link.query)]
         if link.protocol in _BUCKETS and (link.credentials or any(_SECRET_NAMES.search(name) for name in names)):
             raise ConfigError(
-                f"{redact(url)!r}: there seem to be credentials in this URL (they are not shown here), and the client "
-                f"of {link.protocol}:// takes what is there for a part of the name; give them in storage_options, or "
-                "in the environment as that client asks, and let the URL be only "
+                f"{redact(url)!r}: this URL seems to contain credentials (not shown here), which the client of "
+                f"{link.protocol}:// reads as part of the name; give them in storage_options, or in the environment "
+                "variables of that client, and use only this URL: "
                 + ("az://container/path" if link.protocol in _AZURE else f"{link.protocol}://bucket/path")
             )
 
@@ -121,7 +121,7 @@ class Redactor:
         return redact_text(text)
 
     def is_clean(self, error: BaseException) -> bool:
-        """Whether the error and its causes may be shown as they are."""
+        """Returns whether the error and its causes may be shown as they are."""
         texts = ["".join(traceback.format_exception(error, limit=0)), *map(repr, cause_chain(error))]
         return all(self.clean(text) == text for text in texts)
 
@@ -134,7 +134,7 @@ class Redactor:
         return failure
 
     def reason(self, error: BaseException) -> str:
-        """What a client's error says, in one line."""
+        """Returns what a client's error says, in one line."""
         unnamed = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
         text = (getattr(error, "strerror", None) or str(error)).strip() or unnamed
         lines = re.split(r"\n\s*(?:RequestId|Time|Content):", text)[0].splitlines()
@@ -172,7 +172,7 @@ def _credentials_end(protocol: str, rest: str) -> int:
     if ":" in head:
         return rest.rfind("@") + 1 or (len(head) if is_bucket else 0)
     user, at, host = head.rpartition("@")
-    # In abfs://container@account.dfs.core.windows.net the container is no secret, but part of the place.
+    # In abfs://container@account.dfs.core.windows.net the container is not a secret, but part of the place.
     is_container = protocol in _AZURE and "." in host and "@" not in user
     return 0 if is_container or not at else len(user) + 1
 
@@ -234,7 +234,7 @@ def _basic(user: str, password: str) -> Iterator[str]:
 
 
 def _spellings(secret: str) -> str:
-    """An expression for a secret: as it is, or quoted for URLs or Python."""
+    """Returns an expression for a secret: as it is, or quoted for URLs or Python."""
     forms: set[str] = set()
     for text in (secret, urllib.parse.unquote(secret)):
         quoted = urllib.parse.quote(text, "", errors="surrogateescape")

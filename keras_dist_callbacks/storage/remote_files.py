@@ -1,4 +1,4 @@
-"""Whole objects or none in a store that fsspec knows: one bounded, repeatable request after the other."""
+"""Complete objects or none in a store that fsspec knows: one bounded, repeatable request after the other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RemoteFiles:
         connection: To the store.
         policy: How long a request may take, and how often it is repeated.
         traffic: Shared with other directories.
-        notice: Tells the user of requests that are being repeated.
+        notice: Informs the user of requests that are being repeated.
     """
 
     connection: Connection
@@ -69,13 +69,13 @@ class RemoteFiles:
         return self.connection.fs
 
     def has_plain_names(self, path: str) -> bool:
-        """Whether an object's name is a text of our choice, and what is in front of its last part means nothing."""
+        """Returns whether an object's name is a text of our choice, and the directories in it mean nothing."""
         protocol = self.fs.protocol
         is_plain = not _PLAIN_NAMES.isdisjoint({protocol} if isinstance(protocol, str) else protocol)
         return is_plain and not path.startswith("arn:")  # of an access point, which is a bucket with slashes
 
     def listing(self, path: str) -> list[tuple[str, int]]:
-        """Full names and sizes of the objects directly below a path; empty if there are none."""
+        """Full names and sizes of the objects directly below a path; empty if not found."""
         try:
             entries = self._try("ls", path, detail=True, refresh=True)
         except FileNotFoundError:
@@ -84,7 +84,7 @@ class RemoteFiles:
         return [(e["name"], int(e["size"] or 0)) for e in files]
 
     def size(self, path: str) -> int | None:
-        """Bytes of an object; None if there is none."""
+        """Returns bytes of an object; None if not found."""
         try:
             self.fs.invalidate_cache()
             info = self._try("info", path)
@@ -100,7 +100,7 @@ class RemoteFiles:
             return 0.0
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes from `start` up to `end`, as far as there are any."""
+        """Returns the bytes from `start` up to `end`, as far as there are any."""
         first = start or 0
         if end is not None:
             return self._range(path, first, end)
@@ -226,7 +226,7 @@ class RemoteFiles:
 
 
 class _Progress:
-    """What clients tell while they upload, in the form that fsspec gives to callbacks."""
+    """What clients report while they upload, in the form that fsspec gives to callbacks."""
 
     def __init__(self, traffic: RateLimiter) -> None:
         self._traffic = traffic
@@ -241,7 +241,7 @@ class _Progress:
 
     def absolute_update(self, value: int) -> None:
         self._now = value
-        if value > self.reported:  # what a repeated try sends again is no progress
+        if value > self.reported:  # what a repeated try sends again is not progress
             self._traffic.report(value - self.reported)
             self.reported = value
 

@@ -17,7 +17,7 @@ OnFailure = Callable[[BaseException, float], None]
 
 
 def ignore_failure(error: BaseException, seconds: float) -> None:
-    """Nobody is to be told."""
+    """Does nothing: nothing is reported."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RetryPolicy:
         check_fields(self)
 
     def request_time(self, size: int = 0) -> float:
-        """How many seconds one request that moves `size` bytes may take."""
+        """Returns how many seconds one request that moves `size` bytes may take."""
         return self.request_seconds + size / self.min_bytes_per_second
 
     def call(self, operation: Callable[[], _T], size: int = 0, on_failure: OnFailure = ignore_failure) -> _T:
@@ -62,7 +62,7 @@ class RetryPolicy:
 
         def is_finished(state: tenacity.RetryCallState) -> bool:
             elapsed = state.seconds_since_start or 0.0
-            moving = min(elapsed - state.idle_for, allowance)  # a slow transfer is no failing one
+            moving = min(elapsed - state.idle_for, allowance)  # a slow transfer is not a failing one
             return elapsed - moving >= self.total_seconds
 
         def report(state: tenacity.RetryCallState) -> None:

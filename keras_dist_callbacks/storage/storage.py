@@ -1,8 +1,8 @@
-"""The one door to every store: local paths and fsspec URLs behind a handful of atomic operations.
+"""The one door to every store: local paths and fsspec URLs with a handful of atomic operations.
 
-Nothing above this module knows which store it talks to. The promises are: `create` publishes a whole
+Nothing above this module knows which store it talks to. The promises are: `create` publishes a complete
 object under a name that did not exist or publishes nothing; `replace` shows either the old object or the
-new one; `delete` of a missing object is no error. Listings are never cached (gcsfs and s3fs would serve
+new one; `delete` of a missing object is not an error. Listings are never cached (gcsfs and s3fs would serve
 stale ones for `ls` and for `exists`). Every request is bounded and repeated by one policy. No message shows
 a credential.
 """
@@ -34,7 +34,7 @@ from keras_dist_callbacks.terminal import escape_controls, warn
 
 
 def open_filesystem(url: str, options: Mapping[str, Any], redactor: Redactor) -> tuple[Any, str]:
-    """The file system and the path in it; nothing is contacted yet.
+    """Returns the file system and the path in it; nothing is contacted yet.
 
     Raises:
         ConfigError: The protocol is unknown, its package is missing, or its client does not take the options.
@@ -128,7 +128,7 @@ class Storage:
         )
 
     def child(self, name: str) -> Storage:
-        """The directory `name` below this one; the cap on the rate is for both together."""
+        """Returns the directory `name` below this one; the cap on the rate is for both together."""
         return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._path_of(name))
 
     def parent(self) -> Storage | None:
@@ -150,22 +150,22 @@ class Storage:
         return self._traffic.reporting(on_bytes)
 
     def files(self, directory: str = "") -> list[FileInfo]:
-        """The files directly in `directory`, sorted by name; empty if it does not exist."""
+        """Returns the files directly in `directory`, sorted by name; empty if it does not exist."""
         path = self._path_of(directory) if directory else self.root
         found = self._run("list", directory, lambda: self._files.listing(path))
         return sorted((FileInfo(PurePosixPath(name).name, size) for name, size in found), key=lambda f: f.name)
 
     def exists(self, name: str) -> bool:
-        """Whether the object is there."""
+        """Returns whether the object is there."""
         return self.size(name) is not None
 
     def size(self, name: str) -> int | None:
-        """The object's size in bytes, or None if it does not exist."""
+        """Returns the object's size in bytes, or None if it does not exist."""
         path = self._path_of(name)
         return self._run("look up", name, lambda: self._files.size(path))
 
     def link_target(self, name: str) -> Path | None:
-        """Where a symbolic link leads, None if it is not one; every other operation refuses links."""
+        """Returns where a symbolic link leads, None if it is not one; every other operation refuses links."""
         path = Path(self._path_of(name))
         return path.resolve() if self.is_local and path.is_symlink() else None
 
@@ -173,16 +173,16 @@ class Storage:
         """When the object was last written, by the store's clock: seconds since 1970.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         path = self._path_of(name)
         return self._run("look up", name, lambda: self._files.modified(path))
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The object's bytes, or those from `start` up to `end`, as far as there are any.
+        """Returns the object's bytes, or those from `start` up to `end`, as far as there are any.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         path = self._path_of(name)
         return self._run("read", name, lambda: self._files.read(path, start, end))
@@ -191,7 +191,7 @@ class Storage:
         """Fills a writable buffer with the object's bytes from `start` on; may run in several threads at once.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
             StorageError: The object ends before the buffer is full.
         """
         view, path = buffer.cast("B"), self._path_of(name)
@@ -212,12 +212,12 @@ class Storage:
             self._run("read", name, lambda: self._local.drop_cached(path))
 
     def create(self, name: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
-        """Publishes a new object, whole or not at all.
+        """Publishes a new object, completely or not at all.
 
         Args:
             name: Its name; nothing may exist there.
             parts: The content, in pieces that are written one after the other.
-            spare: A local file that nobody needs any more, to be written over instead of a new one; it loses its
+            spare: A local file that is not needed any more, to be written over instead of a new one; it loses its
                 name.
 
         Raises:
@@ -245,13 +245,13 @@ class Storage:
         """Copies an object to a local file.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         path = self._path_of(name)
         self._run("read", name, lambda: self._files.download(path, target))
 
     def delete(self, name: str) -> None:
-        """Removes an object; one that is not there is no error."""
+        """Removes an object; one that is not there is not an error."""
         path = self._path_of(name)
         self._run("delete", name, lambda: self._files.delete(path))
 
@@ -308,7 +308,7 @@ class Storage:
     def _path_of(self, name: str) -> str:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name:
-            raise StorageError(f"{self.display()}: the name {name!r} leads out of the directory; refused")
+            raise StorageError(f"{self.display()}: the name {name!r} is outside of the directory")
         return f"{self.root}/{path}"
 
     def _run(self, verb: str, name: str, operation: Callable[[], _T], needed: int = 0) -> _T:
@@ -330,7 +330,7 @@ def _write_and_delete(storage: Storage) -> None:
     try:
         storage.create(name, [token])
     except TypeError as error:  # some clients look at their options only now
-        raise ConfigError(f"{storage.display()}: its client does not take the storage_options: {error}") from error
+        raise ConfigError(f"{storage.display()}: its client does not accept the storage_options: {error}") from error
     try:
         _check_exclusive(storage, name)
         if storage.read(name) != token:
@@ -342,7 +342,7 @@ def _write_and_delete(storage: Storage) -> None:
     try:
         storage.delete(name)
     except StorageError as error:
-        warn(f"old files will stay: {error}")
+        warn(f"old files cannot be deleted: {error}")
 
 
 def _check_exclusive(storage: Storage, name: str) -> None:
@@ -351,6 +351,6 @@ def _check_exclusive(storage: Storage, name: str) -> None:
     except FileExistsError:
         return
     raise StorageError(
-        f"{storage.display()}: the store overwrote an object that it was asked to create only if there is none, so "
+        f"{storage.display()}: the store overwrote an object that it was asked to create only if it did not exist, so "
         "two runs could destroy each other's files; use a store or a version of it that supports conditional writes"
     )

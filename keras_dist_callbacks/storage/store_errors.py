@@ -22,7 +22,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 def translate_error(
     error: Exception, verb: str, where: str, redactor: Redactor, seconds: float | None, room: tuple[str, int] = ("", 0)
 ) -> Exception:
-    """The error to raise.
+    """Returns the error to raise.
 
     Args:
         error: What a store or the operating system raised.
@@ -56,7 +56,7 @@ def translate_error(
 
 @dataclass
 class RetryNotice:
-    """Tells the user, once each, that a store does not answer and what requests fail with, while they are repeated.
+    """Informs the user, once each, that a store does not answer and why requests fail, while they are repeated.
 
     Not for what passes within seconds. It is a line and not a warning: it may come from any thread, and where warnings
     are errors it must not end what is being tried.
@@ -87,18 +87,18 @@ class RetryNotice:
     def _report(self, kind: str, what: str, why: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            trying = f"it is being tried for about {self.total_seconds:g} s in all"
+            trying = f"retrying for about {self.total_seconds:g} s in all"
             text = f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}"
             say(text, verbose=self.shown, level=logging.WARNING, to_stderr=True)
 
 
 def is_full(error: Exception) -> bool:
-    """Whether the disk or the quota is used up."""
+    """Returns whether the disk or the quota is used up."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def _room_in_words(root: str, needed: int) -> str:
-    """How much room a file needs in a local directory, and how much there is, as the end of a message."""
+    """Returns how much space a file needs in a local directory, and how much there is, as the end of a message."""
     try:
         free = f" and {data_size(shutil.disk_usage(root).free)} are free on that disk"
     except OSError:  # it was deleted meanwhile
@@ -131,7 +131,7 @@ _LASTING_ERRNOS = {
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error of gcsfs, s3fs, adlfs or their libraries stands for, if any."""
+    """Returns the HTTP status that an error of gcsfs, s3fs, adlfs or their libraries stands for, if any."""
     for link in cause_chain(error):
         for value in (getattr(link, "status_code", None), getattr(link, "code", None), getattr(link, "status", None)):
             if isinstance(value, int | str) and str(value).isdigit():
@@ -150,7 +150,7 @@ def already_exists(error: BaseException) -> bool:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether trying again may help: not for what is missing, forbidden, in the way or refused as it is."""
+    """Returns whether trying again may help: not for what is missing, forbidden, in the way or refused as it is."""
     if isinstance(error, (*_FINAL, KdcError)) or not isinstance(error, Exception):
         return False
     if _lacks_credentials(error):
@@ -171,13 +171,13 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """Whether it is the right to do this that is missing."""
+    """Returns whether it is the right to do this that is missing."""
     is_read_only = isinstance(error, OSError) and error.errno == errno.EROFS
     return is_read_only or isinstance(error, PermissionError) or status_of(error) == 403
 
 
 def advice(error: Exception, *, missing: bool = False) -> str:
-    """How to fix it, as the end of a message; empty if nobody knows.
+    """Returns how to fix it, as the end of a message; empty if unknown.
 
     Args:
         error: What the client raised.
@@ -185,15 +185,24 @@ def advice(error: Exception, *, missing: bool = False) -> str:
     """
     status = status_of(error)
     if _lacks_credentials(error) or status == 401:
-        return "; no valid credentials: give them in storage_options, or in the environment as the store's client asks"
+        return (
+            "; no valid credentials: give them in storage_options, or in the environment variables of the store's "
+            "client"
+        )
     if is_forbidden(error):
         return "; check the permissions or credentials for this path"
     if missing:
-        return "; the bucket or container does not exist, or this account cannot see it: create it, or correct the name"
+        return (
+            "; the bucket or container does not exist, or this account has no access to it: create it, or correct "
+            "the name"
+        )
     if _is_untrusted(error):
-        return "; the store's certificate is not trusted: name its authority to the client, or correct the endpoint_url"
+        return (
+            "; the store's certificate is not trusted: give the client its certificate authority, or correct the "
+            "endpoint_url"
+        )
     if isinstance(error, NotADirectoryError | FileExistsError):
-        return "; a file is in the way of a directory"
+        return "; a file exists where a directory is needed"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "; free some space"
     if status is None and is_retryable(error):
@@ -202,7 +211,7 @@ def advice(error: Exception, *, missing: bool = False) -> str:
 
 
 def open_error_hint(protocol: str, error: Exception, reason: str) -> str:
-    """Why a client did not come to be, and how to fix it.
+    """Returns why a client did not come to be, and how to fix it.
 
     Args:
         protocol: Of the URL.

@@ -109,7 +109,7 @@ def _new(place: str, boot: str | None) -> tuple[Path, int]:
             if (path / _LOCK).exists():
                 return path, descriptor
             os.close(descriptor)
-    raise FileNotFoundError(errno.ENOENT, "directories that are made there vanish at once", place)
+    raise FileNotFoundError(errno.ENOENT, "directories that are created there disappear at once", place)
 
 
 def _collect(place: str, boot: str) -> None:
@@ -133,7 +133,7 @@ def _delete_if_dead(path: str) -> None:
 
 
 def _boot() -> str | None:
-    """What tells this run of the kernel from all others; None where that is not known, and nothing is collected."""
+    """Returns what identifies this run of the kernel; None where that is not known, and nothing is collected."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip().replace("-", "")[:16]
     except (OSError, UnicodeDecodeError):

@@ -42,13 +42,13 @@ def has_content(size: int | None, read: Callable[[int, int], bytes], pieces: Ite
 
 
 class RateLimiter:
-    """Paces uploads and tells how far they are.
+    """Paces uploads and reports their progress.
 
     Args:
         max_bytes_per_second: The cap; None for none.
 
     Raises:
-        ConfigError: The cap is no number above 0.
+        ConfigError: The cap is not a number above 0.
     """
 
     def __init__(self, max_bytes_per_second: float | None = None) -> None:
@@ -74,7 +74,7 @@ class RateLimiter:
                 self._listeners.remove(listener)
 
     def report(self, count: int) -> None:
-        """Tells the listeners that `count` more bytes are sent."""
+        """Reports to the listeners that `count` more bytes are sent."""
         for listener in list(self._listeners):
             listener(count)
 

@@ -23,17 +23,17 @@ class KillAt(keras.callbacks.Callback):
     """Sends a signal to one worker at one point of training, once per process.
 
     Say where by `epoch` and `batch`, as Keras numbers them, from 0; they mean the same before and after a
-    resume. `step` is the same as one number, `epoch * steps_per_epoch + batch`. What is left out is not
+    resume. `step` is the same as one number, `epoch * steps_per_epoch + batch`. What is not given is not
     compared: `KillAt(epoch=1)` strikes at the first batch of epoch 1 that this process runs.
 
     Where the phases lie: `BackupAndRestore` saves between two steps, after every callback's
     `on_train_batch_end`, and at the end of an epoch after every callback's `on_epoch_end`. So
     `"train_batch_end"` of batch b and `"epoch_end"` come **before** the save there, and
-    `"train_batch_begin"` of batch b + 1 and `"epoch_begin"` of the next epoch after it. The save behind an
+    `"train_batch_begin"` of batch b + 1 and `"epoch_begin"` of the next epoch after it. The save after an
     epoch's last step is done before `"test_batch_end"`. `"train_end"` is between the last save of the
     epochs and the end of fit.
 
-    A restarted process that has resumed exactly in front of that point is killed there again: leave the
+    A restarted process that has resumed exactly before that point is killed there again: leave the
     callback out of the last attempt (`run_until_done` has `extra_args` for this).
 
     Args:
@@ -69,7 +69,7 @@ class KillAt(keras.callbacks.Callback):
         if step is not None and phase not in ("train_batch_begin", "train_batch_end"):
             raise ConfigError(f"step counts training batches; phase {phase!r} needs epoch and batch")
         if batch is not None and phase not in _BATCH_PHASES:
-            raise ConfigError(f"phase {phase!r} has no batch; leave batch out")
+            raise ConfigError(f"phase {phase!r} has no batch; remove batch")
         self.step, self.epoch, self.batch = _place("step", step), _place("epoch", epoch), _place("batch", batch)
         self.phase, self.worker = phase, validation.check("worker", worker, validation.Count)
         self.after_commit = validation.check("after_commit", after_commit, bool)
@@ -101,7 +101,7 @@ class KillAt(keras.callbacks.Callback):
         """Checks that the point can be found in this fit."""
         self._now = -1
         if self.step is not None and not self.params.get("steps"):
-            raise ConfigError("KillAt: this dataset's length is unknown, so step means nothing; give epoch and batch")
+            raise ConfigError("KillAt: this dataset's length is unknown, so step cannot be used; give epoch and batch")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Strikes in phase `"epoch_begin"`."""

@@ -1,4 +1,4 @@
-"""A cluster of real processes on this machine, which cannot hang and cannot be left behind."""
+"""A cluster of real processes on this machine, which cannot hang and ends with its user."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LocalCluster:
             ConfigError: The program cannot be started, or an argument is wrong.
         """
         if None in self.poll():
-            raise ClusterError(f"workers of run {self.run} still run; call wait() or restart()")
+            raise ClusterError(f"the workers of run {self.run} are still running; call wait() or restart()")
         more, added = _words("extra_args", extra_args, least=0), _variables(env)
         self.run += 1
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -128,11 +128,11 @@ class LocalCluster:
         self.start(extra_args, env)
 
     def poll(self) -> list[int | None]:
-        """Each worker's return code, negative for a signal; None while it runs."""
+        """Returns each worker's return code, negative for a signal; None while it runs."""
         return [worker.poll() for worker in self._workers]
 
     def pid(self, index: int) -> int:
-        """The process id of worker `index`."""
+        """Returns the process id of worker `index`."""
         return self._worker(index).pid
 
     def kill(self, index: int, sig: int = signal.SIGKILL) -> None:
@@ -164,7 +164,7 @@ class LocalCluster:
             if any(codes) and grace_ends is None:
                 grace_ends = now + self.grace
             if grace_ends is not None and now > grace_ends:
-                self._end_running(f"killed: it did not end within {self.grace:g} s after another worker had failed")
+                self._end_running(f"killed: it did not exit within {self.grace:g} s after another worker had failed")
             elif now > deadline:
                 raise self._timed_out(codes, timeout)
             if on_tick is not None:
@@ -173,16 +173,16 @@ class LocalCluster:
         return [code for code in codes if code is not None]
 
     def log_path(self, index: int, run: int | None = None) -> Path:
-        """The log file of worker `index`; of the latest run unless told."""
+        """Returns the log file of worker `index`; of the latest run by default."""
         return self.log_dir / f"worker-{index}-run-{self.run if run is None else run}.log"
 
     def log(self, index: int, run: int | None = None) -> str:
-        """What worker `index` has printed, standard error included; of the latest run unless told."""
+        """Returns what worker `index` has printed, standard error included; of the latest run by default."""
         path = self.log_path(index, run)
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def tails(self, lines: int = _TAIL_LINES) -> str:
-        """The last lines of every worker's latest log, with headings, for error messages."""
+        """Returns the last lines of every worker's latest log, with headings, for error messages."""
         parts = []
         for index in range(self.num_workers):
             tail = "\n".join(self.log(index).splitlines()[-lines:])
@@ -203,7 +203,7 @@ class LocalCluster:
 
     def _worker(self, index: int) -> Process:
         if not validation.check("index", index, validation.Count) < len(self._workers):
-            raise ConfigError(f"index={index}: there is no worker {index}; {len(self._workers)} were started")
+            raise ConfigError(f"index={index}: worker {index} does not exist; {len(self._workers)} were started")
         return self._workers[index]
 
     def _end_running(self, note: str) -> None:
@@ -231,7 +231,6 @@ class LocalCluster:
 
 
 def _words(name: str, given: Any, least: int = 1) -> list[str]:
-    """The parts of a command."""
     example = "[sys.executable, 'train.py']" if least else "['--epochs', '3']"
     if not isinstance(given, list | tuple) or len(given) < least:
         raise validation.invalid_argument(name, given, f"a list such as {example}")

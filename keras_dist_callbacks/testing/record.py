@@ -67,7 +67,7 @@ def compare_runs(a: PathLike, b: PathLike) -> list[str]:
         differs in the History. Empty if the runs are identical.
 
     Raises:
-        ConfigError: A recording does not exist, or what was given is no path.
+        ConfigError: A recording does not exist, or what was given is not a path.
     """
     first, second = _load(validation.path("a", a)), _load(validation.path("b", b))
     return [*_compare_variables(first, second), *_compare_histories(first, second)]
@@ -82,7 +82,7 @@ def assert_same_run(a: PathLike, b: PathLike) -> None:
 
     Raises:
         AssertionError: They differ; the message names the first differences.
-        ConfigError: A recording does not exist, or what was given is no path.
+        ConfigError: A recording does not exist, or what was given is not a path.
     """
     differences = compare_runs(a, b)
     if differences:
@@ -125,7 +125,7 @@ def _history(history: Any) -> dict[str, Any]:
 
 
 def _exact(value: Any) -> Any:
-    """A number as text that says all its bits; arrays as lists of such."""
+    """Returns a number as text that says all its bits; arrays as lists of such."""
     array = np.asarray(value)
     if array.ndim:
         return [_exact(item) for item in array]
@@ -161,7 +161,7 @@ def _load(path: PathLike) -> _Run:
         with np.load(_sibling(base, ".npz"), allow_pickle=False) as file:
             variables = {key: _typed(file[key], *kind) for key, kind in meta["variables"].items()}
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no recorded run at {base}: {error.filename} is missing") from error
+        raise ConfigError(f"no recorded run at {base}: {error.filename} is missing") from error
     return _Run(variables, meta["epochs"], meta["history"])
 
 
@@ -186,10 +186,10 @@ def _compare_variables(a: _Run, b: _Run) -> Iterator[str]:
 
 
 def _renamed(a: _Run, b: _Run) -> dict[str, str]:
-    """The other recording's names, if only names differ.
+    """Returns the other recording's names, if only names differ.
 
     Keras gives the variables of a model that was loaded from a file other paths than those of one that was
-    built (`conv2d/kernel` for `sequential/conv2d/kernel`), and numbers the layers of a second model anew.
+    built (`conv2d/kernel` for `sequential/conv2d/kernel`), and numbers the layers of a second model again.
     Their order is the same.
     """
     if set(a.variables) == set(b.variables) or len(a.variables) != len(b.variables):
@@ -203,7 +203,7 @@ def _renamed(a: _Run, b: _Run) -> dict[str, str]:
 
 
 def _final_comparison(key: str) -> str:
-    """What survives a renaming: `kernel@0` of `sequential/conv2d/kernel#0@0`."""
+    """Returns what survives a renaming: `kernel@0` of `sequential/conv2d/kernel#0@0`."""
     path, _, rest = key.rpartition("#")
     return re.split("[/_]", path)[-1] + "@" + rest.partition("@")[2]
 

@@ -45,7 +45,7 @@ def count_calls(path: str | os.PathLike[str]) -> int:
     The replicas of one process count a step once. Zero if the file does not exist.
 
     Raises:
-        ConfigError: `path` is no path.
+        ConfigError: `path` is not a path.
     """
     file = Path(validation.path("path", path))
     if not file.exists():
@@ -54,12 +54,12 @@ def count_calls(path: str | os.PathLike[str]) -> int:
 
 
 def read_steps(path: str | os.PathLike[str]) -> list[Step]:
-    """The steps that a `StepLog` has written, in the order in which they were run.
+    """Returns the steps that a `StepLog` has written, in the order in which they were run.
 
     Empty if the file does not exist. A line cut off by a full disk or a crash of the machine is an error.
 
     Raises:
-        ConfigError: `path` is no path, or the file no step log.
+        ConfigError: `path` is not a path, or the file is not a step log.
     """
     file = Path(validation.path("path", path))
     if not file.exists():
@@ -85,7 +85,7 @@ class CountCalls(keras.layers.Layer):
         **kwargs: Keras' arguments of a layer.
 
     Raises:
-        ConfigError: `path` is no path.
+        ConfigError: `path` is not a path.
     """
 
     def __init__(self, path: str | os.PathLike[str], **kwargs: Any) -> None:
@@ -101,7 +101,7 @@ class CountCalls(keras.layers.Layer):
         return inputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the inputs."""
+        """Returns the shape of the inputs."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class StepLog(keras.callbacks.Callback):
         path: The file. `{worker}` in it stands for the index of this worker.
 
     Raises:
-        ConfigError: `path` is no path, or its directory does not exist.
+        ConfigError: `path` is not a path, or its directory does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

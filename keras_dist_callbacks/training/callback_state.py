@@ -75,7 +75,7 @@ class Classes(Shared):
 def register_callback_state(
     callback_class: type, get: GetState | None, set: SetState | None = None, *, identity: Iterable[str] = ()
 ) -> None:
-    """Tells `BackupAndRestore` what to save of a callback class that has no `get_state` and `set_state`.
+    """Registers what `BackupAndRestore` saves of a callback class that has no `get_state` and `set_state`.
 
     For classes of other packages; a class of your own gets the two methods instead. What is registered wins
     over the methods of that class and over what is known of Keras' callbacks. Registering again replaces. Without
@@ -96,7 +96,7 @@ def register_callback_state(
         get: Gets a callback; returns its state as a dict of JSON values and numeric arrays. None asserts that the
             class keeps no state: its attributes are neither inspected nor saved.
         set: Gets a callback and what `get` returned, after all `on_train_begin`; puts it back.
-        identity: Names of attributes that tell two callbacks of this class apart, such as `("monitor",)`.
+        identity: Names of attributes that distinguish two callbacks of this class, such as `("monitor",)`.
             A callback class of your own names them in an attribute `state_identity`.
 
     Raises:
@@ -127,12 +127,12 @@ def walked_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def listed_callbacks(callbacks: Iterable[Any]) -> list[Any]:
-    """All callbacks, those within wrappers included."""
+    """Returns all callbacks, those within wrappers included."""
     return [member.callback for member in _members(callbacks).values()]
 
 
 def is_asserted(value: Any) -> bool:
-    """Whether the user has asserted that an object, a function or a class keeps no state."""
+    """Returns whether the user has asserted that an object, a function or a class keeps no state."""
     if is_stateless(value):
         return True
     mro = value.__mro__ if isinstance(value, type) else type(value).__mro__
@@ -141,7 +141,7 @@ def is_asserted(value: Any) -> bool:
 
 
 def own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
-    """How the state of an object that is not a callback is got and set, if it or the user says so."""
+    """Returns how the state of an object that is not a callback is got and set, if it or the user says so."""
     if library_state.is_rich_progress(value):
         return (lambda: library_state.task_numbers(value), lambda state: library_state.renumber_tasks(value, state))
     if isinstance(value, type) or not _says_itself(value):
@@ -151,7 +151,7 @@ def own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | N
 
 
 def may_keep_state(callback: Any) -> bool:
-    """Whether a callback has a state to be saved, or may have one that is not seen."""
+    """Returns whether a callback has a state to be saved, or may have one that is not seen."""
     if _entry(callback) is not None:
         return True
     declared = any(base in shared(Classes).registered for base in type(callback).__mro__)
@@ -159,7 +159,7 @@ def may_keep_state(callback: Any) -> bool:
 
 
 def _has_own_state(value: Any) -> bool:
-    """Whether it has `get_state` and `set_state`; a `__getattr__` that answers to any name is not asked."""
+    """Returns whether it has `get_state` and `set_state`; a `__getattr__` that answers to any name is not asked."""
     names = ("get_state", "set_state")
     is_there = all(inspect.getattr_static(value, name, None) is not None for name in names)
     return is_there and all(callable(getattr(value, name)) for name in names)
@@ -171,7 +171,7 @@ def _says_itself(value: Any) -> bool:
 
 
 def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-    """The state of each callback that has one, and the arrays it contains.
+    """Returns the state of each callback that has one, and the arrays it contains.
 
     Raises:
         BackupError: A state cannot be had, or holds something that cannot be stored; the message says where.
@@ -191,7 +191,7 @@ def capture_callbacks(callbacks: Iterable[Any]) -> tuple[dict[str, JSON], dict[s
 
 
 def prepare_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> Preparation:
-    """Saves from their own `on_train_begin` what callbacks need to go on: files that it would overwrite."""
+    """Saves from their own `on_train_begin` what callbacks need to continue: files that it would overwrite."""
     done: dict[str, keras_callbacks.Prepared] = {}
     with contextlib.ExitStack() as prepared:
         for name, member in _members(callbacks).items():
@@ -241,12 +241,12 @@ def restore_callbacks(
 def _not_accepted(name: str, error: Exception) -> BackupMismatchError:
     return BackupMismatchError(
         f"the callback {name} does not accept its saved state ({type(error).__name__}: {error}); the backup is "
-        "untouched. Remove the callback or fix its set_state"
+        "unchanged. Remove the callback or fix its set_state"
     )
 
 
 def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
-    """Each callback by a name made of its class, identifying arguments and, where these repeat, a number."""
+    """Returns each callback by a name made of its class, identifying arguments and, where these repeat, a number."""
     looked_into = [_inspect(callback) for callback in callbacks]
     coarse = [_name(callback) for callback, _ in looked_into]
     repeated = {name for name, count in collections.Counter(coarse).items() if count > 1}
@@ -297,7 +297,7 @@ def _get(name: str, callback: Any, entry: _Entry) -> dict[str, Any]:
         raise
     except Exception as error:
         raise BackupError(
-            f"the state of the callback {name} cannot be had: get_state() raised {type(error).__name__}: {error}"
+            f"cannot get the state of the callback {name}: get_state() raised {type(error).__name__}: {error}"
         ) from error
     if not isinstance(found, Mapping):
         raise BackupError(f"the callback {name}: get_state() must return a dict, got {type(found).__name__}")

@@ -166,7 +166,7 @@ def apply_callbacks(callbacks: Iterable[Any], saved: WorkerState) -> list[str]:
 
 
 def saved_variables(saved: WorkerState) -> list[str]:
-    """The names of all variables that Keras lists in a backup."""
+    """Returns the names of all variables that Keras lists in a backup."""
     return list(stored_components(saved.tensors))
 
 
@@ -233,17 +233,17 @@ def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) 
     if partners is None:
         missing, surplus = ([n for n in one if n not in set(other)] for one, other in ((ours, theirs), (theirs, ours)))
         raise BackupMismatchError(
-            "the backup is of another model. Only in the model: "
-            f"{_some(missing)}; only in the backup: {_some(surplus)}. Nothing was changed: give this run another "
-            "directory, or build and compile the model as before; where a callback compiles it anew at an epoch, let "
-            "it do so in on_epoch_begin of that epoch or any later one, and save within epochs (save_freq=100)"
+            f"the backup is of another model. Only in the model: {_some(missing)}; only in the backup: "
+            f"{_some(surplus)}. Nothing was changed: give this run another directory, or build and compile the model "
+            "as before; if a callback compiles it again at an epoch, do that in on_epoch_begin of that epoch or a "
+            "later one, and save within epochs (save_freq=100)"
         )
     ours, theirs = ([n for n in names if n in metrics] for names in (current, stored))
     return {**partners, **(match_names(ours, theirs) or {name: name for name in ours if name in set(theirs)})}
 
 
 def match_names(current: Sequence[str], stored: Sequence[str]) -> dict[str, str] | None:
-    """The name in the backup of each variable, see `match_variables`; None if they are not the same ones."""
+    """Returns the name in the backup of each variable, see `match_variables`; None if they are not the same ones."""
     if set(current) == set(stored):
         return {name: name for name in current}
     if len(current) == len(stored) and all(map(_without_prefix, current, stored)):
@@ -270,7 +270,7 @@ def _of_all_workers(saved: WorkerState) -> dict[str, list[np.ndarray[Any, Any]]]
 
 
 def metric_names(model: Any, named: Mapping[str, Any]) -> list[str]:
-    """Which of a model's variables are metrics'."""
+    """Returns which of a model's variables are metrics'."""
     ids = {id(variable) for metric in model.metrics for variable in metric.variables}
     return [name for name, variable in named.items() if id(variable) in ids]
 
@@ -284,7 +284,7 @@ def _never_applied(model: Any, named: Mapping[str, Any]) -> set[str]:
 
 
 def _without_prefix(one: str, other: str) -> bool:
-    """Whether two paths differ in numbering and a leading name only, in slots of optimizers too."""
+    """Returns whether two paths differ in numbering and a leading name only, in slots of optimizers too."""
     short, long = sorted((strip_counters(one), strip_counters(other)), key=len)
     (folder, _, slot), (long_folder, _, long_slot) = short.rpartition("/"), long.rpartition("/")
     return short == long or long.endswith(f"/{short}") or (folder == long_folder and long_slot.endswith(f"_{slot}"))

@@ -94,10 +94,10 @@ class CapturedVariables:
 
     @property
     def conditions(self) -> list[str]:
-        """What could not be seen, to be read behind "exact if"."""
+        """What could not be inspected, to be read after "exact if"."""
         found = [f"the Python function {label} in the train or test step keeps no state" for label in self._python]
         if graphs.is_opaque(self._model):
-            found.append("the model's own train_function, into which cannot be looked, keeps no state")
+            found.append("the model's own train_function, which cannot be inspected, keeps no state")
         strategy = self._model.distribute_strategy
         unordered = environment.unordered_sums(strategy.num_replicas_in_sync, self._unordered)
         if unordered:
@@ -113,7 +113,7 @@ class CapturedVariables:
         return [f"what the operation {label} of the train or test step keeps is not saved" for label in self._queues]
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot."""
+        """Returns the topics and tensors of a snapshot."""
         self._inspect()
         specs: list[JSON] = [[r.name, r.dtype.name] for r in self._found]
         held: dict[str, SharedTensor] = {f"{_TENSOR}/{i}": r.hold() for i, r in enumerate(self._found)}

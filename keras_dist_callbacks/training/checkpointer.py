@@ -55,7 +55,7 @@ class Checkpointer(NotCopyable):
     Args:
         backup_dir: A directory for this run alone: a path or any fsspec URL.
         model: A Keras model.
-        optimizer: A Keras optimizer; None if there is none.
+        optimizer: A Keras optimizer, or None.
         metrics: Keras metrics that accumulate over steps.
         variables: Further variables.
         state: A dict of your own JSON values and arrays; saved as it is then, updated in place by `restore`.
@@ -134,7 +134,7 @@ class Checkpointer(NotCopyable):
 
         Raises:
             BackupMismatchError: The backup is of another model.
-            DamagedBackupError: There are backups, but none is whole.
+            DamagedBackupError: No backup is intact.
         """
         if self._open:
             raise BackupError("restore() was called already; make a new Checkpointer for another run")
@@ -168,7 +168,7 @@ class Checkpointer(NotCopyable):
         """The batches that are left of one pass over `dataset`; to be called once in each epoch.
 
         In the epoch that was interrupted, the batches that were trained are pulled and dropped, and random states
-        are put back behind them. Of past epochs nothing is read, but where a shuffled order is cached.
+        are put back after them. Of past epochs nothing is read, but where a shuffled order is cached.
 
         Args:
             dataset: The same object in each epoch, such as a `tf.data` or a distributed dataset.
@@ -190,7 +190,7 @@ class Checkpointer(NotCopyable):
                 checkpointer.step(batches_per_epoch)
             ```
 
-        Of such a loop nothing is saved when an exception leaves it: nobody knows whether a step is under way.
+        Nothing of such a loop is saved when an exception leaves it: a step may be in progress.
 
         Args:
             dataset: As for `batches`.
@@ -265,7 +265,7 @@ class Checkpointer(NotCopyable):
             self._end_with(error, self._at_hand)
 
     def _at_hand(self) -> Snapshot | None:
-        """The state after the last step; None where a step may be in progress."""
+        """Returns the state after the last step; None where a step may be in progress."""
         unknown = not self._open or self._in_step or self._unseen_steps or self._input.takes_own_batches
         return None if unknown else self._now()
 
@@ -338,6 +338,6 @@ class Checkpointer(NotCopyable):
 
 
 def _is_alive(owner: Any) -> Callable[[], bool]:
-    """Whether an object still exists; asking for it does not keep it."""
+    """Returns whether an object still exists; asking for it does not keep it."""
     known = weakref.ref(owner)
     return lambda: known() is not None

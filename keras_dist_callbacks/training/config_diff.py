@@ -40,7 +40,7 @@ class Fingerprint:
 
     Args:
         fit: The running fit, before a backup is restored.
-        directory: The backup directory: of several `fit()` calls with it, the first one tells the learning rate.
+        directory: The backup directory: of several `fit()` calls with it, the first one gives the learning rate.
     """
 
     def __init__(self, fit: RunningFit, directory: str = "") -> None:
@@ -65,12 +65,12 @@ class Fingerprint:
             self._describe()
 
     def capture(self) -> dict[str, SharedTensor]:
-        """The tensor of a snapshot; the same in every backup of a run, so that it is written once."""
+        """Returns the tensor of a snapshot; the same in every backup of a run, so that it is written once."""
         self.note_built()
         return {_TENSOR: self._tensor}
 
     def differences(self, tensors: Mapping[str, np.ndarray[Any, Any]], *, rate_is_loaded: bool) -> list[str]:
-        """What is another than in the interrupted run, one sentence each, after the restore.
+        """Returns what is another than in the interrupted run, one sentence each, after the restore.
 
         Args:
             tensors: Those of the backup; where they hold no description, nothing differs.
@@ -83,12 +83,12 @@ class Fingerprint:
         return first_few(changed if rate_is_loaded else changed + self._changed_rates(before))
 
     def names_that_differ(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> set[str]:
-        """The last parts of the names of facts that `differences` reports."""
+        """Returns the last parts of the names of facts that `differences` reports."""
         before = _described(tensors)
         return {name.rpartition("/")[2] for name in self._differing(before)} if before else set()
 
     def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """What tells this training from the one whose finished backup was found, one sentence each.
+        """Returns what distinguishes this training from the one whose finished backup was found, one sentence each.
 
         The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process.
         """
@@ -104,7 +104,7 @@ class Fingerprint:
         names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
         found = [name for name in names if self._differs(name, before)]
         one_sided = [name for name in found if name not in before or name not in self._facts]
-        # Of a stage that only one of them has, the stage as a whole is named.
+        # Of a stage that only one of them has, the complete stage is named.
         return [name for name in found if not any(name.startswith(f"{other}/") for other in one_sided)]
 
     def _differs(self, name: str, before: Mapping[str, Any]) -> bool:
@@ -120,7 +120,7 @@ class Fingerprint:
         return bool(was != now)
 
     def conditions(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """What of the input may be another one, and was not looked at."""
+        """Returns what of the input may be another one, and was not looked at."""
         before = _described(tensors)
         found = [
             f"the {name.removesuffix(_UNREAD)} holds what it held ({why})"
@@ -138,7 +138,7 @@ class Fingerprint:
         return found
 
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """What may have made another model of the one in a backup, one clause each."""
+        """Returns what may have made another model of the one in a backup, one clause each."""
         before = _described(tensors)
         if not before:
             return []
@@ -146,7 +146,7 @@ class Fingerprint:
         return trainable + _changes_of_rate(before, self._facts)
 
     def compile_changes(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """Which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
+        """Returns which of compile's arguments are others than in the run that wrote a backup, one sentence each."""
         before = _described(tensors)
         if not before:
             return []
@@ -166,12 +166,12 @@ class Fingerprint:
 
 
 def _described(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """The facts of the run that wrote a backup; empty where they are not known."""
+    """Returns the facts of the run that wrote a backup; empty where they are not known."""
     return json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
 
 
 def _compiled_rates(model: Any) -> dict[str, float]:
-    """The rates that the code gave to compile(), which a checkpoint may have replaced since."""
+    """Returns the rates that the code gave to compile(), which a checkpoint may have replaced since."""
     optimizer, rates = getattr(model, "_kdc_compiled_rates", (None, {}))
     return rates if optimizer is model.optimizer else model_parts.fixed_rates(model.optimizer)
 
@@ -204,7 +204,7 @@ def _changed(name: str, before: Any, now: Any) -> str:
     if before is None:
         return f"{name} is new: {_shown(now)}"
     if now is None:
-        return f"{name} is gone: it was {_shown(before)}"
+        return f"{name} is missing now: it was {_shown(before)}"
     where, _, last = name.rpartition("/")
     if last == "samples":
         changed = input_values.changed_files(before, now)

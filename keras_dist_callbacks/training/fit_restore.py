@@ -21,7 +21,7 @@ from keras_dist_callbacks.training.restored import assess
 from keras_dist_callbacks.training.snapshots import FitState
 
 _SAME_DATASET = (
-    "the script gives this fit() the dataset object of the fit() before it (a new dataset would begin its shuffled "
+    "the script gives this fit() the dataset object of the fit() before it (a new dataset would start its shuffled "
     "orders again)"
 )
 
@@ -62,7 +62,7 @@ class Resume:
 
     @classmethod
     def of(cls, commit: CommitId, saved: WorkerState, fit: Mapping[str, JSON]) -> Resume:
-        """What a backup means for a fit.
+        """Returns what a backup means for a fit.
 
         Args:
             commit: Its name.
@@ -81,13 +81,13 @@ class Resume:
         return self.mode in (Mode.CONTINUE, Mode.RESTORE)
 
     def is_to_build(self, fit: seam.RunningFit) -> bool:
-        """Whether the model is to be built like the interrupted run's before the first epoch."""
+        """Returns whether the model is to be built like the interrupted run's before the first epoch."""
         replaced = COMPILED in self.saved.state  # which is compiled again first
         return self.mode is not Mode.SKIP and not replaced and not is_built_later(fit, self.saved)
 
 
 def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
-    """Whether the interrupted epoch is the first one, in which a model that is not built is built again."""
+    """Returns whether the interrupted epoch is the first one, in which a model that is not built is built again."""
     position, first = saved.position, saved.state.get("first_epoch")
     return position.kind == "within" and position.epoch == first and bool(building.unbuilt_layers(fit.model))
 
@@ -124,7 +124,7 @@ class FitRestore:
         return self._agree(lambda: self._enter_epoch(steps), "restoring within an epoch")
 
     def assess(self, description: dict[str, JSON]) -> tuple[list[str], list[str]]:
-        """Why this resume cannot be exact, and on what it depends.
+        """Returns why this resume cannot be exact, and on what it depends.
 
         Args:
             description: Of this run.

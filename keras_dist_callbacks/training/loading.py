@@ -30,7 +30,7 @@ def load_backup(
     storage_options: Mapping[str, Any] | None = None,
     retry: RetryPolicy | None = None,
 ) -> Any:
-    """Reads a backup of `BackupAndRestore` or `Checkpointer`, beside a run that goes on too.
+    """Reads a backup of `BackupAndRestore` or `Checkpointer`, also while its run continues.
 
     Nothing is claimed, written or deleted: the run that owns the directory does not notice. Every tensor is compared
     with its hash.
@@ -40,7 +40,7 @@ def load_backup(
         model: A built Keras model of the same architecture, under any strategy or none. Its weights are set; its
             optimizer's variables and the metrics that it has too, where they are those of the backup. Under
             `MultiWorkerMirroredStrategy` every worker makes the call, and all get the same backup.
-        commit: Which backup, as `kdc ls` shows it, such as `"2-14"`. Defaults to the newest that is whole.
+        commit: Which backup, as `kdc ls` shows it, such as `"2-14"`. Defaults to the newest that is intact.
         storage_options: Passed to the fsspec file system.
         retry: How long a request may take, and one that fails is tried again. Defaults to `RetryPolicy()`.
 
@@ -49,9 +49,9 @@ def load_backup(
         and seeds of the chief. Where replicas have different values, as metrics do, `path@0`, `path@1`, ...
 
     Raises:
-        ConfigError: An argument is wrong, the model is not built, or there is no such backup.
+        ConfigError: An argument is wrong, the model is not built, or the backup does not exist.
         BackupMismatchError: The weights are those of another model; nothing was changed.
-        DamagedBackupError: The backup is damaged, or there are backups and none is whole.
+        DamagedBackupError: The backup is damaged, or no backup is intact.
         StorageError: The store cannot be read.
 
     Example:
@@ -145,7 +145,7 @@ def require_built(model: Any) -> None:
     """Makes sure that weights have somewhere to go.
 
     Raises:
-        ConfigError: It is no Keras model, or not built.
+        ConfigError: It is not a Keras model, or not built.
     """
     import keras
 
@@ -153,6 +153,6 @@ def require_built(model: Any) -> None:
     unbuilt = building.unbuilt_layers(model)
     if unbuilt:
         raise ConfigError(
-            f"the model is not built ({unbuilt[0]}), so that saved weights have nowhere to go: give it an Input "
-            "layer, or call it on a batch or model.build(...) first"
+            f"the model is not built ({unbuilt[0]}), so saved weights cannot be loaded: give it an Input layer, or "
+            "call it on a batch or model.build(...) first"
         )

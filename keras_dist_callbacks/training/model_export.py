@@ -33,7 +33,7 @@ class _Models(Shared):
 
 
 def architecture_tensor(model: Any) -> dict[str, SharedTensor]:
-    """The model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
+    """Returns the model's JSON as bytes; nothing where Keras has none. Asked for once for each `compile()`."""
     compiled, found = shared(_Models).known.get(model, (None, None))
     if found is None or compiled is not compilation(model):
         text = as_json(model)
@@ -43,7 +43,7 @@ def architecture_tensor(model: Any) -> dict[str, SharedTensor]:
 
 
 def architecture_json(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, advice: str) -> str:
-    """The JSON that a backup holds.
+    """Returns the JSON that a backup holds.
 
     Args:
         tensors: The chief's.
@@ -62,7 +62,7 @@ def architecture_json(tensors: Mapping[str, np.ndarray[Any, Any]], shown: str, a
 
 
 def model_of(text: str, shown: str, advice: str) -> Any:
-    """The model that a JSON text describes, compiled as it tells.
+    """Returns the model that a JSON text describes, compiled as it says.
 
     Raises:
         ConfigError: Keras makes none of it, such as where it needs classes of the user's.
@@ -77,7 +77,7 @@ def model_of(text: str, shown: str, advice: str) -> Any:
 
 def model_creation_error(shown: str, error: Exception, advice: str) -> ConfigError:
     """That Keras makes no model, and why."""
-    return ConfigError(f"Keras makes no model of {shown}: {' '.join(str(error).split())[:500]}. {advice}")
+    return ConfigError(f"Keras cannot build a model from {shown}: {' '.join(str(error).split())[:500]}. {advice}")
 
 
 _OWN_LAYERS = "Name the modules of your own layers with --import, or give a model file with --model"
@@ -92,7 +92,7 @@ def export(request: Mapping[str, Any]) -> None:
             `.keras` or JSON file with the `model` or None, and names of modules to `import` for classes of the user's.
 
     Raises:
-        ConfigError: A module cannot be imported, there is no architecture, or Keras makes no model of it.
+        ConfigError: A module cannot be imported, no architecture was found, or Keras cannot build a model from it.
         BackupMismatchError: The backup is of another model.
         DamagedBackupError: The backup is damaged.
         StorageError: The store cannot be read.

@@ -45,7 +45,7 @@ class Recompiled:
             self._set_trainable = model_parts.variables_set_trainable(self._fit.model)
 
     def capture(self, place: str | None) -> dict[str, JSON]:
-        """The topic of a snapshot; none if nothing was changed.
+        """Returns the topic of a snapshot; none if nothing was changed.
 
         Args:
             place: Where one of the user's objects has held the model's optimizer since the start; None if none has.
@@ -88,7 +88,7 @@ class Recompiled:
         return [f"training has changed trainable of single variables ({', '.join(shown)}); set that of layers"]
 
     def remade_losses(self) -> Collection[str]:
-        """The names of losses and metrics, if other ones were compiled that a restart makes again."""
+        """Returns the names of losses and metrics, if other ones were compiled that a restart makes again."""
         return model_config.compiled_objects(self._fit.model) if self._losses() is not None else ()
 
     def _losses(self) -> dict[str, Any] | None:
@@ -130,13 +130,13 @@ class Recompiled:
         self.note_function()
 
     def _has_another_optimizer(self, config: Any) -> bool:
-        """Whether the optimizer is that of the script, or one that a callback has made with other arguments."""
+        """Returns whether the optimizer is that of the script, or one that a callback has made with other arguments."""
         now = self._fit.model.optimizer
         return now is self._optimizer or (config is not None and model_parts.optimizer_config(now) != config)
 
 
 def _arguments(model: Any) -> dict[str, str]:
-    """What `compile()` was told of losses and metrics."""
+    """Returns what `compile()` was given as losses and metrics."""
     facts = model_config.compile_facts(model)
     return {
         name: fact for name, fact in facts.items() if not name.startswith("optimizer") and name not in _modes(model)

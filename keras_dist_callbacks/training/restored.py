@@ -24,7 +24,7 @@ class Restored:
         commit: The commit's name in the backup directory.
         position: Where it was taken.
         notes: Why the continuation is not exact, one sentence each; empty if it is.
-        conditions: What could not be seen: it is exact if these hold; empty if everything was seen.
+        conditions: What could not be inspected: it is exact if these hold; empty if everything was seen.
         is_skipped: Nothing was restored, because a later `fit()` of the script saved the backup.
     """
 
@@ -50,7 +50,7 @@ class Restored:
         *,
         is_skipped: bool = False,
     ) -> Restored:
-        """The same answer on every worker, from what each of them found."""
+        """Returns the same answer on every worker, from what each of them found."""
         seen = cluster.gather([list(found), list(conditions)], "exactness", kind=tuple[list[str], list[str]])
         notes, unseen = (tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True))
         return cls(commit, position, notes, unseen, is_skipped)
@@ -71,14 +71,14 @@ class Restored:
 
     def announce(self, shown: str, say: Callable[[str], None], *, warns: bool) -> None:
         """Prints where training continues and whether that is exact; what is not exact is a warning too."""
-        what = "Skipped" if self.is_skipped else "Restored"
-        say(f"{what} {shown}: {self.position}; {verdict.answer(self.notes, self.conditions)}")
+        what = "Skipped this fit(): a later one saved" if self.is_skipped else "Resumed from"
+        say(f"{what} {shown} at {self.position}: {verdict.answer(self.notes, self.conditions)}")
         if self.notes and warns:
             warn("the resume is not exact: " + "; ".join(self.notes))
 
 
 def describe_run(strategy: Any, workers: int) -> dict[str, JSON]:
-    """What must not change for a continuation to be exact, and the versions in use."""
+    """Returns what must not change for a continuation to be exact, and the versions in use."""
     import keras
     import tensorflow as tf
 
@@ -93,7 +93,7 @@ def describe_run(strategy: Any, workers: int) -> dict[str, JSON]:
 
 
 def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
-    """What `describe_run` tells, and what else a running fit() must not change."""
+    """Returns what `describe_run` returns, and what else a running fit() must not change."""
     return {
         **describe_run(fit.model.distribute_strategy, workers),
         "model": str(fit.model.name),
@@ -105,7 +105,7 @@ def describe_fit(fit: RunningFit, workers: int) -> dict[str, JSON]:
 def assess(
     saved: WorkerState, now: Mapping[str, JSON], reasons: Sequence[str], *, generator: bool
 ) -> tuple[list[str], list[str]]:
-    """Why training will not go on exactly, and on what else that depends.
+    """Returns why training will not continue exactly, and on what else that depends.
 
     Args:
         saved: The backup.
@@ -114,12 +114,12 @@ def assess(
         generator: Whether the input is a plain Python generator.
     """
     ended = saved.position.kind == "end"
-    found = verdict.inexact_reasons(saved, now, generator=generator, goes_on_after_end=ended)
+    found = verdict.inexact_reasons(saved, now, generator=generator, continues_after_end=ended)
     return [*reasons, *found], verdict.conditions(saved)
 
 
 def reproducibility_advice(replicas: int) -> list[str]:
-    """What would make two uninterrupted runs of this program equal, a sentence each; empty if they are."""
+    """Returns what would make two uninterrupted runs of this program equal, a sentence each; empty if they are."""
     advice = []
     if rng.global_seed() is None:
         advice.append(

@@ -1,4 +1,4 @@
-"""What a backup means for a fit: a run to resume, one that goes on in this process, or one that is over already."""
+"""What a backup means for a fit: a run to resume, one that continues in this process, or one that is over already."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Runs(Shared):
         ended: By directory, how the last fit in it ended.
         trained: Directories in which a fit has trained an epoch.
         fits: By directory, how many fits have ended.
-        numbers: Tell the messages of one run from another's.
+        numbers: Distinguish the messages of one run from another's.
         conditions: On what the results of later fits depend, because an earlier one was skipped or is finished.
     """
 
@@ -56,7 +56,7 @@ class Runs(Shared):
 
 
 def next_name(kind: str) -> str:
-    """A name for a run, the same on every worker."""
+    """Returns a name for a run, the same on every worker."""
     return f"{kind}{next(shared(Runs).numbers)}"
 
 
@@ -66,7 +66,7 @@ def note_trained(directory: str) -> None:
 
 
 def describe_fit(directory: str, fit: RunningFit) -> dict[str, JSON]:
-    """What tells one fit of a process from another in the same directory."""
+    """Returns what distinguishes one fit of a process from another in the same directory."""
     return {
         "number": shared(Runs).fits[directory],
         "epochs": int(fit.epochs),
@@ -80,7 +80,7 @@ def note_fit_end(directory: str) -> None:
 
 
 def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
-    """Whether a backup was saved by a fit that the script comes to only after this one.
+    """Returns whether a backup was saved by a fit that the script comes to only after this one.
 
     Args:
         saved: The backup.
@@ -93,7 +93,7 @@ def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
 
 
 def later_fit_reason(saved: WorkerState, fit: Mapping[str, JSON]) -> str:
-    """Why a fit that was passed by is not exact."""
+    """Returns why a fit that was skipped is not exact."""
     return (
         f"fit() number {saved.state[FIT]['number'] + 1} of the interrupted process saved this backup, and this is "
         f"number {fit['number'] + 1} with the same backup_dir: nothing was restored, no step is run, and the later "
@@ -159,12 +159,12 @@ def is_finished(saved: WorkerState, epochs: int) -> bool:
 
 
 def has_ended(saved: WorkerState, epochs: int) -> bool:
-    """Whether a backup is the end of a training of so many epochs, or of one that stopped before."""
+    """Returns whether a backup is the end of a training of so many epochs, or of one that stopped before."""
     return is_finished(saved, epochs) and saved.position.kind == "end" and saved.position.epoch <= epochs
 
 
 def continues_in_process(directory: str, generation: int, saved: WorkerState, model: Any) -> bool:
-    """Whether a fit goes on from where one of this process ended, with the same model object.
+    """Returns whether a fit continues from where one of this process ended, with the same model object.
 
     Then everything is where it was left, or where the user has put it since: nothing is to be restored.
     """
@@ -175,7 +175,7 @@ def continues_in_process(directory: str, generation: int, saved: WorkerState, mo
 
 
 def same_input(directory: str, source: Any) -> bool:
-    """Whether the last fit in a directory was given the same input object, whose next pass is another one."""
+    """Returns whether the last fit in a directory was given the same input object, whose next pass is another one."""
     return shared(Runs).ended[directory].source() is source
 
 
@@ -187,13 +187,13 @@ def _reference(source: Any) -> Callable[[], Any]:
 
 
 def finished_message(saved: WorkerState, epochs: int, *, deletes: bool) -> str:
-    """What is printed of a fit that runs no step."""
+    """Returns what is printed of a fit that runs no step."""
     position = saved.position
     if saved.state["stop_training"] and position.epoch < epochs:
         why = "the run had stopped early"
     else:
         why = "the run is finished" if has_ended(saved, epochs) else f"asked for {epochs}"
-    what = "it is deleted at the end of fit(), as delete_checkpoint=True asks" if deletes else "it stays as it is"
+    what = "it is deleted at the end of fit(), as delete_checkpoint=True asks" if deletes else "it is kept"
     return f"No step is run: {why}, and the backup is at {position}; {what}"
 
 
@@ -223,7 +223,7 @@ def warn_of_foreign_backup(storage: Storage, origin: Any) -> None:
     if found is None:
         return
     (backup, writer), place = found, storage.display()
-    start = f"initial_epoch={backup.epoch}" if backup.epoch else "the initial_epoch that it was at"
+    start = f"initial_epoch={backup.epoch}" if backup.epoch else "the initial_epoch that it had reached"
     warn(
         f"{place} holds {backup.name}, which {writer} wrote, and no backup of this package. It is not used: "
         f"training starts with the model as it is. To start from it, use make_or_restore_model(build_fn, {place!r}, "

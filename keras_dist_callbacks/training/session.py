@@ -35,7 +35,7 @@ _BEGIN, _END = ("on_train_batch_begin", "on_batch_begin"), ("on_train_batch_end"
 
 
 def missed_hooks(error: BaseException, callbacks: Sequence[Any]) -> list[str]:
-    """Names of callbacks with a state that were told of a batch's begin, or not of its end, before an exception.
+    """Returns names of callbacks with a state that got a batch's begin, or not its end, before an exception.
 
     Args:
         error: It came out of a callback's hook around a batch, or from elsewhere.
@@ -171,7 +171,7 @@ class FitSession:
         try:
             build(self._fit, saved)
         except NotBuiltError as error:
-            warn(f"the resume is not exact: training starts over, because {error}")
+            warn(f"the resume is not exact: training starts from the beginning, because {error}")
             self._resume = None
 
     def set_initial_epoch(self, epoch: int) -> None:
@@ -192,8 +192,8 @@ class FitSession:
         self._fit.clear_initial_epoch()
         if self.saved is not None and epoch != self.saved.position.epoch:
             raise ConfigError(
-                f"the backup is from epoch {self.saved.position.epoch}, but fit() begins at epoch {epoch}: leave "
-                "initial_epoch as it was (the backup is untouched)"
+                f"the backup is from epoch {self.saved.position.epoch}, but fit() begins at epoch {epoch}: give fit() "
+                "the same initial_epoch as before (the backup is unchanged)"
             )
         if self._progress.first_epoch is None:
             self._progress.first_epoch = epoch
@@ -218,19 +218,19 @@ class FitSession:
         return not stops
 
     def step_done(self, end_step: int) -> None:
-        """A step is complete; no callback was told yet."""
+        """A step is complete; its callbacks were not called yet."""
         self._progress.count.trained_to(end_step)
         self._state.untracked.note_trace()
 
     def batch_end(self) -> None:
-        """Behind a step and all callbacks; fit looks at `stop_training` next."""
+        """After a step and all callbacks; fit looks at `stop_training` next."""
         model = self._fit.model
         alone = self._cluster.num_workers > 1 and model.stop_training and not self._stops
         if alone:
-            model.stop_training = False  # until all workers do it behind the same step
+            model.stop_training = False  # until all workers do it after the same step
         self._act(self._shutdown.boundary(stop="stop_training" if alone else None))
         if alone and self._request is not None:
-            model.stop_training = True  # for the run that goes on
+            model.stop_training = True  # for the run that continues
 
     def after_step(self) -> None:
         """Between two steps, after all callbacks: saves if that is due, or leaves."""
@@ -239,7 +239,7 @@ class FitSession:
         self._schedule.save_when_due(self._progress.count.step, self._engine, lambda: self._capture("within"))
 
     def epoch_trained(self) -> None:
-        """Behind an epoch's last step: what follows may be interrupted, and is then done again as a whole."""
+        """After an epoch's last step: what follows may be interrupted, and is then done again from its start."""
         self._in_epoch = False
         resume_mode.note_trained(self._options.directory)
         self._state.untracked.note_input_read()
@@ -249,7 +249,7 @@ class FitSession:
         self._exit_if_requested(self._after_last_step)
 
     def test_batch_end(self) -> None:
-        """Behind a step of validation within fit."""
+        """After a step of validation within fit."""
         self._act(self._shutdown.boundary())
         self._exit_if_requested(self._after_last_step)
 
@@ -282,7 +282,7 @@ class FitSession:
             self.close()
             return
         if self.saved is not None:
-            raise BackupError(f"fit() ended before it came to {self.saved.position}; the backup is untouched")
+            raise BackupError(f"fit() ended before it reached {self.saved.position}; the backup is unchanged")
         self._trained = None
         self._request = self._shutdown.pending_at_end()
         self._exit_if_requested(lambda: self._capture("end"))

@@ -36,7 +36,7 @@ class StepCounter:
         self._batches: int | None = None
 
     def resume(self, position: Position) -> None:
-        """Training goes on behind a restored position; its epoch is yet to begin."""
+        """Training continues after a restored position; its epoch is yet to begin."""
         self.epoch, self.batch, self.step = position.epoch, 0, position.step
 
     def begin_epoch(self, epoch: int) -> None:
@@ -44,7 +44,7 @@ class StepCounter:
         self.epoch, self.batch = epoch, 0
 
     def enter_epoch(self, batches: int | None) -> None:
-        """The number of batches of one pass is known, where the input tells it."""
+        """The number of batches of one pass is known, where the input says it."""
         self._batches = batches
 
     def skip_to(self, batch: int) -> None:
@@ -104,7 +104,7 @@ class FitState:
         untracked: What Keras does not list.
         callbacks: All callbacks whose state belongs to training.
         progress: How far it has come.
-        description: What tells it from other fits of the process in the same directory.
+        description: What distinguishes it from other fits of the process in the same directory.
     """
 
     fit: seam.RunningFit
@@ -116,7 +116,7 @@ class FitState:
 
 
 def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -> Snapshot:
-    """A snapshot of this worker.
+    """Returns a snapshot of this worker.
 
     Args:
         state: The fit's.
@@ -156,6 +156,6 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
 
 
 def _finalizes(model: Any, callbacks: Sequence[Any]) -> bool:
-    """Whether the weights at the end of fit are not those of its last step."""
+    """Returns whether the weights at the end of fit are not those of its last step."""
     averages = bool(getattr(model.optimizer, "use_ema", False))
     return averages or any(getattr(c, "restore_best_weights", False) for c in callbacks)

@@ -62,7 +62,7 @@ class TrainingObjects:
 
 
 def user_state(state: Any) -> dict[str, Any]:
-    """The user's dict itself, which a restore updates; a new one for None.
+    """Returns the user's dict itself, which a restore updates; a new one for None.
 
     Raises:
         ConfigError: It is something else.

@@ -1,4 +1,4 @@
-"""Everything that training depends on beside the variables that Keras lists: one place to save and to restore it."""
+"""Saves and restores everything that training depends on in addition to the variables that Keras lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keras_dist_callbacks.training.user_state.state import UserState
 
 
 class UntrackedState:
-    """What one fit hides in its input, its train step and its callbacks, and what it was told.
+    """What one fit hides in its input, its train step and its callbacks, and what it was given.
 
     Args:
         fit: The running fit, after all `on_train_begin` and before a restore.
@@ -50,7 +50,7 @@ class UntrackedState:
         self._unused_keys: set[int] | None = None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """The topics and tensors of a snapshot."""
+        """Returns the topics and tensors of a snapshot."""
         topics: dict[str, JSON] = {}
         tensors = self._facts.capture()
         step = self._step.capture()
@@ -112,7 +112,7 @@ class UntrackedState:
         return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded) + settings + other_bits
 
     def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
-        """What a restore returns; an error of it tells what is known to have changed since the backup.
+        """Returns what a restore returns; an error of it includes what is known to have changed since the backup.
 
         Raises:
             BackupMismatchError: Layers were frozen or unfrozen, or a rate became a schedule, or was one: other
@@ -133,15 +133,15 @@ class UntrackedState:
             raise type(error)(f"{error}. Since then: {'; '.join(reasons)}") from error
 
     def compile_changes(self, saved: WorkerState) -> list[str]:
-        """Which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""
+        """Returns which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""
         return self._facts.compile_changes(saved.tensors)
 
     def changes_of_training(self, saved: WorkerState) -> list[str]:
-        """What differs from the training that wrote a finished backup: model, data, compile's arguments."""
+        """Returns what differs from the training that wrote a finished backup: model, data, compile's arguments."""
         return self._facts.of_another_training(saved.tensors)
 
     def _is_saved(self, holder: Any) -> bool:
-        """Whether all variables of an object are in the snapshot."""
+        """Returns whether all variables of an object are in the snapshot."""
         listed, found = variables.variable_set(self._fit.model).keys, self._step.keys
         own = getattr(holder, "variables", None)
         keys = (variables.key(c) for v in (own or [holder]) for c in variables.components(v))
@@ -153,7 +153,7 @@ class UntrackedState:
         return key in variables.variable_set(self._fit.model).keys and key not in variables.global_seed_keys()
 
     def _not_saved(self) -> list[str]:
-        """Variables that training may change and that nobody told Keras of; looked for when they all exist."""
+        """Variables that training may change and that Keras does not list; searched when they all exist."""
         unused = self._unused()
         if self._unused_keys != unused:
             self._unused_keys = unused
@@ -165,7 +165,7 @@ class UntrackedState:
         return self._unknown
 
     def _unused(self) -> set[int]:
-        """The variables of optimizers that belong to submodels, and that this training does not use."""
+        """Returns the variables of optimizers that belong to submodels, and that this training does not use."""
         unused: set[int] = set()
         for optimizer, steps in self._of_submodels:
             keys = {variables.key(c) for v in optimizer.variables for c in variables.components(v)}

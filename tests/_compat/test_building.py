@@ -1,4 +1,4 @@
-"""What is still to be built is told by name, and an optimizer is built for the weights that a backup has slots of."""
+"""Unbuilt parts are reported by name, and an optimizer is built for the weights that a backup has slots of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSVLogger's file over interruptions: no row twice, none lost, one header, and nobody's file is harmed."""
+"""CSVLogger's file over interruptions: no row twice, none lost, one header, and no one's file is harmed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.testing.local_cluster import run_until_done
 from tests.support import tiny
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 from tests.support.resume_helpers import (
     Interruption,
     assert_same_files,
@@ -24,7 +24,7 @@ from tests.support.resume_helpers import (
     run_uninterrupted,
 )
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 OLD = b"epoch,of an earlier job\r\n0,1\r\n"
 
@@ -134,7 +134,7 @@ def test_a_fit_that_fails_before_it_begins_leaves_the_users_argument_alone(inter
     assert (interrupted / "rows.csv").read_bytes() == expected
 
 
-def test_a_file_that_is_gone_is_named_and_begun_anew(interrupted: Path, expected: bytes) -> None:
+def test_a_file_that_is_gone_is_named_and_begun_again(interrupted: Path, expected: bytes) -> None:
     (interrupted / "rows.csv").unlink()
     with pytest.warns(RuntimeWarning, match=r"rows\.csv has 0 of the \d+ bytes .* earlier epochs are missing"):
         tiny.fit(tiny.model(), interrupted / "backup", [logger(interrupted)])
@@ -164,7 +164,9 @@ def test_a_file_that_cannot_be_cut_is_a_clear_error(interrupted: Path, monkeypat
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr("os.truncate", refuse)
-    with pytest.raises(BackupError, match=r"rows\.csv .* cannot be cut off \(read-only file system\)"):
+    with pytest.raises(
+        BackupError, match=r"cannot remove the rows of .*rows\.csv that training writes again: read-only file system"
+    ):
         tiny.fit(tiny.model(), interrupted / "backup", [logger(interrupted)])
 
 
@@ -200,7 +202,7 @@ def test_a_job_killed_with_sigkill_leaves_the_files_of_an_uninterrupted_one(tmp_
     kills = ["epoch=0,batch=3", "phase=epoch_end,epoch=1", "epoch=2,batch=1", "phase=train_end"]
     for directory, extra in ((tmp_path / "killed", kills), (tmp_path / "uninterrupted", [])):
         directory.mkdir()
-        with job([*script, str(directory)], 1, directory / "logs") as cluster:
+        with worker_processes([*script, str(directory)], 1, directory / "logs") as cluster:
             attempts = run_until_done(
                 cluster, len(extra), 300.0, extra_args=[["--kill", f"{kill},after_commit=false"] for kill in extra]
             )

@@ -51,7 +51,7 @@ def passes(between: Between, options: tf.data.Options | None = None) -> int:
 
 @pytest.mark.parametrize("name", RUN_AHEAD)
 def test_a_state_that_two_threads_draw_from_is_named(name: str) -> None:
-    assert [why for why in inspect_dataset(drawn(RUN_AHEAD[name])).unordered if "run side by side" in why]
+    assert [why for why in inspect_dataset(drawn(RUN_AHEAD[name])).unordered if "run in parallel" in why]
 
 
 @pytest.mark.parametrize("name", IN_STEP)
@@ -76,7 +76,7 @@ def test_a_map_without_a_state_runs_ahead_only_where_tensorflow_tunes(name: str)
     assert passes(RUN_AHEAD[name], options) == 1
 
 
-def test_one_stage_alone_runs_ahead_of_nobody() -> None:
+def test_one_stage_alone_runs_ahead_of_no_one() -> None:
     seed = keras.random.SeedGenerator(3)
     rows = tf.data.Dataset.range(100).map(lambda v: keras.random.normal((4,), seed=seed))
     assert inspect_dataset(rows.batch(4).map(lambda v: v * 2).prefetch(2)).unordered == ()
@@ -110,7 +110,7 @@ LATE: dict[str, Callable[[], tf.data.Dataset]] = {
 @pytest.mark.parametrize("name", EARLY)
 def test_orders_that_are_drawn_ahead_of_an_early_end_are_named(name: str) -> None:
     [why] = inspect_dataset(EARLY[name]()).unordered
-    assert "while orders before it are being drawn ahead" in why
+    assert "while the stages before it already draw the next order" in why
 
 
 @pytest.mark.parametrize("name", LATE)

@@ -12,13 +12,13 @@ import pytest
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import CompatError
 from tests.support import SUPPORT
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 PROBE = SUPPORT / "probe_multi_worker.py"
 
 
 def probe(directory: Path, mode: str, workers: int) -> list[dict[str, Any]]:
-    with job([sys.executable, str(PROBE), mode], workers, directory) as cluster:
+    with worker_processes([sys.executable, str(PROBE), mode], workers, directory) as cluster:
         cluster.start()
         if any(cluster.wait(180)):
             raise RuntimeError(cluster.tails())  # no AssertionError: it must not count as an expected failure

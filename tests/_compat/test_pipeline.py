@@ -1,4 +1,4 @@
-"""Whether a cache comes to be whole is told as two passes show it."""
+"""Whether a cache comes to be whole is known from two passes."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ OPTIONS = {
 
 
 def one_pass(dataset: Any, pause: float) -> list[int]:
-    """As fit() reads it where it knows the length: nothing behind the last batch is asked for."""
+    """As fit() reads it where it knows the length: nothing after the last batch is asked for."""
     iterator = iter(dataset)
     values = [np.asarray(getattr(v, "flat_values", v)) for v in (next(iterator) for _ in range(BATCHES))]
-    time.sleep(pause)  # a training lets go of an iterator later, and threads that read ahead go on meanwhile
+    time.sleep(pause)  # a training lets go of an iterator later, and threads that read ahead continue meanwhile
     return np.concatenate([value.ravel() for value in values]).tolist()
 
 
 @pytest.mark.parametrize("name", BEHIND)
 @pytest.mark.parametrize("chosen", OPTIONS)
-def test_a_cache_is_whole_where_its_end_is_read(name: str, chosen: str) -> None:
+def test_a_cache_is_complete_where_its_end_is_read(name: str, chosen: str) -> None:
     def cached() -> Any:
         shuffled = tf.data.Dataset.range(64).shuffle(64, seed=3)
         return BEHIND[name](shuffled.cache()).with_options(OPTIONS[chosen])

@@ -118,7 +118,7 @@ def test_records_of_any_size_are_not_read_into_memory(tmp_path: Path, command: s
     if verb == "prune":
         return
     reader = BackupStore(Storage.open(tmp_path))
-    with pytest.warns(RuntimeWarning, match="too many for what it should be"):
+    with pytest.warns(RuntimeWarning, match="which is too large for this kind of file"):
         found = latest_intact(reader, 1)
     assert found is not None
     assert found[0] == good.id

@@ -21,7 +21,7 @@ from tests.backups.test_store import commit, new_store
 from tests.support.checkpoints import TEMPLATE, opened, save
 from tests.support.cli_backups import kdc_json
 
-FLIPPED = "the first read differed from the second one, which is good and is used"
+FLIPPED = "two reads returned different content; the second one is intact and is used"
 
 
 class Flips:
@@ -115,7 +115,7 @@ def test_the_newest_backup_is_taken_and_stays_whichever_read_was_bad(backup: Pat
     assert sorted(backup.rglob("*")) == before
 
 
-def test_kdc_verify_finds_every_backup_and_checkpoint_whole_whichever_read_was_bad(backup: Path) -> None:
+def test_kdc_verify_finds_every_backup_and_checkpoint_intact_whichever_read_was_bad(backup: Path) -> None:
     save(opened(backup), 1)
 
     def act() -> list[str]:

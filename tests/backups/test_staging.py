@@ -69,7 +69,7 @@ def test_a_spare_file_of_another_size_is_cut_or_grows(tmp_path: Path, rows: int)
     reader.verify(reader.manifest(newest))
 
 
-def test_a_file_that_somebody_has_linked_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_a_user_has_linked_is_left_alone(tmp_path: Path) -> None:
     store = recycling(tmp_path)
     save(store, 0)
     (blob,) = (tmp_path / "blobs/000001").iterdir()

@@ -130,18 +130,18 @@ def test_each_claim_takes_the_next_generation_and_fences_the_one_before(tmp_path
 
 
 def test_concurrent_claims_get_different_generations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, rival = (BackupStore(Storage.open(tmp_path)) for _ in range(2))
+    store, other_run = (BackupStore(Storage.open(tmp_path)) for _ in range(2))
     real = store.newest_generation
 
-    def while_a_rival_claims() -> int:
+    def while_the_other_run_claims() -> int:
         newest = real()
-        if not rival.generation:
-            rival.claim({})
+        if not other_run.generation:
+            other_run.claim({})
         return newest
 
-    monkeypatch.setattr(store, "newest_generation", while_a_rival_claims)
+    monkeypatch.setattr(store, "newest_generation", while_the_other_run_claims)
     assert store.claim({}) == 2
-    assert rival.generation == 1
+    assert other_run.generation == 1
 
 
 def test_prune_keeps_the_newest_and_what_they_need(tmp_path: Path) -> None:
@@ -202,13 +202,13 @@ def test_a_commit_whose_blob_vanished_is_not_reported_as_made(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "check_ownership", lose_the_blobs)
-        with pytest.raises(StorageError, match=r"is not there: .* is missing instead of"):
+        with pytest.raises(StorageError, match=r"cannot find what was just written: .* is missing instead of"):
             commit(store, 1)
     assert store.commits() == []
     BackupStore(Storage.open(tmp_path)).verify(commit(store, 2))
 
 
-def test_a_newer_run_that_deleted_its_backup_still_fences_the_older_one(tmp_path: Path) -> None:
+def test_a_other_run_that_deleted_its_backup_still_fences_the_older_one(tmp_path: Path) -> None:
     older = new_store(tmp_path)
     commit(older, 1)
     newer = new_store(tmp_path)
@@ -218,7 +218,7 @@ def test_a_newer_run_that_deleted_its_backup_still_fences_the_older_one(tmp_path
         commit(older, 2)
 
 
-def test_an_older_run_stays_fenced_when_a_third_one_begins_to_count_anew(tmp_path: Path) -> None:
+def test_an_older_run_stays_fenced_when_a_third_one_begins_to_count_again(tmp_path: Path) -> None:
     suspended = new_store(tmp_path)
     commit(suspended, 1)
     second = new_store(tmp_path)
@@ -232,7 +232,7 @@ def test_an_older_run_stays_fenced_when_a_third_one_begins_to_count_anew(tmp_pat
     assert [c.token for c in third.commits()] == [newest.id.token]
 
 
-def test_a_manifest_that_cannot_be_read_back_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_cannot_be_read_back_is_not_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = new_store(tmp_path)
     real = store.storage.create
 
@@ -261,7 +261,7 @@ def test_a_manifest_that_vanishes_counts_as_damaged(tmp_path: Path) -> None:
     manifest = commit(new_store(tmp_path), 1)
     reader = BackupStore(Storage.open(tmp_path))
     (tmp_path / manifest.id.name).unlink()
-    with pytest.raises(DamagedBackupError, match="is gone"):
+    with pytest.raises(DamagedBackupError, match="was deleted"):
         reader.manifest(manifest.id)
 
 

@@ -31,7 +31,7 @@ def test_there_are_three_answers(reasons: list[str], conditions: list[str], answ
     assert answer.startswith(verdict.verdict_of(reasons, conditions))
 
 
-def test_what_was_seen_whole_is_exact() -> None:
+def test_what_was_inspected_completely_is_exact() -> None:
     assert verdict.inexact_reasons(saved(), NOW) == []
     assert verdict.conditions(saved()) == []
 

@@ -16,7 +16,7 @@ import keras_dist_callbacks as kdc
 from tests.support import tiny
 from tests.support.tiny import interrupt
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_resumed_run_ends_bit_identical(
     assert history.epoch == [0, 1, 2]
 
 
-def test_no_step_is_repeated_and_none_left_out(tmp_path: Path) -> None:
+def test_no_step_is_repeated_and_none_skipped(tmp_path: Path) -> None:
     first, second = tiny.CountSteps(), tiny.CountSteps()
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), tmp_path, [first, tiny.StopAt(1, 3)])
@@ -73,7 +73,7 @@ def test_early_stopping_and_plateau_decide_as_if_never_interrupted(tmp_path: Pat
     assert history.history == expected.history
 
 
-def test_a_schedule_that_changes_the_rate_every_epoch_goes_on(tmp_path: Path) -> None:
+def test_a_schedule_that_changes_the_rate_every_epoch_continues(tmp_path: Path) -> None:
     def schedule() -> Any:
         return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
 
@@ -98,7 +98,7 @@ class _RandomRate(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(("where", "save_freq"), [((1, 3), 1), ((2, 1), "epoch")])
-def test_random_states_of_python_numpy_and_tensorflow_go_on(tmp_path: Path, where: Any, save_freq: Any) -> None:
+def test_random_states_of_python_numpy_and_tensorflow_continue(tmp_path: Path, where: Any, save_freq: Any) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None, [_RandomRate()])
     with pytest.raises(tiny.Stop):  # stopped before anything is drawn for that step
@@ -132,7 +132,7 @@ def test_a_run_interrupted_in_validation_keeps_the_epochs_training_logs(tmp_path
 
 
 @pytest.mark.parametrize("steps_per_epoch", [3, 7])
-def test_an_endless_dataset_goes_on_where_it_was(tmp_path: Path, steps_per_epoch: int) -> None:
+def test_an_endless_dataset_continues_where_it_was(tmp_path: Path, steps_per_epoch: int) -> None:
     def endless() -> tf.data.Dataset:
         return tiny.shuffled().repeat()
 
@@ -146,7 +146,7 @@ def test_an_endless_dataset_goes_on_where_it_was(tmp_path: Path, steps_per_epoch
     assert history.history == expected.history
 
 
-def test_a_dataset_of_unknown_length_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_dataset_of_unknown_length_continues_where_it_was(tmp_path: Path) -> None:
     def filtered() -> tf.data.Dataset:
         return tiny.shuffled().unbatch().filter(lambda x, y: x[0] > -10.0).batch(tiny.BATCH)
 
@@ -162,7 +162,7 @@ def test_a_dataset_of_unknown_length_goes_on_where_it_was(tmp_path: Path) -> Non
     assert history.history == expected.history
 
 
-def test_steps_per_execution_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_steps_per_execution_continues_where_it_was(tmp_path: Path) -> None:
     def model() -> keras.Model:
         built = tiny.model()
         built.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", steps_per_execution=2)
@@ -198,7 +198,7 @@ def test_a_kept_backup_of_a_finished_run_runs_no_step_and_returns_the_history(
     tiny.assert_same(model, uninterrupted[0])
 
 
-def test_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
+def test_a_finished_run_continues_with_more_epochs(tmp_path: Path) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None, epochs=5)
     keep = {"delete_checkpoint": False}

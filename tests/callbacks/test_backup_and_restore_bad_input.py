@@ -19,7 +19,7 @@ from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, Damage
 from tests.support import files, tiny
 from tests.support.grouped import grouped
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def assert_refused_and_untouched(backup: Path, model: keras.Model, error: type[E
 
 
 @pytest.mark.parametrize("save_freq", [0, -1, True, 1.5, "batch", None, datetime.timedelta(0)])
-def test_save_freq_that_is_no_frequency_is_refused(save_freq: Any) -> None:
+def test_save_freq_that_is_not_a_frequency_is_refused(save_freq: Any) -> None:
     with pytest.raises(ConfigError, match=r"save_freq must be 'epoch' or a number of batches .* got"):
         kdc.BackupAndRestore("somewhere", save_freq=save_freq)
 
@@ -147,7 +147,7 @@ def test_a_manifest_that_names_a_path_outside_of_the_directory_is_refused(backup
             for field in {"path", "blob"} & vars(named).keys():
                 object.__setattr__(named, field, "blobs/../../../" + getattr(named, field))
         path.write_bytes(manifest.encode_manifest(decoded))
-    assert_refused_and_untouched(backup, tiny.rich_model(), DamagedBackupError, "is not one that a backup writes")
+    assert_refused_and_untouched(backup, tiny.rich_model(), DamagedBackupError, "is not valid")
 
 
 def test_the_callback_outside_of_fit_says_so(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from keras_dist_callbacks.errors import BackupError, DamagedBackupError, FencedE
 from tests.support import tiny
 from tests.support.tiny import interrupt
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def _newest_blob(backup: Path) -> Path:
@@ -26,7 +26,7 @@ def _newest_blob(backup: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
-def test_a_damaged_newest_backup_is_set_aside_and_the_one_before_taken(
+def test_a_damaged_newest_backup_is_quarantined_and_the_one_before_taken(
     tmp_path: Path, uninterrupted: Any, damage: str
 ) -> None:
     interrupt(tmp_path, 1, 3)
@@ -46,7 +46,7 @@ def test_a_damaged_newest_backup_is_set_aside_and_the_one_before_taken(
     tiny.assert_same(model, uninterrupted[0])
 
 
-def test_without_any_whole_backup_there_is_an_error_and_nothing_is_deleted(tmp_path: Path) -> None:
+def test_without_any_intact_backup_there_is_an_error_and_nothing_is_deleted(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, 3)
     for manifest in tmp_path.glob("commits/*.json"):
         manifest.write_bytes(manifest.read_bytes()[:-20])
@@ -93,7 +93,7 @@ def test_a_backup_directory_that_vanishes_ends_the_run_and_no_backup_is_promised
     with pytest.raises(FencedError, match="backup was deleted or renamed during the run") as caught:
         tiny.fit(tiny.model(), tmp_path / "backup", [Vanish()], epochs=10)
     (cost,) = [note for note in caught.value.__notes__ if "a restart" in note]
-    assert re.fullmatch(r"there is no backup; a restart trains \d+ step\(s\) again", cost)
+    assert re.fullmatch(r"no backup was committed; a restart trains \d+ step\(s\) again", cost)
     assert "newer run (" not in str(caught.value)
 
 
@@ -159,7 +159,7 @@ def test_bfloat16_and_other_types_survive(tmp_path: Path) -> None:
     tiny.assert_same(resumed, reference)
 
 
-def test_a_failed_backup_warns_and_training_goes_on(tmp_path: Path, uninterrupted: Any) -> None:
+def test_a_failed_backup_warns_and_training_continues(tmp_path: Path, uninterrupted: Any) -> None:
     backup = tmp_path / "backup"
 
     class BreakTheStore(keras.callbacks.Callback):
@@ -196,7 +196,7 @@ def test_backups_that_keep_failing_end_training_with_the_reason(tmp_path: Path) 
         tiny.fit(tiny.model(), backup, [BreakTheStore()], options={"max_failed_saves": 3})
 
 
-def test_a_backup_for_which_there_is_no_memory_fails_and_training_goes_on(
+def test_a_backup_for_which_there_is_no_memory_fails_and_training_continues(
     tmp_path: Path, uninterrupted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from keras_dist_callbacks.engine import committer

@@ -13,7 +13,7 @@ HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_"
 
 
 class Recorder(keras.callbacks.Callback):
-    """Remembers what it was told."""
+    """Remembers what it was given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def run(callback: keras.callbacks.Callback) -> None:
 
 
 @pytest.mark.slow
-def test_on_the_chief_a_callback_is_told_the_same_as_without_the_wrapper() -> None:
+def test_on_the_chief_a_callback_gets_the_same_calls_as_without_the_wrapper() -> None:
     plain, wrapped = Recorder(), Recorder()
     run(plain)
     run(ChiefOnly(wrapped))
@@ -62,7 +62,7 @@ def test_on_the_chief_a_callback_is_told_the_same_as_without_the_wrapper() -> No
 
 
 @pytest.mark.slow
-def test_elsewhere_a_callback_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_other_workers_a_wrapped_callback_gets_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     be_worker_1(monkeypatch)
     wrapped = Recorder()
     run(ChiefOnly(wrapped))
@@ -101,7 +101,7 @@ def test_elsewhere_a_backup_leaves_the_wrapped_callback_alone(monkeypatch: pytes
     assert wrapper.callback.value == 1
 
 
-def test_what_is_no_callback_or_knows_about_workers_itself_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_a_callback_or_knows_about_workers_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs a keras\.callbacks\.Callback, got str"):
         ChiefOnly("callback")
     with pytest.raises(ConfigError, match="without ChiefOnly"):
@@ -110,7 +110,7 @@ def test_what_is_no_callback_or_knows_about_workers_itself_is_refused(tmp_path: 
     class Mine(ModelCheckpoint):
         """A user's subclass."""
 
-    with pytest.raises(ConfigError, match="Mine knows about workers itself"):
+    with pytest.raises(ConfigError, match="Mine must run on every worker"):
         ChiefOnly(Mine(tmp_path / "m.keras"))
 
 

@@ -16,7 +16,7 @@ from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import tiny
 from tests.support.inputs import Batches
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def by_epoch(epoch: int) -> tf.data.Dataset:

@@ -17,7 +17,7 @@ from tests.support import tiny
 
 
 class NoteWarnings(keras.callbacks.Callback):
-    """How many steps were trained when the warning came, which lets the writer go on."""
+    """How many steps were trained when the warning came, which lets the writer continue."""
 
     def __init__(self, caught: list[Any], writer: threading.Event) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class NoteWarnings(keras.callbacks.Callback):
 kdc.register_callback_state(NoteWarnings, None)
 
 
-def test_backups_that_do_not_come_through_are_told_early_at_the_line_of_fit(
+def test_backups_that_do_not_come_through_are_reported_early_at_the_line_of_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_queue, "_LEAST_RISK", 0.0)

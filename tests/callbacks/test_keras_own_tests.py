@@ -58,7 +58,7 @@ def test_what_keras_tests_of_its_own_callback_holds_for_ours(
 
 
 class BackupAndRestore(kdc.BackupAndRestore):
-    """Ours, with the private attributes that Keras' tests look at beside the public behaviour.
+    """Ours, with the private attributes that Keras' tests look at next to the public behaviour.
 
     `_current_epoch` and `_last_batch_seen` count the hooks that this callback got, as Keras' do; the paths are
     those of our newest backup and of the one before it.
@@ -114,7 +114,7 @@ NOT_WITHIN_HOOKS = {
 
 
 def interrupting_later(theirs: Any) -> Any:
-    """Keras' InterruptingCallback, which raises before the next batch or epoch instead of behind the last one."""
+    """Keras' InterruptingCallback, which raises before the next batch or epoch instead of after the last one."""
 
     class Later(theirs):  # type: ignore[misc]
         def on_batch_end(self, batch: int, logs: Any = None) -> None:

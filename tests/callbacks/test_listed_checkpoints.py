@@ -1,4 +1,4 @@
-"""Whoever lists a directory of checkpoints, as scripts and guides do, finds checkpoints and nothing else."""
+"""A listing of a directory of checkpoints, as scripts and guides make it, has checkpoints and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_dist_callbacks.testing import run_until_done
 from tests.support import tiny
 from tests.support.callback_helpers import SetLoss, fit, ignore_keras_warnings, tiny_model
 from tests.support.checkpoints import listed
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
 
@@ -55,7 +55,7 @@ def test_at_no_moment_of_a_training_is_anything_else_there(tmp_path: Path, templ
 def test_the_guides_own_pick_by_time_loads_whenever_a_run_was_killed(tmp_path: Path) -> None:
     kills = [["3"], ["1"], ["0"], ["7"], ["2"], ["12"]]
     command = [sys.executable, "-m", "tests.support.guide_job", str(tmp_path / "ckpt")]
-    with job(command, 1, tmp_path / "said") as cluster:
+    with worker_processes(command, 1, tmp_path / "said") as cluster:
         attempts = run_until_done(cluster, len(kills), 250.0, extra_args=kills)
     said = "\n".join(path.read_text() for path in sorted((tmp_path / "said").iterdir()))
     assert [list(attempt.returncodes) for attempt in attempts] == [[-9]] * len(kills) + [[0]], said
@@ -68,7 +68,7 @@ def test_the_guides_own_pick_by_time_loads_whenever_a_run_was_killed(tmp_path: P
         assert isinstance(keras.models.load_model(path), keras.Model)
 
 
-def test_two_callbacks_that_begin_anew_count_alike(tmp_path: Path) -> None:
+def test_two_callbacks_that_begin_again_count_alike(tmp_path: Path) -> None:
     """The end notes outlive the directory: both callbacks count from the same one."""
 
     def run(epochs: int) -> None:

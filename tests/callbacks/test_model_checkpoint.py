@@ -26,14 +26,14 @@ from tests.support.callback_helpers import (
 from tests.support.checkpoints import listed, note_path
 from tests.support.leftovers import leftovers
 
-pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # whole fits
+pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # complete fits
 
 
 def names(directory: Path) -> list[str]:
     return sorted(p.name for p in directory.iterdir() if not p.name.endswith(".json"))
 
 
-def test_saves_the_whole_model_each_epoch_where_the_template_says(tmp_path: Path) -> None:
+def test_saves_the_complete_model_each_epoch_where_the_template_says(tmp_path: Path) -> None:
     model = tiny_model()
     fit(model, ModelCheckpoint(tmp_path / "deep" / "ckpt-{epoch:02d}-{loss:.1f}.keras"), epochs=2)
     found = names(tmp_path / "deep")
@@ -181,7 +181,7 @@ def test_a_better_file_published_after_the_backup_is_not_replaced_by_a_worse_one
     assert found.record.value == 1.0
 
 
-def test_a_run_without_backup_but_from_a_checkpoint_goes_on_with_its_best(tmp_path: Path) -> None:
+def test_a_run_without_backup_but_from_a_checkpoint_continues_with_its_best(tmp_path: Path) -> None:
     fit(tiny_model(), SetLoss(1.0), ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True))
     model = tiny_model()
     model._kdc_restored_from = RestoredFrom(str(tmp_path / "best.keras"), 1, 3)
@@ -197,7 +197,7 @@ def test_a_fresh_run_in_an_old_directory_starts_with_no_best(tmp_path: Path) -> 
     assert checkpoint.best == 2.0
 
 
-def test_a_damaged_best_file_is_nobodys_best(tmp_path: Path) -> None:
+def test_a_damaged_best_file_is_no_ones_best(tmp_path: Path) -> None:
     fit(tiny_model(), SetLoss(1.0), ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True))
     (tmp_path / "best.keras").write_bytes(b"damaged")
     model = tiny_model()
@@ -208,7 +208,7 @@ def test_a_damaged_best_file_is_nobodys_best(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is not None
 
 
-def test_the_previous_file_stays_whole_while_the_next_is_written(
+def test_the_previous_file_stays_intact_while_the_next_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit(tiny_model(), ModelCheckpoint(tmp_path / "ckpt.keras"))
@@ -256,7 +256,7 @@ def test_at_most_one_file_waits_to_be_written(tmp_path: Path, monkeypatch: pytes
     assert max(waiting) == 1
 
 
-def test_a_zombie_is_told_that_a_newer_run_writes_here(tmp_path: Path) -> None:
+def test_a_zombie_learns_that_a_newer_run_writes_here(tmp_path: Path) -> None:
     zombie = ModelCheckpoint(tmp_path / "best.keras")
 
     class NewerRun(keras.callbacks.Callback):
@@ -297,7 +297,7 @@ def test_wrong_arguments_are_clear_errors_at_once(arguments: dict[str, Any], mes
 def test_an_unusable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     model = tiny_model()
-    with pytest.raises(StorageError, match="file is in the way"):
+    with pytest.raises(StorageError, match="file exists where a directory is needed"):
         fit(model, ModelCheckpoint(tmp_path / "file" / "ckpt.keras"))
     assert int(model.optimizer.iterations) == 0
 

@@ -32,7 +32,7 @@ def end(directory: Path) -> EndNote | None:
 
 
 class Look(keras.callbacks.Callback):
-    """Whether an end is noted while training goes on."""
+    """Whether an end is noted while training continues."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()

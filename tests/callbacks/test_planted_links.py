@@ -1,4 +1,4 @@
-"""A whole fit() in a directory where somebody has planted links, and with the links that users make."""
+"""A complete fit() in a directory where someone has planted links, and with the links that users make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = ignore_keras_warnings
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Somebody's directory, with files that look like this package's."""
+    """Someone's directory, with files that look like this package's."""
     directory = tmp_path / "outside"
     (directory / "000001").mkdir(parents=True)
     for name in (
@@ -48,7 +48,7 @@ def plant_owner(backup: Path) -> None:
     ("link", "directory_is_a_link"),
     [("blobs/000001", False), ("blobs/000001", True), ("blobs", False), ("commits", False), ("damaged", False)],
 )
-def test_a_planted_link_ends_fit_before_training_and_nothing_behind_it_is_lost(
+def test_a_planted_link_ends_fit_before_training_and_nothing_it_points_to_is_lost(
     link: str, directory_is_a_link: bool, outside: Path, tmp_path: Path
 ) -> None:
     backup = tmp_path / "backup"
@@ -71,7 +71,7 @@ def test_a_planted_link_ends_fit_before_training_and_nothing_behind_it_is_lost(
 
 
 @pytest.mark.slow
-def test_a_link_that_is_planted_while_training_goes_on_is_named_and_leads_nowhere(
+def test_a_link_that_is_planted_while_training_continues_is_named_and_leads_nowhere(
     outside: Path, tmp_path: Path
 ) -> None:
     backup = tmp_path / "backup"
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_was_replaced_by_a_link_is_named(tmp_path: Path) -> No
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "model.keras").rename(tmp_path / "elsewhere/model.keras")
     (tmp_path / "model.keras").symlink_to("elsewhere/model.keras")
-    with pytest.raises(DamagedBackupError, match=r"model\.keras is a symbolic link, which is not read"):
+    with pytest.raises(DamagedBackupError, match=r"model\.keras is a symbolic link, which is not followed"):
         latest_checkpoint(tmp_path)
 
 

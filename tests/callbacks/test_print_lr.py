@@ -10,7 +10,7 @@ from keras_dist_callbacks._compat.model_parts import current_rates
 from keras_dist_callbacks.errors import ConfigError
 from tests.support.callback_helpers import be_worker_1, fit, tiny_model
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -96,7 +96,7 @@ def test_only_the_chief_prints(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 
 @pytest.mark.parametrize("freq", ["epoch", 2])
-def test_counting_goes_on_after_a_restart_within_an_epoch(capsys: pytest.CaptureFixture[str], freq: Any) -> None:
+def test_counting_continues_after_a_restart_within_an_epoch(capsys: pytest.CaptureFixture[str], freq: Any) -> None:
     def run(callback: PrintLR, *batches: tuple[int, int]) -> None:
         for epoch, batch in batches:
             if batch == 0:

@@ -21,7 +21,7 @@ from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings
 from tests.support.grouped import grouped
 
-pytestmark = [pytest.mark.slow, ignore_keras_warnings]  # whole fits
+pytestmark = [pytest.mark.slow, ignore_keras_warnings]  # complete fits
 
 
 def by_epoch(epoch: int) -> tf.data.Dataset:
@@ -122,7 +122,7 @@ def test_a_copy_is_new_and_has_the_arguments_of_the_original(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_the_copy_of_a_used_callback_goes_on_from_its_backup(tmp_path: Path, way: str) -> None:
+def test_the_copy_of_a_used_callback_continues_from_its_backup(tmp_path: Path, way: str) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None)
     options = {"save_freq": 2, "when_busy": "wait", "save_on_exception": False, "delete_checkpoint": False}

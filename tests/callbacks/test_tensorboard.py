@@ -113,7 +113,7 @@ def test_another_worker_writes_below_the_worker_directory(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_batch_steps_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_batch_steps_continue_after_a_restart(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path / "a", update_freq=1)
     fit(tiny_model(), first, validation_data=(X, Y))
     state = json.loads(json.dumps(first.get_state()))
@@ -159,7 +159,7 @@ def test_a_store_that_tensorflow_cannot_write_gets_complete_copies(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_copies_grow_while_training_goes_on(tmp_path: Path) -> None:
+def test_copies_grow_while_training_continues(tmp_path: Path) -> None:
     url = memory_url()
     board = TensorBoard(url, sync_seconds=1e-9)
     seen: list[int] = []
@@ -207,7 +207,7 @@ def test_a_store_that_fails_costs_a_warning_and_the_files_stay(
 def test_an_unusable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     model = tiny_model()
-    with pytest.raises(StorageError, match="file is in the way"):
+    with pytest.raises(StorageError, match="file exists where a directory is needed"):
         fit(model, TensorBoard(tmp_path / "file" / "logs"))
     assert int(model.optimizer.iterations) == 0
 
@@ -265,7 +265,7 @@ def test_an_evaluators_unusable_directory_is_an_error(tmp_path: Path, monkeypatc
     evaluator = Cluster("evaluator", 0, -1, ("localhost:1", "localhost:2"))
     monkeypatch.setattr(Cluster, "detect", classmethod(lambda cls: evaluator))
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError, match="file is in the way"):
+    with pytest.raises(StorageError, match="file exists where a directory is needed"):
         tiny_model().evaluate(X, Y, verbose=0, callbacks=[TensorBoard(tmp_path / "file" / "logs")])
 
 

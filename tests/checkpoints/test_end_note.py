@@ -147,7 +147,7 @@ def test_a_directory_in_a_store_has_the_note_next_to_it(url: str) -> None:
     assert name == f".d{inside}"
 
 
-def test_a_directory_behind_a_link_has_the_note_inside(tmp_path: Path) -> None:
+def test_a_linked_directory_has_the_note_inside(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     end_note.write(opened(tmp_path / "link"), TEMPLATE, 1, is_ended=True)
@@ -219,7 +219,7 @@ def test_a_store_that_is_down_gets_a_warning_and_training_ends_well(remote: Plac
     patience = RetryPolicy(total_seconds=1.0, max_wait=0.1, request_seconds=5.0)
     storage = remote.sub("d").through(proxy).open(patience)
     proxy.arm("status", lambda request: request.method == "PUT", times=10**6)
-    with pytest.warns(RuntimeWarning, match="the end of training is not noted, so a SidecarEvaluator"):
+    with pytest.warns(RuntimeWarning, match="cannot write the note that training has ended, so a SidecarEvaluator"):
         end_note.write(storage, TEMPLATE, 1, is_ended=True)
 
 

@@ -71,7 +71,7 @@ def test_weights_go_into_a_built_model_with_the_optimizer_state(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_restored_model_goes_on_training(tmp_path: Path) -> None:
+def test_a_restored_model_continues_training(tmp_path: Path) -> None:
     trained(tmp_path)
     model = make_or_restore_model(rebuilt, tmp_path)
     fit(model, ModelCheckpoint(f"{tmp_path}/ckpt-{{epoch}}.keras"), initial_epoch=2, epochs=3)

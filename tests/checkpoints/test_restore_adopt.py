@@ -18,7 +18,7 @@ from keras_dist_callbacks import BackupAndRestore, Checkpointer, ModelCheckpoint
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from tests.support.callback_helpers import fit, ignore_keras_warnings, tiny_model
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]
 
@@ -78,7 +78,7 @@ def test_what_another_tool_left_is_taken_with_its_optimizer_and_said(
     assert_same_state(model, theirs)
     out = capsys.readouterr().out
     assert f"model adopted from {tmp_path}/theirs" in out
-    assert "which another tool wrote (it does not tell its epoch, step 6); give fit() initial_epoch=..." in out
+    assert "which another tool wrote (its epoch is not known, step 6); give fit() initial_epoch=..." in out
     assert sorted(path.name for path in tmp_path.iterdir()) == before, "nothing is written into their directory"
 
 
@@ -108,7 +108,7 @@ def test_the_newest_that_loads_is_taken_and_the_others_named(theirs: keras.Model
         theirs.save(tmp_path / name)
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     (tmp_path / "torn.keras").write_bytes((tmp_path / "whole.keras").read_bytes()[:900])
-    with pytest.warns(UserWarning, match=r"do not load and are skipped: .*torn\.keras: "):
+    with pytest.warns(UserWarning, match=r"could not be loaded and are skipped: .*torn\.keras: "):
         model = make_or_restore_model(built, tmp_path, adopt=True)
     assert restored_from(model) == RestoredFrom(f"{tmp_path}/whole.keras", 0, 6)
 
@@ -122,7 +122,7 @@ def test_the_backup_of_keras_own_callback_tells_its_epoch(tmp_path: Path, capsys
     assert "2 epochs finished, step 6); give fit() initial_epoch=2" in capsys.readouterr().out
 
 
-def test_training_with_our_backups_goes_on_from_what_was_adopted(tmp_path: Path) -> None:
+def test_training_with_our_backups_continues_from_what_was_adopted(tmp_path: Path) -> None:
     fit(built(), keras.callbacks.BackupAndRestore(tmp_path / "keras", delete_checkpoint=False), epochs=2)
     adopted = make_or_restore_model(built, tmp_path / "keras", adopt=True)
     history = fit(adopted, BackupAndRestore(tmp_path / "ours"), epochs=3)
@@ -138,7 +138,7 @@ def test_where_none_loads_each_is_named_with_its_reason(tmp_path: Path) -> None:
         make_or_restore_model(built, tmp_path, adopt=True)
     assert f"{tmp_path}/other-1: ValueError: no part of it holds the model" in str(caught.value)
     assert f"{tmp_path}/other.weights.h5: BackupMismatchError: the weights of" in str(caught.value)
-    assert "leave adopt out to begin with a new model" in str(caught.value)
+    assert "remove adopt=True to start with a new model" in str(caught.value)
 
 
 def test_a_template_stands_for_its_own_files_there_too(theirs: keras.Model, tmp_path: Path) -> None:
@@ -191,7 +191,9 @@ def test_all_workers_take_the_same_one_and_pass_over_the_same(theirs: keras.Mode
     theirs.save(tmp_path / "whole.keras")
     (directory / "torn.keras").write_bytes((tmp_path / "whole.keras").read_bytes()[:900])
     (tmp_path / "adopts.py").write_text(ADOPTS, encoding="utf-8")
-    with job([sys.executable, str(tmp_path / "adopts.py"), str(directory)], 2, tmp_path / "logs") as cluster:
+    with worker_processes(
+        [sys.executable, str(tmp_path / "adopts.py"), str(directory)], 2, tmp_path / "logs"
+    ) as cluster:
         cluster.start()
         assert cluster.wait(120) == [0, 0], cluster.tails()
         assert "are skipped" in cluster.log(0)

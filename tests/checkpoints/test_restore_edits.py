@@ -15,7 +15,7 @@ from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import resume_mode
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 Adam = keras.optimizers.Adam
 X = np.ones((8, 4), np.float32)

@@ -44,9 +44,9 @@ def test_a_real_interrupted_fit_is_shown(tmp_path: Path) -> None:
     shapes = {row["name"]: row["shape"] for row in found["tensors"]}
     assert shapes["sequential/dense/kernel"] == [6, 7]
     assert set(found["versions"]) == {"python", "keras", "tensorflow"}
-    assert kdc_json("verify", tmp_path)["all_whole"] is True
+    assert kdc_json("verify", tmp_path)["all_intact"] is True
     flip(tmp_path, found["blobs"][-1]["path"])
-    assert kdc_json("verify", tmp_path, code=1)["all_whole"] is False
+    assert kdc_json("verify", tmp_path, code=1)["all_intact"] is False
 
 
 _COMMANDS = {
@@ -97,8 +97,8 @@ def test_exit_codes_are_in_every_help() -> None:
     for command in ([], ["ls"], ["show"], ["verify"], ["prune"], ["doctor"], ["export"]):
         result = kdc(*command, "--help")
         assert result.exit_code == 0
-        assert "Exit codes: 0 all is well" in " ".join(result.stdout.split())
-    assert "and 138 where starting it again helps" in " ".join(kdc("run", "--help").stdout.split())
+        assert "Exit codes: 0 no problem" in " ".join(result.stdout.split())
+    assert "138 if the job should be started again" in " ".join(kdc("run", "--help").stdout.split())
 
 
 def test_wrong_usage_is_exit_code_2() -> None:
@@ -113,7 +113,7 @@ def test_wrong_usage_is_exit_code_2() -> None:
 def test_options_that_are_no_json_object_are_refused_and_not_repeated(options: str) -> None:
     result = kdc("ls", "memory://x", "--storage-options", options)
     assert result.exit_code == 2
-    assert "no JSON object" in result.stderr
+    assert "not a JSON object" in result.stderr
     assert "secret-1234" not in result.output
 
 

@@ -28,13 +28,13 @@ def train(directory: str, **options: object) -> keras.Model:
     return model
 
 
-def test_the_newest_checkpoint_is_shown_with_all_that_it_tells(url: str) -> None:
+def test_the_newest_checkpoint_is_shown_with_its_record(url: str) -> None:
     model = train(url, save_best_only=True)
     found = kdc_json("show", url)
     row = found["checkpoint"]
     assert (row["name"], row["kind"], row["epoch"], row["step"]) == ("2.keras", "model", 2, 2 * tiny.STEPS)
     assert (row["monitor"], row["best_only"], row["value"] > 0) == ("loss", True, True)
-    assert (found["state"], found["problem"], found["template"]) == ("whole", None, "{epoch}.keras")
+    assert (found["state"], found["problem"], found["template"]) == ("intact", None, "{epoch}.keras")
     assert found["saved_by"]["keras_version"] == keras.__version__
     assert 0 <= found["age_seconds"] < 60
     shapes = sorted(tuple(tensor["shape"]) for tensor in found["tensors"] if tensor["kind"] == "variable")
@@ -43,7 +43,7 @@ def test_the_newest_checkpoint_is_shown_with_all_that_it_tells(url: str) -> None
     assert sorted(tuple(t["shape"]) for t in found["tensors"] if t["kind"] == "optimizer") == sorted(kept)
     assert found["tensor_bytes"] == sum(tensor["bytes"] for tensor in found["tensors"])
     text = kdc("show", url, "--all").stdout
-    for said in ("2 epochs finished (step 10)", "whole", "the whole model", "loss ", "(best)", "{epoch}.keras"):
+    for said in ("2 epochs finished (step 10)", "intact", "the complete model", "loss ", "(best)", "{epoch}.keras"):
         assert said in text
     assert all(tensor["name"] in text for tensor in found["tensors"])
 
@@ -77,17 +77,17 @@ def test_what_is_damaged_is_shown_as_that(url: str) -> None:
     assert (said.exit_code, "no checkpoint with a record is named '1.keras'" in said.stderr) == (2, True)
 
 
-def test_a_damaged_newer_one_is_told_of_with_the_one_that_is_shown(url: str) -> None:
+def test_a_damaged_newer_one_is_reported_with_the_one_that_is_shown(url: str) -> None:
     train(url)
     flip(url, "2.keras", -100)
     found = kdc_json("show", url, code=1)
-    assert (found["checkpoint"]["name"], found["state"]) == ("1.keras", "whole")
-    assert "2.keras differs from its own seal" in found["remarks"][0]
+    assert (found["checkpoint"]["name"], found["state"]) == ("1.keras", "intact")
+    assert "2.keras does not match its seal" in found["remarks"][0]
     said = kdc("show", url, "--commit", "2.keras")
-    assert (said.exit_code, "2.keras differs from its own seal" in said.stderr) == (1, True)
+    assert (said.exit_code, "2.keras does not match its seal" in said.stderr) == (1, True)
 
 
-def test_what_is_not_there_is_said_with_what_is(url: str, tmp_path: Path) -> None:
+def test_a_missing_name_is_reported_with_the_existing_ones(url: str, tmp_path: Path) -> None:
     assert kdc("show", url).exit_code == 2
     rewrite(url, "foreign.keras", b"from elsewhere")
     said = kdc("show", url, "--commit", "foreign.keras")
@@ -116,7 +116,7 @@ def test_a_file_that_keras_does_not_write_is_damaged_whatever_its_record_says(
     assert said in found["problem"]
 
 
-def test_no_text_in_a_checkpoint_is_obeyed(tmp_path: Path) -> None:
+def test_no_text_in_a_checkpoint_is_interpreted_by_the_terminal(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "w.h5", "w") as file:
         file.create_dataset(EVIL.replace("/", "").replace("\0", ""), data=[1.0])
     content = archive(tmp_path / "a.zip", json.dumps({EVIL: EVIL}).encode(), (tmp_path / "w.h5").read_bytes())

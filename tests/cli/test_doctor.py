@@ -45,7 +45,7 @@ def test_a_good_store_passes_every_check_and_nothing_is_left_in_it(url: str) -> 
     assert everything(url) == {}
     result = kdc("doctor", url)
     assert "backups work here" in result.stdout
-    assert "8 at once, one winner" in result.stdout
+    assert "8 at once, one succeeded" in result.stdout
 
 
 def test_directories_that_it_had_to_make_are_gone_afterwards_and_others_stay(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_backup_directory_is_as_it_was(url: str) -> None:
     assert everything(url) == before
 
 
-def test_without_access_the_reason_is_told_and_the_rest_skipped(tmp_path: Path) -> None:
+def test_without_access_the_reason_is_reported_and_the_rest_skipped(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     found = checks(tmp_path / "file" / "d", code=1)
     assert found["access"]["status"] == "fail"
@@ -93,7 +93,7 @@ def test_a_store_whose_create_overwrites_fails(tmp_path: Path, monkeypatch: pyte
     with doctor.bench(Storage.open(tmp_path)) as tools:
         taken, race = doctor.check_create(tools), doctor.check_race(tools)
     assert (taken.status, race.status) == ("fail", "fail")
-    assert race.detail == "8 at once, 8 believe that they have won"
+    assert race.detail == "8 at once, 8 succeeded"
     assert "only one job" in taken.advice
     assert everything(tmp_path) == {}
 
@@ -104,12 +104,12 @@ def test_a_store_that_refuses_to_delete_can_be_used_with_a_remark(
     real = Storage.probe
 
     def remark(self: Storage) -> None:
-        warnings.warn("old files will stay: forbidden", RuntimeWarning, stacklevel=2)
+        warnings.warn("old files cannot be deleted: forbidden", RuntimeWarning, stacklevel=2)
         real(self)
 
     monkeypatch.setattr(Storage, "probe", remark)
     access = checks(tmp_path)["access"]
-    assert (access["status"], access["detail"]) == ("warn", "old files will stay: forbidden")
+    assert (access["status"], access["detail"]) == ("warn", "old files cannot be deleted: forbidden")
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_leftovers_are_found_and_prune_takes_them_away(url: str) -> None:
     assert {check["status"] for check in checks(url).values()} == {"ok"}
 
 
-def test_what_a_running_fit_is_writing_is_no_leftover(tmp_path: Path) -> None:
+def test_what_a_running_fit_is_writing_is_not_a_leftover(tmp_path: Path) -> None:
     running = begin(tmp_path, age=30)
     staged = commit(running, 1)
     commit(running, 2, age=10)
@@ -193,7 +193,7 @@ def test_what_a_running_fit_is_writing_is_no_leftover(tmp_path: Path) -> None:
     assert "generation 1 seems to be writing" in found["run"]["detail"]
 
 
-def test_damaged_lost_and_set_aside_manifests_are_remarks(tmp_path: Path) -> None:
+def test_damaged_lost_and_quarantined_manifests_are_remarks(tmp_path: Path) -> None:
     store = begin(tmp_path)
     bad, good = commit(store, 1), commit(store, 2)
     flip(tmp_path, bad.id.name)

@@ -77,7 +77,7 @@ def test_layers_of_the_user_come_with_an_import(tmp_path: Path, monkeypatch: pyt
     model = trained(tmp_path / "d", my_layers_of_a_test.Doubled())
     result = cli_backups.kdc("export", tmp_path / "d", tmp_path / "out.keras")
     assert result.exit_code == 2
-    assert "Keras makes no model of the architecture in the backup" in result.stderr
+    assert "Keras cannot build a model from the architecture in the backup" in result.stderr
     assert "--import" in result.stderr
     result = cli_backups.kdc("export", tmp_path / "d", tmp_path / "out.keras", "--import", "my_layers_of_a_test")
     assert result.exit_code == 0, result.stderr
@@ -122,7 +122,7 @@ def test_the_architecture_is_written_once(tmp_path: Path) -> None:
     assert sum(blob.count(model.to_json().encode()) for blob in blobs) == 1
 
 
-def test_a_model_that_is_compiled_anew_is_written_anew(tmp_path: Path) -> None:
+def test_a_model_that_is_compiled_again_is_written_again(tmp_path: Path) -> None:
     model = trained(tmp_path / "d")
     model.compile(keras.optimizers.SGD(0.01), "mae")
     fit(model, kdc.BackupAndRestore(tmp_path / "second", delete_checkpoint=False), epochs=1)
@@ -133,7 +133,7 @@ def test_a_model_that_is_compiled_anew_is_written_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_damage_that_only_the_other_process_meets_is_told_as_damage(tmp_path: Path) -> None:
+def test_damage_that_only_the_other_process_meets_is_reported_as_damage(tmp_path: Path) -> None:
     trained(tmp_path / "d")
     for blob in (tmp_path / "d" / "blobs").rglob("*.*"):
         content = bytearray(blob.read_bytes())

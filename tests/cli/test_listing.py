@@ -71,7 +71,7 @@ def test_the_table_is_made_for_people(tmp_path: Path) -> None:
     assert newest.index("1.5 h") + len("1.5 h") == oldest.index("3.0 h") + len("3.0 h")
 
 
-def test_damaged_manifests_are_shown_as_damaged_beside_whole_ones(url: str) -> None:
+def test_damaged_manifests_are_shown_as_damaged_next_to_intact_ones(url: str) -> None:
     store = begin(url)
     bad, lost, _good = (commit(store, sequence) for sequence in (1, 2, 3))
     rewrite(url, bad.id.name, b'{"digest":')
@@ -86,7 +86,7 @@ def test_damaged_manifests_are_shown_as_damaged_beside_whole_ones(url: str) -> N
     assert [line.split()[-1] for line in result.stdout.splitlines()[2:5]] == ["exact", "damaged", "damaged"]
 
 
-def test_a_backup_of_a_newer_version_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_of_a_newer_version_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = begin(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(manifest_format, "MANIFEST", dataclasses.replace(manifest_format.MANIFEST, version=99))
@@ -98,7 +98,7 @@ def test_a_backup_of_a_newer_version_is_no_damage(tmp_path: Path, monkeypatch: p
     assert "Install a newer" in result.stderr
 
 
-def test_what_makes_a_resume_inexact_is_told(tmp_path: Path) -> None:
+def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     store = begin(tmp_path)
     two = [{"variable/w@0": np.zeros(3)}, {"variable/w@0": np.ones(3)}]
     commit(store, 1, two, states=({"not_saved": ["mine/x"]}, {"local_state_dropped": True}))
@@ -139,20 +139,20 @@ def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path
     flip(tmp_path / "d", "a.keras", -100)
     found = kdc_json("ls", tmp_path / "d", code=1)
     assert len(found["commits"]) == 1
-    assert "a.keras differs from its own seal" in found["checkpoint_problems"][0]
+    assert "a.keras does not match its seal" in found["checkpoint_problems"][0]
 
 
-def test_a_run_without_a_backup_yet_is_said(tmp_path: Path) -> None:
+def test_a_run_without_a_backup_yet_is_shown(tmp_path: Path) -> None:
     begin(tmp_path)
     result = kdc("ls", tmp_path)
     assert result.exit_code == 0
-    assert "a run began here, but there is no backup" in result.stdout
+    assert "a run started here, but committed no backup" in result.stdout
 
 
 # --- show
 
 
-def test_everything_a_manifest_tells_is_shown(url: str) -> None:
+def test_everything_a_manifest_holds_is_shown(url: str) -> None:
     store = begin(url)
     chief = {
         "variable/dense/kernel@0": np.zeros((2, 3), "float32"),
@@ -242,7 +242,7 @@ def test_on_a_narrow_terminal_every_result_stays_readable(tmp_path: Path) -> Non
     publish(tmp_path, "model-0001.keras", 1, tmp_path)
     verified = narrow_kdc("verify", tmp_path)
     assert [line.split()[1] for line in verified if line.startswith(("  commits/0 ", "  model"))] == [
-        "whole", "damaged", "whole",
+        "intact", "damaged", "intact",
     ]  # fmt: skip
     listed = narrow_kdc("ls", tmp_path)
     assert any("1-2" in line and "exact" in line for line in listed)

@@ -23,8 +23,8 @@ END = Position("end", 3, 0, 30)
 
 
 def verify_all(url: str | Path) -> list[str]:
-    """The short names of the backups that are left; each of them is whole."""
-    assert kdc_json("verify", url)["all_whole"] is True
+    """The short names of the backups that are left; each of them is intact."""
+    assert kdc_json("verify", url)["all_intact"] is True
     return [row["commit"] for row in kdc_json("ls", url)["commits"]]
 
 
@@ -47,7 +47,7 @@ def test_all_but_the_newest_go_with_what_only_they_needed(url: str) -> None:
     assert found["bytes"] == sum(found["blobs"].values())
 
 
-def test_a_dry_run_deletes_nothing_and_tells_the_same(url: str) -> None:
+def test_a_dry_run_deletes_nothing_and_shows_the_same(url: str) -> None:
     store = begin(url)
     for sequence in (1, 2, 3):
         commit(store, sequence)
@@ -79,18 +79,18 @@ def test_it_asks_first_and_a_no_or_no_answer_deletes_nothing(tmp_path: Path) -> 
     assert verify_all(tmp_path) == ["1-2"]
 
 
-def test_the_newest_whole_backup_stays_if_none_of_those_to_keep_is(url: str) -> None:
+def test_the_newest_intact_backup_stays_if_none_of_those_to_keep_is(url: str) -> None:
     store = begin(url)
     manifests = [commit(store, sequence) for sequence in (1, 2, 3, 4)]
     flip(url, manifests[3].blobs[0].path)
     flip(url, manifests[2].id.name)
     found = kdc_json("prune", url, "--keep", 2, "--yes")
     assert found["kept"] == [m.id.name for m in reversed(manifests[1:])]
-    assert kdc_json("verify", url, "--commit", "1-2")["all_whole"] is True
+    assert kdc_json("verify", url, "--commit", "1-2")["all_intact"] is True
     assert manifests[0].id.name not in everything(url)
 
 
-def test_where_no_backup_is_whole_nothing_is_deleted(url: str) -> None:
+def test_where_no_backup_is_intact_nothing_is_deleted(url: str) -> None:
     store = begin(url)
     for sequence in (1, 2):
         flip(url, commit(store, sequence).blobs[0].path)
@@ -115,7 +115,7 @@ def test_blobs_that_an_unreadable_manifest_may_name_stay_with_it(tmp_path: Path)
     assert verify_all(tmp_path) == ["2-3"]
 
 
-def test_a_backup_that_a_run_has_set_aside_keeps_its_blobs(tmp_path: Path) -> None:
+def test_a_backup_that_a_run_has_quarantined_keeps_its_blobs(tmp_path: Path) -> None:
     store = begin(tmp_path)
     aside = commit(store, 1)
     commit(store, 2)
@@ -185,7 +185,7 @@ def test_a_run_seems_to_write_while_it_gives_signs_of_life(
     assert (found.running, found.generation) == (running, 2)
 
 
-def test_beside_a_running_fit_it_refuses_and_with_force_leaves_that_run_alone(url: str) -> None:
+def test_next_to_a_running_fit_it_refuses_and_with_force_leaves_that_run_alone(url: str) -> None:
     earlier = begin(url)
     commit(earlier, 1)
     commit(earlier, 2)
@@ -251,7 +251,7 @@ def test_a_run_that_begins_meanwhile_ends_it_before_anything_goes(
     assert verify_all(tmp_path) == ["1-2", "1-1"]
 
 
-def test_interrupted_at_any_deletion_what_is_left_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_at_any_deletion_what_is_left_is_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deletions = 1
     while True:
         directory = tmp_path / str(deletions)

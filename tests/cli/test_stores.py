@@ -22,14 +22,14 @@ def test_every_command_works_on_an_object_store(remote: fixtures.Place) -> None:
     manifests = [commit(store, sequence) for sequence in (1, 2, 3)]
     assert [row["commit"] for row in run("ls")["commits"]] == ["2-3", "2-2", "2-1"]
     assert run("show")["tensors"][0]["shape"] == [1000]
-    assert run("verify")["all_whole"] is True
+    assert run("verify")["all_intact"] is True
     store.storage.delete(manifests[1].blobs[0].path)
-    assert [v["state"] for v in run("verify", code=1)["verdicts"]] == ["whole", "damaged", "whole"]
+    assert [v["state"] for v in run("verify", code=1)["verdicts"]] == ["intact", "damaged", "intact"]
     found = {check["name"]: check["status"] for check in run("doctor")["checks"]}
     assert found.pop("dangling blobs") == "warn"
     assert set(found.values()) == {"ok"}
     pruned = run("prune", "--keep", 1, "--yes")
     assert (len(pruned["commits"]), pruned["owners"], next(iter(pruned["blobs"]))) == (2, [1], lost.blobs[0].path)
     assert [row["commit"] for row in run("ls")["commits"]] == ["2-3"]
-    assert run("verify")["all_whole"] is True
+    assert run("verify")["all_intact"] is True
     assert [f.name for f in store.storage.files()] == []

@@ -1,4 +1,4 @@
-"""Whatever a store holds, a terminal gets nothing to obey: names and texts are shown as they are spelled."""
+"""Whatever a store holds, a terminal gets nothing to interpret: names and texts are shown as they are spelled."""
 
 from __future__ import annotations
 

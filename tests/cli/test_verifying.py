@@ -17,25 +17,25 @@ from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_
 url = cli_backups.url
 
 
-def test_whole_backups_and_checkpoints_are_exit_code_0(url: str, tmp_path: Path) -> None:
+def test_intact_backups_and_checkpoints_are_exit_code_0(url: str, tmp_path: Path) -> None:
     store = begin(url)
     commit(store, 1, [{"variable/w@0": np.zeros(9)}, {"variable/w@0": np.ones(9)}])
     commit(store, 2)
     publish(url, "a.keras", 1, tmp_path)
     found = kdc_json("verify", url)
-    assert found["all_whole"] is True
+    assert found["all_intact"] is True
     assert [(v["kind"], v["state"]) for v in found["verdicts"]] == [
-        ("backup", "whole"),
-        ("backup", "whole"),
-        ("checkpoint", "whole"),
+        ("backup", "intact"),
+        ("backup", "intact"),
+        ("checkpoint", "intact"),
     ]
     result = kdc("verify", url)
-    assert "3 whole" in result.stdout
+    assert "3 intact" in result.stdout
     assert result.stderr == ""  # no progress bar where there is no terminal
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-def test_a_damaged_blob_is_named_and_the_other_backups_are_whole(url: str, damage: str) -> None:
+def test_a_damaged_blob_is_named_and_the_other_backups_are_intact(url: str, damage: str) -> None:
     store = begin(url)
     bad, good = commit(store, 1), commit(store, 2)
     path = bad.blobs[0].path
@@ -45,14 +45,14 @@ def test_a_damaged_blob_is_named_and_the_other_backups_are_whole(url: str, damag
         rewrite(url, path, None if damage == "missing" else store.storage.read(path)[:-1])
     before = everything(url)
     found = kdc_json("verify", url, code=1)
-    assert found["all_whole"] is False
+    assert found["all_intact"] is False
     assert [(v["name"], v["state"]) for v in found["verdicts"]] == [
-        (good.id.name, "whole"),
+        (good.id.name, "intact"),
         (bad.id.name, "damaged"),
     ]
     assert path in found["verdicts"][1]["problem"]
     assert everything(url) == before
-    assert kdc("verify", url).stdout.splitlines()[-1].strip() == "1 whole, 1 damaged"
+    assert kdc("verify", url).stdout.splitlines()[-1].strip() == "1 intact, 1 damaged"
 
 
 def test_damage_that_only_one_worker_has_is_found(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_a_damaged_manifest_is_named_and_left_where_it_is(url: str) -> None:
     commit(store, 2)
     flip(url, manifest.id.name)
     before = everything(url)
-    whole, damaged = kdc_json("verify", url, code=1)["verdicts"]
-    assert (whole["state"], damaged["state"], damaged["name"]) == ("whole", "damaged", manifest.id.name)
+    intact, damaged = kdc_json("verify", url, code=1)["verdicts"]
+    assert (intact["state"], damaged["state"], damaged["name"]) == ("intact", "damaged", manifest.id.name)
     assert everything(url) == before
 
 
@@ -95,7 +95,7 @@ def test_damaged_checkpoints_are_named(url: str, tmp_path: Path) -> None:
     before = everything(url)
     states = {v["name"]: v["state"] for v in kdc_json("verify", url, code=1)["verdicts"]}
     assert states == {
-        "good.keras": "whole",
+        "good.keras": "intact",
         "bad one.keras": "damaged",
         "record.keras": "damaged",
     }
@@ -134,7 +134,7 @@ def test_a_shared_blob_that_is_damaged_damages_every_backup_that_needs_it(tmp_pa
     assert [v["state"] for v in kdc_json("verify", tmp_path, code=1)["verdicts"]] == ["damaged", "damaged"]
 
 
-def test_what_a_running_fit_deletes_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_running_fit_deletes_meanwhile_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = begin(tmp_path)
     old, new = commit(store, 1), commit(store, 2)
     real = upkeep.verify_tensors
@@ -148,19 +148,19 @@ def test_what_a_running_fit_deletes_meanwhile_is_no_damage(tmp_path: Path, monke
     assert [v["name"] for v in kdc_json("verify", tmp_path)["verdicts"]] == [new.id.name]
 
 
-def test_a_first_backup_that_was_never_finished_is_no_damage(url: str) -> None:
+def test_a_first_backup_that_was_never_finished_is_not_damage(url: str) -> None:
     commit(begin(url), 1)
     crashed = begin(url)
     torn = commit(crashed, 1)
     rewrite(url, torn.id.name, b"{")
     rewrite(url, "owners/000002.committed", None)
-    assert [v["state"] for v in kdc_json("verify", url)["verdicts"]] == ["unfinished", "whole"]
+    assert [v["state"] for v in kdc_json("verify", url)["verdicts"]] == ["unfinished", "intact"]
     assert [row["state"] for row in kdc_json("ls", url)["commits"]] == ["unfinished", "ok"]
     rewrite(url, "owners/000002.committed", b"{}")
-    assert [v["state"] for v in kdc_json("verify", url, code=1)["verdicts"]] == ["damaged", "whole"]
+    assert [v["state"] for v in kdc_json("verify", url, code=1)["verdicts"]] == ["damaged", "intact"]
 
 
-def test_a_manifest_that_is_deleted_after_it_was_listed_is_no_damage(
+def test_a_manifest_that_is_deleted_after_it_was_listed_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = begin(tmp_path)
@@ -177,7 +177,7 @@ def test_a_manifest_that_is_deleted_after_it_was_listed_is_no_damage(
     assert [v["name"] for v in kdc_json("verify", tmp_path)["verdicts"]] == [new.id.name]
 
 
-def test_manifests_that_a_run_has_set_aside_are_mentioned_and_no_new_problem(tmp_path: Path) -> None:
+def test_manifests_that_a_run_has_quarantined_are_mentioned_and_no_new_problem(tmp_path: Path) -> None:
     store = begin(tmp_path)
     bad = commit(store, 1)
     commit(store, 2)

@@ -85,7 +85,7 @@ def test_a_worker_that_the_service_has_given_up_ends_a_wait_of_the_chief(service
 @pytest.mark.slow
 def test_a_chief_that_is_frozen_ends_a_wait_of_a_worker(service: Service) -> None:
     service.frozen = True
-    with pytest.raises(PeerLostError, match=r"the chief \(127.0.0.1:1\) does not answer: it is frozen or cut off"):
+    with pytest.raises(PeerLostError, match=r"the chief \(127.0.0.1:1\) does not answer: it is frozen or disconnected"):
         WORKER.gather(None, "something", 60.0)
 
 
@@ -94,12 +94,12 @@ def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(s
     with peer_monitor.monitoring(WORKER):
         assert until(lambda: not shared(peer_monitor.PeerMonitor).threads)
     assert messaging.lost() is None
-    with pytest.raises(PeerLostError, match=r"worker 1 .* said that it ended with ValueError: a bug"):
+    with pytest.raises(PeerLostError, match=r"worker 1 .* reported that it ended with ValueError: a bug"):
         CHIEF.gather(None, "something", 60.0)
 
 
 @pytest.mark.slow
-def test_a_process_that_stood_still_takes_nobody_for_lost(service: Service) -> None:
+def test_a_process_that_stood_still_takes_no_one_for_lost(service: Service) -> None:
     """Its requests look as if they had no answer, because it did not look for one."""
     heard: list[int] = []
     peer_monitor.begin(WORKER, lambda: heard.append(1))
@@ -113,7 +113,7 @@ def test_a_process_that_stood_still_takes_nobody_for_lost(service: Service) -> N
     assert messaging.lost() is None
 
 
-def test_nobody_watches_when_nothing_waits_or_trains(service: Service) -> None:
+def test_no_one_watches_when_nothing_waits_or_trains(service: Service) -> None:
     heard: list[int] = []
     listener = lambda: heard.append(1)  # noqa: E731 - the same object is taken away
     peer_monitor.begin(CHIEF, listener)
@@ -125,7 +125,7 @@ def test_nobody_watches_when_nothing_waits_or_trains(service: Service) -> None:
     assert (heard, messaging.lost(), service.values) == ([], None, {})
 
 
-def test_workers_that_do_different_things_are_told_so(service: Service) -> None:
+def test_workers_that_make_different_collective_calls_get_an_error(service: Service) -> None:
     call = CHIEF._say(None, "one thing")
     messaging.publish(f"kdc/call/{call}/1", b'{"tag": "another thing", "value": null}', 10.0)
     with pytest.raises(ConfigError, match="'one thing' on worker 0, 'another thing' on worker 1"):

@@ -1,4 +1,4 @@
-"""A lone process of a cluster names who is missing, in bounded time, and obeys signals."""
+"""A lone process of a cluster names who is missing, in bounded time, and handles signals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_occupied_port_is_an_error_that_names_it(index: int) -> None:
         port = server.getsockname()[1]
         addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
         addresses[index] = f"127.0.0.1:{port}"
-        with pytest.raises(ConfigError, match=f"cannot listen on its own port {port} .*end the process that occupies"):
+        with pytest.raises(ConfigError, match=f"cannot listen on its own port {port} .*end the process that uses"):
             wait_for_everyone(addresses, index, 1.0)
 
 
@@ -65,7 +65,7 @@ def test_strangers_on_the_chiefs_port_do_not_count() -> None:
 
 
 @pytest.mark.process
-def test_a_waiting_chief_obeys_sigterm() -> None:
+def test_a_waiting_chief_handles_sigterm() -> None:
     port = free_port()
     environ = {**os.environ, "TF_CONFIG": json.dumps(config({"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}))}
     code = "import keras_dist_callbacks as kdc; kdc.make_strategy(startup_timeout=60)"

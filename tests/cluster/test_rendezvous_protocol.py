@@ -38,7 +38,7 @@ def test_the_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch)
      ("123456789012345", "fewer than 16 characters; make one with: python -c .import secrets; print")],
 )  # fmt: skip
 @pytest.mark.parametrize("is_file", [False, True])
-def test_what_is_no_token_is_refused(tmp_path: Path, content: str, match: str, is_file: bool) -> None:
+def test_what_is_not_a_token_is_refused(tmp_path: Path, content: str, match: str, is_file: bool) -> None:
     path = tmp_path / "token"
     path.write_text(content)
     environ = {"KDC_CLUSTER_TOKEN_FILE": str(path)} if is_file else {"KDC_CLUSTER_TOKEN": content}

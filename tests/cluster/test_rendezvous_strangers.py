@@ -18,12 +18,12 @@ import pytest
 from keras_dist_callbacks.cluster import rendezvous, rendezvous_protocol
 from keras_dist_callbacks.cluster.rendezvous import wait_for_everyone
 from keras_dist_callbacks.errors import ClusterTimeoutError
-from tests.support.starts import Starts, drip, everything, is_hung_up, line, serving, starting
+from tests.support.cluster_starts import ClusterStarts, drip, is_hung_up, read_all, read_line, serving, starting
 
 NONCE = "a" * 64
 
 
-def hello(cluster: Starts, index: int = 1, *, has_token: bool = False) -> bytes:
+def hello(cluster: ClusterStarts, index: int = 1, *, has_token: bool = False) -> bytes:
     digest = hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()
     return rendezvous_protocol.encode(rendezvous_protocol.Hello(digest, index, NONCE, has_token))
 
@@ -107,13 +107,13 @@ BENT = [
 ]  # fmt: skip
 
 
-def test_a_hello_that_is_not_exactly_one_is_no_workers() -> None:
+def test_a_hello_that_is_not_exactly_one_is_not_taken_for_a_workers() -> None:
     with starting(2) as cluster:
         chief = cluster.begin(0)
         for change in BENT:
             bent = json.dumps(json.loads(hello(cluster)) | change).encode() + b"\n"
-            assert b"Challenge" not in everything(cluster.call(said=bent)), change
-        assert b"Challenge" in line(cluster.call(said=hello(cluster)))
+            assert b"Challenge" not in read_all(cluster.call(said=bent)), change
+        assert b"Challenge" in read_line(cluster.call(said=hello(cluster)))
         worker = cluster.begin(1)
         assert max(chief.result(90), worker.result(90)) < 60
 
@@ -124,7 +124,7 @@ def test_a_worker_that_has_gone_again_or_talks_on_is_not_there(more: bytes) -> N
     with starting(3) as cluster:
         chief = cluster.begin(0)
         guest = cluster.call(said=hello(cluster))
-        assert b"Challenge" in line(guest)
+        assert b"Challenge" in read_line(guest)
         guest.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer("")))
         if more:
             time.sleep(0.2)
@@ -143,9 +143,9 @@ def test_a_worker_that_does_not_part_holds_the_chief_for_a_moment_only() -> None
     with starting(2) as cluster:
         chief = cluster.begin(0)
         guest = cluster.call(said=hello(cluster))
-        line(guest)
+        read_line(guest)
         guest.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer("")))
-        assert b'"Go"' in line(guest)
+        assert b'"Go"' in read_line(guest)
         assert chief.result(90) < 30
 
 
@@ -175,7 +175,7 @@ def endless(connection: socket.socket) -> None:
 
 
 IMPOSTORS: dict[str, Callable[[socket.socket], object]] = {
-    "silent": lambda connection: line(connection) and line(connection),
+    "silent": lambda connection: read_line(connection) and read_line(connection),
     "slow": lambda connection: drip(connection, [b" "] * 200, 0.1),
     "endless": endless,
     "nested": lambda connection: drip(connection, [b"[" * 4000], 0.1),
@@ -191,12 +191,12 @@ IMPOSTORS: dict[str, Callable[[socket.socket], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS.keys())
-def test_whoever_answers_as_the_chief_holds_a_worker_no_longer_than_its_deadline(
+def test_a_stranger_who_answers_as_the_chief_holds_a_worker_no_longer_than_its_deadline(
     impostor: Callable[[socket.socket], None],
 ) -> None:
     with starting(2) as cluster, serving(cluster.addresses[0], impostor):
         worker = cluster.begin(1, 1.0)
-        with pytest.raises(ClusterTimeoutError, match=r"worker 1: the chief .* did not come up within 1 s") as caught:
+        with pytest.raises(ClusterTimeoutError, match=r"worker 1: the chief .* did not start within 1 s") as caught:
             worker.result(60)
         assert caught.value.seconds < 10  # type: ignore[attr-defined]
 

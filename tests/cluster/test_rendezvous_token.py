@@ -1,4 +1,4 @@
-"""Who has the cluster's token is a worker, who has not is a stranger; and workers whose tokens differ are told so."""
+"""Who has the cluster's token is a worker, who has not is a stranger; and workers whose tokens differ get an error."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from keras_dist_callbacks.cluster import rendezvous, rendezvous_protocol
 from keras_dist_callbacks.cluster.rendezvous_protocol import AuthSession, ClusterToken
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.testing.plugin import ClusterFactory
-from tests.support.processes import job
-from tests.support.starts import Starts, everything, is_hung_up, line, serving, starting
+from tests.support.cluster_starts import ClusterStarts, is_hung_up, read_all, read_line, serving, starting
+from tests.support.processes import worker_processes
 
 ONE, OTHER = (f"{number} secret that nobody can guess" for number in ("first", "second"))
 TOKENS = {"none": None, "one": ClusterToken(ONE.encode()), "other": ClusterToken(OTHER.encode())}
 NONCE = "a" * 64
 
 
-def digest(cluster: Starts) -> str:
+def digest(cluster: ClusterStarts) -> str:
     return hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()
 
 
-def hello(cluster: Starts, index: int = 1, *, has_token: bool = True) -> bytes:
+def hello(cluster: ClusterStarts, index: int = 1, *, has_token: bool = True) -> bytes:
     return rendezvous_protocol.encode(rendezvous_protocol.Hello(digest(cluster), index, NONCE, has_token))
 
 
-def challenge_of(cluster: Starts, connection: socket.socket, token: ClusterToken | None) -> tuple[AuthSession, str]:
-    said = rendezvous_protocol.decode(line(connection))
+def challenge_of(
+    cluster: ClusterStarts, connection: socket.socket, token: ClusterToken | None
+) -> tuple[AuthSession, str]:
+    said = rendezvous_protocol.decode(read_line(connection))
     assert isinstance(said, rendezvous_protocol.Challenge)
     return AuthSession(token, digest(cluster), 1, NONCE, said.nonce), said.proof
 
@@ -46,8 +48,8 @@ def error_of(start: Future[float]) -> ConfigError:
 
 def test_workers_with_the_same_token_start() -> None:
     with starting(4) as cluster:
-        starts = [cluster.begin(index, token=TOKENS["one"]) for index in (2, 0, 3, 1)]
-        assert all(start.result(90) < 30 for start in starts)
+        started = [cluster.begin(index, token=TOKENS["one"]) for index in (2, 0, 3, 1)]
+        assert all(start.result(90) < 30 for start in started)
 
 
 @pytest.mark.parametrize(
@@ -58,24 +60,24 @@ def test_workers_with_the_same_token_start() -> None:
         ("one", "other", "has another KDC_CLUSTER_TOKEN than the chief"),
     ],
 )
-def test_a_worker_whose_token_differs_is_told_so_and_the_chief_names_it(chief: str, worker: str, match: str) -> None:
+def test_a_worker_whose_token_differs_gets_an_error_and_the_chief_names_it(chief: str, worker: str, match: str) -> None:
     with starting(3) as cluster:
         waiting = cluster.begin(0, 4.0, token=TOKENS[chief])
         there = cluster.begin(1, 5.0, token=TOKENS[chief])
         said = str(error_of(cluster.begin(2, token=TOKENS[worker])))
         assert said.startswith(f"worker 2 ({cluster.addresses[2]}) {match}; set the same KDC_CLUSTER_TOKEN")
-        named = r"no contact from worker 2 [^,]*127.0.0.1 said it is worker 2, but .*with the same token"
+        named = r"no contact from worker 2 [^,]*127.0.0.1 claims to be worker 2, but .*with the same token"
         with pytest.raises(ClusterTimeoutError, match=named):
             waiting.result(60)
-        with pytest.raises(ClusterTimeoutError, match="did not come up within 5 s"):
+        with pytest.raises(ClusterTimeoutError, match="did not start within 5 s"):
             there.result(60)
 
 
-def claims(cluster: Starts, connection: socket.socket, kind: str, index: int = 1) -> None:
+def claims(cluster: ClusterStarts, connection: socket.socket, kind: str, index: int = 1) -> None:
     """A stranger who knows all addresses says that it is a worker."""
     connection.sendall(hello(cluster, index, has_token=kind != "has none"))
     if kind == "has none":
-        assert b'"missing"' in line(connection)
+        assert b'"missing"' in read_line(connection)
     if kind in {"guesses", "reflects", "is silent"}:
         _, proof = challenge_of(cluster, connection, ClusterToken(OTHER.encode()))
     if kind == "guesses":
@@ -89,7 +91,7 @@ CLAIMS = ["has none", "guesses", "reflects", "is silent", "is gone"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLAIMS)
-def test_a_stranger_who_says_it_is_a_worker_ends_no_start(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_who_claims_to_be_a_worker_ends_no_start(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 2.0)
     with starting(2) as cluster:
         chief = cluster.begin(0, token=TOKENS["one"])
@@ -113,7 +115,9 @@ def test_strangers_who_say_they_are_workers_are_named_if_the_workers_stay_away()
             chief.result(60)
         assert caught.value.seconds < 20  # type: ignore[attr-defined]
         for index in range(1, 1 + len(CLAIMS)):
-            claim = f"127.0.0.1 said it is worker {index}, but has not proven that it has the chief's KDC_CLUSTER_TOKEN"
+            claim = (
+                f"127.0.0.1 claims to be worker {index}, but did not prove that it has the chief's KDC_CLUSTER_TOKEN"
+            )
             assert claim in str(caught.value)
         assert "with the same token" in str(caught.value)
 
@@ -127,11 +131,11 @@ def test_what_a_stranger_has_overheard_is_of_no_use() -> None:
         answer = rendezvous_protocol.encode(rendezvous_protocol.Answer(conversation.proof("worker")))
         guest.sendall(answer)
         replaying = cluster.call(said=hello(cluster))
-        line(replaying)
+        read_line(replaying)
         replaying.sendall(answer)
         assert is_hung_up(replaying)
         worker = cluster.begin(2, token=TOKENS["one"])
-        said = line(guest)  # it is still the worker that has proven itself
+        said = read_line(guest)  # it is still the worker that has proven itself
         go = rendezvous_protocol.decode(said)
         assert isinstance(go, rendezvous_protocol.Go)
         assert conversation.is_proven("chief: go", go.proof)
@@ -143,11 +147,11 @@ def test_a_worker_with_a_token_proves_nothing_to_an_impostor() -> None:
     heard: list[bytes] = []
 
     def impostor(connection: socket.socket) -> None:
-        heard.append(line(connection))
+        heard.append(read_line(connection))
         connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, "0" * 64)))
-        heard.append(line(connection))
+        heard.append(read_line(connection))
         connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Go("0" * 64)))
-        heard.append(everything(connection))
+        heard.append(read_all(connection))
 
     with starting(2) as cluster, serving(cluster.addresses[0], impostor):
         error = error_of(cluster.begin(1, token=TOKENS["one"]))
@@ -157,21 +161,21 @@ def test_a_worker_with_a_token_proves_nothing_to_an_impostor() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_with_a_token_starts_for_nobody_without_it() -> None:
+def test_a_worker_with_a_token_starts_for_no_one_without_it() -> None:
     """Such as who has cut in after the chief's proof."""
 
     def impostor(connection: socket.socket) -> None:
-        said = rendezvous_protocol.decode(line(connection))
+        said = rendezvous_protocol.decode(read_line(connection))
         assert isinstance(said, rendezvous_protocol.Hello)
         conversation = AuthSession(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
         connection.sendall(
             rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, conversation.proof("chief")))
         )
-        line(connection)
+        read_line(connection)
         connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Go(conversation.proof("chief"))))
-        everything(connection)
+        read_all(connection)
 
-    refused = pytest.raises(ClusterTimeoutError, match="something that a chief would not have said")
+    refused = pytest.raises(ClusterTimeoutError, match="its message is not one of a chief of this version")
     with starting(2) as cluster, serving(cluster.addresses[0], impostor), refused:
         cluster.begin(1, 2.0, token=TOKENS["one"]).result(60)
 
@@ -197,7 +201,7 @@ def test_processes_with_one_token_join(tmp_path: Path, preload: bool, monkeypatc
     monkeypatch.setenv("KDC_CLUSTER_TOKEN", "of the environment, for all")
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    with job([sys.executable, str(script), ONE, ONE], 2, tmp_path / "logs", preload=preload) as cluster:
+    with worker_processes([sys.executable, str(script), ONE, ONE], 2, tmp_path / "logs", preload=preload) as cluster:
         cluster.start()
         assert cluster.wait(150) == [0, 0], cluster.tails()
         assert "[0, 1]" in cluster.log(0)
@@ -218,6 +222,6 @@ def test_processes_whose_tokens_differ_end_with_the_reason(local_cluster: Cluste
     cluster.start()
     assert cluster.wait(150) == [1, 1], cluster.tails()
     assert "ClusterTimeoutError: chief 127.0.0.1" in cluster.log(0)
-    assert "127.0.0.1 said it is worker 1, but has not proven" in cluster.log(0)
+    assert "127.0.0.1 claims to be worker 1, but did not prove" in cluster.log(0)
     assert "ConfigError: worker 1 (127.0.0.1" in cluster.log(1)
     assert not any(token in cluster.tails() for token in tokens)

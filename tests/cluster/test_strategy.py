@@ -14,7 +14,7 @@ import pytest
 
 from keras_dist_callbacks.cluster.strategy import make_strategy
 from keras_dist_callbacks.errors import ConfigError
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 from tests.support.tf_config import WORKERS, config
 
 
@@ -54,7 +54,7 @@ def test_an_evaluator_gets_the_default_strategy(monkeypatch: pytest.MonkeyPatch)
     assert make_strategy() is tf.distribute.get_strategy()
 
 
-def test_a_strategy_that_joins_nobody_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_that_joins_no_one_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support import tiny
 
     monkeypatch.setenv("TF_CONFIG", json.dumps(config(WORKERS)))
@@ -71,7 +71,7 @@ def test_sigterm_ends_a_worker_between_the_strategy_and_fit(tmp_path: Path) -> N
         "import time\nimport keras_dist_callbacks as kdc\nkdc.make_strategy()\n"
         "print('ready', flush=True)\ntime.sleep(60)\n"
     )
-    with job([sys.executable, str(script)], 2, tmp_path / "logs", grace=1.0) as cluster:
+    with worker_processes([sys.executable, str(script)], 2, tmp_path / "logs", grace=1.0) as cluster:
         cluster.start()
         deadline = time.monotonic() + 60.0
         while not all("ready" in cluster.log(worker) for worker in range(2)) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A disk with room for hardly more than the backups: leftovers of interrupted saves must not fill it."""
+"""A disk with space for hardly more than the backups: leftovers of interrupted saves must not fill it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unfinished(disk: Path) -> list[Path]:
 @pytest.mark.kill
 @pytest.mark.parametrize("way", ["all", "0"])
 def test_a_run_that_is_killed_in_mid_save_again_and_again_can_still_save(small_disk: Mount, way: str) -> None:
-    """There is room for the three backups of a save in progress and for no leftover."""
+    """There is space for the three backups of a save in progress and for no leftover."""
     disk = small_disk(32)
     command = [sys.executable, "-m", "tests.support.killed_saver", str(disk), "fsync", "1", "3"]
     for _ in range(2):

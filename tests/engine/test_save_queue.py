@@ -1,4 +1,4 @@
-"""Backups that are due faster than they are written: the newest stands in line, and the ones before it cost nothing."""
+"""Backups that are due faster than they are written: the newest is queued, and the ones before it cost nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BYTES = 4000
 
 
 class Engine(BackupEngine):
-    """One whose writer waits until it is let go, and that notes which saves it tells workers to forget."""
+    """One whose writer waits until it is let go, and that notes which saves workers are to forget."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         cluster = Cluster()
@@ -47,7 +47,7 @@ class Engine(BackupEngine):
         self.claim({})
 
     def hold(self) -> None:
-        """A job in front of the next backup."""
+        """A job before the next backup."""
         self.gate.clear()
         self.queue.submit(lambda: self.gate.wait(60), "a slow upload")
 
@@ -82,7 +82,7 @@ def snapshot(step: int) -> Snapshot:
     return Snapshot(Position("within", 0, step, step), {"variable/w@0": SharedArray(value)}, loop_state())
 
 
-def test_the_newest_is_written_behind_the_one_that_is_being_written(
+def test_the_newest_is_written_after_the_one_that_is_being_written(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.begin_slowly(monkeypatch)
@@ -97,7 +97,7 @@ def test_the_newest_is_written_behind_the_one_that_is_being_written(
     assert engine.committed == Position("within", 0, 4, 4)
 
 
-def test_one_that_another_job_of_the_queue_holds_up_is_overtaken_too(engine: Engine) -> None:
+def test_one_that_another_job_of_the_queue_holds_up_is_superseded_too(engine: Engine) -> None:
     engine.hold()
     for step in (1, 2, 3):
         engine.save(snapshot(step))
@@ -106,7 +106,7 @@ def test_one_that_another_job_of_the_queue_holds_up_is_overtaken_too(engine: Eng
     assert (engine.steps(), engine.skipped) == ([3], [1, 2])
 
 
-def test_what_is_overtaken_is_free_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_superseded_is_free_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.begin_slowly(monkeypatch)
     held = []
     for step in range(2, 6):
@@ -119,7 +119,7 @@ def test_what_is_overtaken_is_free_at_once(engine: Engine, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("engine", [{"max_held_bytes": 2 * BYTES - 1}, {"max_held_bytes": 0}], indirect=True)
-def test_where_two_states_do_not_fit_none_stands_in_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_two_states_do_not_fit_none_is_queued(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.begin_slowly(monkeypatch)
     for step in (2, 3):
         engine.save(snapshot(step))
@@ -140,7 +140,7 @@ def test_where_two_states_just_fit_one_does(engine: Engine, monkeypatch: pytest.
     assert engine.steps() == [1, 2]
 
 
-def test_one_that_must_be_written_is_not_overtaken(engine: Engine) -> None:
+def test_one_that_must_be_written_is_not_superseded(engine: Engine) -> None:
     engine.hold()
     engine.save(snapshot(1), must=True)
     for step in (2, 3):
@@ -150,7 +150,7 @@ def test_one_that_must_be_written_is_not_overtaken(engine: Engine) -> None:
     assert (engine.steps(), engine.skipped) == ([1, 3], [2])
 
 
-def test_one_that_must_be_written_overtakes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_must_be_written_supersedes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.begin_slowly(monkeypatch)
     engine.save(snapshot(2))
     threading.Timer(0.2, engine.gate.set).start()
@@ -160,7 +160,7 @@ def test_one_that_must_be_written_overtakes(engine: Engine, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("engine", [{"when_busy": "wait"}], indirect=True)
-def test_where_training_waits_none_is_left_out(engine: Engine) -> None:
+def test_where_training_waits_none_is_skipped(engine: Engine) -> None:
     for step in range(1, 6):
         engine.hold()
         threading.Timer(0.05, engine.gate.set).start()
@@ -169,7 +169,7 @@ def test_where_training_waits_none_is_left_out(engine: Engine) -> None:
     assert (engine.steps(), engine.skipped) == ([4, 5], [])
 
 
-def test_a_failure_of_one_does_not_stop_the_one_in_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_one_backup_does_not_stop_the_queued_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     original, committed = engine.store.commit, list[int]()
 
     def commit(manifest: Any) -> None:
@@ -208,7 +208,7 @@ def test_half_of_the_free_memory_knows_the_limits_of_containers(
 
 
 def test_other_jobs_of_the_queue_do_not_hold_backups_up_for_ever(engine: Engine) -> None:
-    """A backup in line keeps its place once something stands behind it; else two busy writers would always be first."""
+    """A queued backup keeps its place once something is queued after it; else two writers would always come first."""
     engine.hold()
     for step in range(1, 9):
         engine.save(snapshot(step))
@@ -218,7 +218,7 @@ def test_other_jobs_of_the_queue_do_not_hold_backups_up_for_ever(engine: Engine)
     assert (engine.steps(), engine.skipped) == ([1], [2, 3, 4, 5, 6, 7, 8])
 
 
-def test_workers_are_told_which_save_stands_in_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_learn_which_save_is_queued(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.begin_slowly(monkeypatch)
     for step in (2, 3):
         engine.save(snapshot(step))
@@ -230,7 +230,7 @@ def test_workers_are_told_which_save_stands_in_line(engine: Engine, monkeypatch:
     assert engine.steps() == [1, 4]
 
 
-def test_what_stands_in_line_at_the_end_is_not_written(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_queued_at_the_end_is_not_written(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.begin_slowly(monkeypatch)
     engine.save(snapshot(2))
     threading.Timer(0.2, engine.gate.set).start()
@@ -270,7 +270,7 @@ def test_a_save_that_fails_before_workers_are_asked_is_skipped(engine: Engine, m
 @ignore_keras_warnings
 @pytest.mark.filterwarnings("ignore:backups are skipped:RuntimeWarning")
 def test_a_slow_store_costs_distance_between_backups_and_not_the_newest_one(tmp_path: Path) -> None:
-    """A run that is cut off behind its last step finds a backup of that step, however slow the store is."""
+    """A run that is cut off after its last step finds a backup of that step, however slow the store is."""
     reference = tiny.model()
     tiny.fit(reference, None, [], epochs=2)
     slow = {"when_busy": "skip", "max_bytes_per_second": 60_000}

@@ -1,4 +1,4 @@
-"""A cluster whose store is slow: its newest state stands in line, however long the one before takes."""
+"""A cluster whose store is slow: its newest state is queued, however long the one before takes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.testing import compare_runs
 from tests.support import SUPPORT
-from tests.support.line_job import CUT_AT, LOST_AT, TIMEOUT
-from tests.support.processes import job
+from tests.support.processes import worker_processes
+from tests.support.save_queue_job import CUT_AT, LOST_AT, TIMEOUT
 
 pytestmark = [pytest.mark.kill, pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
 def run(directory: Path, *words: str) -> tuple[list[int | None], list[str], float]:
     """Exit codes and logs of both workers, and the seconds that it took."""
-    command = [sys.executable, str(SUPPORT / "line_job.py"), str(directory), *words]
-    with job(command, 2, directory / f"logs-{'-'.join(words)}", grace=60) as cluster:
+    command = [sys.executable, str(SUPPORT / "save_queue_job.py"), str(directory), *words]
+    with worker_processes(command, 2, directory / f"logs-{'-'.join(words)}", grace=60) as cluster:
         began = time.monotonic()
         cluster.start()
         codes = list(cluster.wait(150))
@@ -45,7 +45,7 @@ def assert_goes_on_as_if_nothing_had_happened(directory: Path, reference: Path, 
         assert compare_runs(reference / f"end-worker{worker}", directory / f"end-worker{worker}") == []
 
 
-def test_the_newest_state_is_written_behind_one_that_takes_longer_than_workers_wait(tmp_path: Path) -> None:
+def test_the_newest_state_is_written_after_one_that_takes_longer_than_workers_wait(tmp_path: Path) -> None:
     codes, logs, _ = run(tmp_path / "a", "cut")
     assert codes == [-signal.SIGKILL] * 2, logs
     waited = [float(re.findall("everything is written after ([0-9.]+) s", log)[0]) for log in logs]
@@ -56,7 +56,7 @@ def test_the_newest_state_is_written_behind_one_that_takes_longer_than_workers_w
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_worker_that_is_lost_while_one_stands_in_line_ends_all(tmp_path: Path, lost: int) -> None:
+def test_a_worker_that_is_lost_while_one_is_queued_ends_all(tmp_path: Path, lost: int) -> None:
     codes, logs, seconds = run(tmp_path / "a", "lost", str(lost))
     assert codes[lost] == -signal.SIGKILL
     assert f"in line before {LOST_AT[0]},{LOST_AT[1]}: True" in logs[0]

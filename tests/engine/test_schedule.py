@@ -19,7 +19,7 @@ from tests.support import tiny
 
 
 class Training:
-    """A made-up training: steps of 40 ms, saves that block, and writes that slow down the steps beside them."""
+    """A made-up training: steps of 40 ms, saves that block, and writes that slow down the steps next to them."""
 
     def __init__(
         self,
@@ -144,14 +144,14 @@ def test_a_worker_with_other_times_saves_at_the_chiefs_steps(policy: SavePolicy)
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 5])
-def test_an_overhead_that_is_no_share_is_refused(share: float) -> None:
+def test_an_overhead_that_is_not_a_share_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="max_overhead must be between 0 and 1"):
         kdc.BackupAndRestore("somewhere", save_freq="auto", max_overhead=share)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("save_freq", "first"), [("auto", 20), (datetime.timedelta(microseconds=1), 1)])
-def test_a_run_that_saves_by_measure_goes_on_exactly(tmp_path: Path, save_freq: Any, first: int) -> None:
+def test_a_run_that_saves_by_measure_continues_exactly(tmp_path: Path, save_freq: Any, first: int) -> None:
     reference = tiny.model()
     tiny.fit(reference, None, epochs=6)
     tiny.interrupt(tmp_path, 5, 3, save_freq=save_freq, epochs=6)

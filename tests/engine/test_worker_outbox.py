@@ -1,4 +1,4 @@
-"""Two workers of one process: what the chief leaves out is not held by the other one, and every save is answered."""
+"""Two workers of one process: what the chief skips is not held by the other one, and every save is answered."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_worker_holds_no_more_than_what_may_still_be_asked_for(pair: Pair, art
     pair.save(1)
     assert pair.begun.wait(10)
     pair.save(2)
-    if artefact:  # from here on the second one cannot be overtaken
+    if artefact:  # from here on the second one cannot be superseded
         pair.queues[0].submit(lambda: None, "an artefact")
     for step in range(3, 13):
         pair.save(step)

@@ -68,9 +68,9 @@ HELLOS: list[Any] = [
 
 
 @pytest.mark.parametrize("hello", HELLOS)
-def test_a_hello_that_is_none_fails_this_save_and_names_the_worker(said: dict[str, bytes], hello: Any) -> None:
+def test_an_invalid_hello_fails_this_save_and_names_the_worker(said: dict[str, bytes], hello: Any) -> None:
     said["hello"] = hello if isinstance(hello, bytes) else json.dumps(hello).encode()
-    with pytest.raises(BackupError, match="worker 1 in save 1: what was published there is not"):
+    with pytest.raises(BackupError, match="worker 1 in save 1: the message is not one of this version"):
         collect()
 
 
@@ -78,9 +78,9 @@ def test_a_hello_that_is_none_fails_this_save_and_names_the_worker(said: dict[st
     "values",
     [b"", b"\xff" * 8, b"\xff" * 100, _pack_message({"state": {}}, {}), _pack_message({"state": [], "sent": []}, {})],
 )
-def test_values_that_are_none_do_too(said: dict[str, bytes], values: bytes) -> None:
+def test_invalid_values_fail_this_save_and_name_the_worker(said: dict[str, bytes], values: bytes) -> None:
     said["values"] = values
-    with pytest.raises(BackupError, match="worker 1 in save 1: what was published there is not"):
+    with pytest.raises(BackupError, match="worker 1 in save 1: the message is not one of this version"):
         collect()
 
 
@@ -134,7 +134,7 @@ def test_what_differs_is_sent_and_nothing_is_left_behind(service: Service, print
     assert service.values == {}
 
 
-def test_a_save_that_stands_in_line_is_waited_for_however_long_it_takes(
+def test_a_save_that_is_queued_is_waited_for_however_long_it_takes(
     service: Service, prints: dict[str, Fingerprint]
 ) -> None:
     chief = side(0, 10)
@@ -160,18 +160,18 @@ def test_the_end_of_the_run_ends_the_waiting_for_the_chief(service: Service, mon
     worker = Delivering(exchange, 1)
     time.sleep(0.3)
     exchange.abort.set()
-    ended = r"the chief had not taken part in save 1 when this run was ended, 0\.\d s after it was asked"
+    ended = r"the chief had not taken part in save 1 when this run ended, 0\.\d s after the request"
     assert re.fullmatch(ended, worker.end())
 
 
-def test_a_run_that_is_ended_reports_how_long_it_really_waited_for_a_worker(
+def test_a_run_that_is_terminated_reports_how_long_it_really_waited_for_a_worker(
     service: Service, prints: dict[str, Fingerprint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chief = side(0)
     chief.abort.set()
     with pytest.raises(BackupError) as caught:
         chief.collect(1, own(0), prints)
-    ended = r"worker 1 had not delivered its state when this run was ended, \d\.\d s after it was asked"
+    ended = r"worker 1 had not delivered its state when this run ended, \d\.\d s after the request"
     assert re.fullmatch(ended, str(caught.value))
     monkeypatch.setattr(shared(messaging.Peers), "lost", "worker 2 is lost")
     with pytest.raises(BackupError, match=r"delivered its state .* \(worker 2 is lost\)"):
@@ -188,7 +188,7 @@ def test_what_is_skipped_already_is_not_hashed(service: Service, monkeypatch: py
 
 
 @pytest.mark.parametrize("late", [1, 2])
-def test_a_worker_that_comes_too_late_is_told_that_the_save_does_not_happen(
+def test_a_worker_that_comes_too_late_learns_that_the_save_does_not_happen(
     service: Service, prints: dict[str, Fingerprint], late: int
 ) -> None:
     chief = side(0)
@@ -202,7 +202,7 @@ def test_a_worker_that_comes_too_late_is_told_that_the_save_does_not_happen(
 
 
 @pytest.mark.parametrize("garbled", [1, 2])
-def test_all_are_answered_where_one_says_what_nobody_understands(
+def test_all_are_answered_where_one_says_what_no_one_understands(
     service: Service, prints: dict[str, Fingerprint], garbled: int
 ) -> None:
     service.publish(f"kdc/fit/1/{garbled}/hello", b"what?", 1)

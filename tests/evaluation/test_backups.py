@@ -45,7 +45,7 @@ def test_backups_are_evaluated_up_to_that_of_the_end_and_stay_as_they_are(kept: 
     assert everything(kept) == before
 
 
-def test_it_goes_on_while_the_newest_backup_is_not_that_of_an_end(
+def test_it_continues_while_the_newest_backup_is_not_that_of_an_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny.interrupt(tmp_path / "backup", 1, 2)
@@ -70,7 +70,7 @@ def test_a_damaged_backup_is_skipped_with_a_warning(kept: Path) -> None:
     content = bytearray(blob.read_bytes())
     content[-1] ^= 1
     blob.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"damaged checkpoint is not evaluated: .*differs from"):
+    with pytest.warns(UserWarning, match=r"damaged checkpoint is skipped: .*differs from"):
         results = kdc.SidecarEvaluator(tiny.model(), tiny.data(), kept, **QUICK).start()
     assert len(results) <= 1
 

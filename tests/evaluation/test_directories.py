@@ -47,7 +47,7 @@ def test_a_worse_one_does_not_replace_the_best(run: Path) -> None:
 
 
 def test_an_unknown_metric_is_named(run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"monitor='f1' is not a metric of the model; there are .*accuracy"):
+    with pytest.raises(ConfigError, match=r"monitor='f1' is not a metric of the model; its metrics are .*accuracy"):
         evaluator(run, export_best=run / "best.keras", monitor="val_f1").start()
 
 
@@ -69,7 +69,7 @@ def test_weights_of_another_model_are_an_error_that_names_the_file(run: Path) ->
 def test_weights_alone_need_a_model(tmp_path: Path) -> None:
     name = tmp_path / "ckpt" / "w.weights.h5"
     tiny.fit(tiny.model(), None, [kdc.ModelCheckpoint(name, save_weights_only=True)], epochs=1)
-    with pytest.raises(ConfigError, match="holds weights alone: give SidecarEvaluator a compiled model"):
+    with pytest.raises(ConfigError, match="holds only weights: give SidecarEvaluator a compiled model"):
         evaluator(tmp_path, None).start()
     other = tiny.model(optimizer="sgd")  # another optimizer, which is not built
     assert [one.step for one in evaluator(tmp_path, other).start()] == [5]
@@ -96,12 +96,12 @@ def test_a_generator_is_data_with_steps_alone(run: Path) -> None:
         while True:
             yield DATA
 
-    with pytest.raises(ConfigError, match=r"data can be run through once only, but is needed for every checkpoint"):
+    with pytest.raises(ConfigError, match=r"data can be iterated only once, but is needed for every checkpoint"):
         evaluator(run, data=batches())
     evaluator(run, data=batches(), steps=1)
 
 
-def test_damaged_notes_are_told_of(run: Path) -> None:
+def test_damaged_notes_are_reported(run: Path) -> None:
     note_path(run / "ckpt").write_bytes(b"junk")
     with pytest.warns(UserWarning, match="skipped: .*training-end"):
         evaluator(run, timeout=0.2).start()
@@ -112,17 +112,17 @@ def test_a_place_within_the_checkpoints_is_refused(run: Path, name: str) -> None
     (run / "link").symlink_to(run / "ckpt")
     for place in (run / "ckpt", run / "ckpt" / "sub", run / "link"):
         given = place / "best.keras" if name == "export_best" else place
-        with pytest.raises(ConfigError, match=rf"^{name}=.*where the training alone writes"):
+        with pytest.raises(ConfigError, match=rf"^{name}=.*where only the training writes"):
             evaluator(run, **{name: given})
 
 
-def test_without_logs_results_are_kept_beside_the_checkpoints(run: Path) -> None:
+def test_without_logs_results_are_kept_next_to_the_checkpoints(run: Path) -> None:
     evaluator(run, log_dir=None).start()
     assert len(list((run / "ckpt-evaluator" / "evaluations").iterdir())) == 3
     assert list(run.rglob("events*")) == []
 
 
-def test_a_bucket_has_nothing_beside_it() -> None:
+def test_a_bucket_has_nothing_next_to_it() -> None:
     with pytest.raises(ConfigError, match="has nothing next to it: give log_dir or state_dir"):
         kdc.SidecarEvaluator(None, DATA, "s3://bucket/")
 

@@ -16,7 +16,7 @@ from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
 from tests.support.checkpoints import listed
 from tests.support.evaluator_job import EPOCHS
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 from tests.support.tf_config import WORKERS, config
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow, ignore_keras_warnings]
@@ -27,11 +27,11 @@ PATIENCE = 240.0
 
 def process(directory: Path, task: str, *arguments: str) -> LocalCluster:
     command = [sys.executable, "-m", "tests.support.evaluator_job", task, str(directory), *arguments]
-    return job(command, 1, directory.parent / f"logs-{task}")
+    return worker_processes(command, 1, directory.parent / f"logs-{task}")
 
 
 def evaluated(directory: Path) -> list[int]:
-    """The steps that the processes of the evaluator have told a result of."""
+    """The steps that the processes of the evaluator have reported a result of."""
     logs = sorted((directory.parent / "logs-evaluate").iterdir())
     return [
         int(step) for path in logs for step in re.findall(r"evaluated \S+ \(epoch \d+, step (\d+)\)", path.read_text())
@@ -43,7 +43,7 @@ def logged(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_a_killed_training_and_a_killed_evaluator_leave_each_result_once(tmp_path: Path) -> None:
-    """One file is kept; the training is killed between epochs and behind a save, the evaluator in the midst of both."""
+    """One file is kept; the training is killed between epochs and after a save, the evaluator in the midst of both."""
     directory = tmp_path / "run"
     kept = ["--max-to-keep", "1", "--in-step"]
     with process(directory, "train", *kept) as training, process(directory, "evaluate") as evaluator:
@@ -54,7 +54,7 @@ def test_a_killed_training_and_a_killed_evaluator_leave_each_result_once(tmp_pat
         assert training.wait(PATIENCE) == [-9], training.tails()
         assert evaluator.wait(PATIENCE) == [-9]
         evaluator.start()
-        training.start(["--kill", "epoch=2,phase=epoch_end"])  # behind a save that it repeats
+        training.start(["--kill", "epoch=2,phase=epoch_end"])  # after a save that it repeats
         assert training.wait(PATIENCE) == [-9], training.tails()
         training.start()
         assert training.wait(PATIENCE) == [0], training.tails()
@@ -83,7 +83,7 @@ def test_every_checkpoint_that_lives_long_enough_is_evaluated(tmp_path: Path, na
     assert evaluated(directory) == STEPS
 
 
-def test_a_training_that_waits_for_nobody_has_its_last_checkpoint_evaluated(tmp_path: Path) -> None:
+def test_a_training_that_waits_for_no_one_has_its_last_checkpoint_evaluated(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with process(directory, "train", "--max-to-keep", "1") as training, process(directory, "evaluate") as evaluator:
         evaluator.start(env={"TF_CONFIG": json.dumps(config(WORKERS, "evaluator"))})  # joins no worker
@@ -138,7 +138,7 @@ def test_an_evaluator_that_is_early_for_a_second_run_is_not_ended_by_the_first(t
         assert evaluator.wait(PATIENCE) == [0], evaluator.tails()
         evaluator.start(["--rerun-seconds", str(PATIENCE)])
         deadline = time.monotonic() + PATIENCE
-        while "waiting for a new run to begin" not in evaluator.log(0):
+        while "waiting for a new run to start" not in evaluator.log(0):
             assert time.monotonic() < deadline, evaluator.tails()
             time.sleep(0.05)
         training.start(["--epochs", "2"])

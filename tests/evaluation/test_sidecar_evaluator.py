@@ -71,7 +71,7 @@ def test_a_store_that_does_not_answer_is_asked_again(run: Path, monkeypatch: pyt
         return original(*given)
 
     monkeypatch.setattr(files, name, sometimes)
-    with pytest.warns(RuntimeWarning, match="which is tried again: the store is away"):
+    with pytest.warns(RuntimeWarning, match="and will try again: the store is away"):
         assert len(evaluator(run).start()) == 3
     failure.unavailable, calls = False, iter(range(99))
     shutil.rmtree(run / "tb")
@@ -112,14 +112,14 @@ def test_a_damaged_record_costs_a_repeated_evaluation(run: Path) -> None:
 
 def test_a_damaged_file_is_skipped_with_a_warning(run: Path) -> None:
     flip(run / "ckpt", "2.keras", 40)
-    with pytest.warns(UserWarning, match=r"damaged checkpoint is not evaluated: .*2\.keras: its content differs"):
+    with pytest.warns(UserWarning, match=r"damaged checkpoint is skipped: .*2\.keras: its content differs"):
         results = evaluator(run).start()
     assert [one.epoch for one in results] == [1, 3]
 
 
 def test_a_damaged_record_is_reported_once(run: Path) -> None:
     flip(run / "ckpt", "2.keras", -100)
-    with pytest.warns(UserWarning, match=r"skipped: .*2\.keras differs from its own seal") as caught:
+    with pytest.warns(UserWarning, match=r"skipped: .*2\.keras does not match its seal") as caught:
         results = evaluator(run).start()
     assert [one.epoch for one in results] == [1, 3]
     assert sum("2.keras" in str(one.message) for one in caught) == 1
@@ -195,7 +195,7 @@ def test_a_template_chooses_among_the_files_of_a_directory(run: Path) -> None:
     assert [one.step for one in every] == sorted({5, 10, *(one.step for one in chosen)})
 
 
-def test_it_ends_at_max_evaluations_and_goes_on_behind_them(run: Path) -> None:
+def test_it_ends_at_max_evaluations_and_continues_after_them(run: Path) -> None:
     assert [one.epoch for one in evaluator(run, max_evaluations=2).start()] == [1, 2]
     assert [one.epoch for one in evaluator(run).start()] == [1, 2, 3]
 
@@ -204,7 +204,7 @@ def test_it_ends_when_no_checkpoint_comes(run: Path, capsys: pytest.CaptureFixtu
     note_path(run / "ckpt").unlink()
     results = evaluator(run, timeout=0.05, verbose=1).start()
     assert len(results) == 3
-    assert "no new checkpoint within 0.05 s; ending" in capsys.readouterr().out
+    assert "no new checkpoint within 0.05 s; evaluation ends" in capsys.readouterr().out
 
 
 def test_it_waits_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -218,15 +218,15 @@ def test_the_end_of_the_run_before_does_not_end_it_when_a_new_run_has_begun(
     evaluator(run, timeout=0.2, verbose=1).start()
     printed = capsys.readouterr().out
     assert "no new checkpoint within 0.2 s" in printed
-    assert "the training has ended" not in printed
+    assert "training has ended" not in printed
 
 
-def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_none(
+def test_the_end_of_a_run_whose_checkpoints_were_all_deleted_is_ignored(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(run / "ckpt")
     assert evaluator(run, timeout=0.2, verbose=1).start() == []
-    assert "no new checkpoint within 0.2 s" in capsys.readouterr().out  # it has waited for a run that begins anew
+    assert "no new checkpoint within 0.2 s" in capsys.readouterr().out  # it has waited for a run that begins again
 
 
 def test_files_of_other_programs_are_reported_once_they_stay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_copied_directory_is_evaluated_like_the_original(run: Path) -> None:
 def test_how_it_ends_is_printed_at_the_start_where_only_a_note_can_end_it(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "this ends when the end note of training is found"
+    text = "evaluation ends when it finds the note that training has ended"
     evaluator(run, verbose=1).start()
     assert text in capsys.readouterr().out
     evaluator(run, verbose=1, max_evaluations=3).start()
@@ -270,5 +270,5 @@ def test_an_end_that_was_evaluated_already_is_waited_on_for_a_new_run(
     said: list[str] = []
     Later(None, DATA, run / "ckpt", log_dir=run / "tb", poll_seconds=0.01, timeout=0.2, verbose=1).start()
     assert len(said) == 1
-    assert "waiting for a new run to begin" in said[0]
+    assert "waiting for a new run to start" in said[0]
     assert "no new checkpoint within" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Programs that people use beside `model.fit`: killed and resumed, a training tells truly how it went on."""
+"""Programs that people use next to `model.fit`: killed and resumed, a training reports truly how it continued."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_training_with_another_program_tells_truly_how_it_goes_on(tmp_path: Path, name: str) -> None:
+def test_a_training_with_another_program_tells_truly_how_it_continues(tmp_path: Path, name: str) -> None:
     program = PROGRAMS[name]
     if package := missing(name):
         pytest.skip(f"{package} is not installed")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.testing import run_until_done
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
-# what it needs, and behind how many batches of each process it is killed
+# what it needs, and after how many batches of each process it is killed
 RECIPES = {
     "random search": ("keras_tuner", ["17", "24"]),
     "hyperband": ("keras_tuner", ["17", "24"]),
@@ -22,7 +22,7 @@ RECIPES = {
     "StatefulDataLoader": ("torchdata", ["18", "8"]),
     "frozen backbone": ("keras", ["8", "7"]),
     "optuna": ("optuna", ["17", "34"]),
-    "mlflow": ("mlflow", ["12", "8"]),  # each behind the end of an epoch that no backup holds
+    "mlflow": ("mlflow", ["12", "8"]),  # each after the end of an epoch that no backup holds
     "mlflow's autolog": ("mlflow", ["12", "8"]),
     "wandb": ("wandb", ["13", "8"]),
     "keras_hub": ("keras_hub", ["9", "5"]),
@@ -40,11 +40,11 @@ def test_a_killed_recipe_ends_as_an_uninterrupted_one(tmp_path: Path, name: str)
     for run, faults in {"uninterrupted": [], "killed": kills}.items():
         place = [str(tmp_path / run), str(tmp_path / f"{run}.txt")]
         command = [sys.executable, "-m", "tests.support.example_job", name, *place]
-        with job(command, 1, tmp_path / f"{run}-logs") as cluster:
+        with worker_processes(command, 1, tmp_path / f"{run}-logs") as cluster:
             attempts = run_until_done(cluster, len(faults), 800.0, extra_args=[[batches] for batches in faults])
             logs = "\n".join(path.read_text() for path in sorted((tmp_path / f"{run}-logs").iterdir()))
         assert [attempt.returncodes[0] for attempt in attempts] == [*[-9] * len(faults), 0], logs
-        assert logs.count("Restored") >= len(faults), logs
+        assert logs.count("Resumed from") >= len(faults), logs
         assert "not exact" not in logs, logs
         printed[run] = (tmp_path / f"{run}.txt").read_text()
     assert printed["killed"] == printed["uninterrupted"]

@@ -10,7 +10,7 @@ import pytest
 
 from keras_dist_callbacks.testing import run_until_done
 from tests.support import ROOT
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
@@ -20,7 +20,7 @@ LINE = r"epoch (\d+), step (\d+): accuracy ([\d.]+)"
 def run(tmp_path: Path, name: str, kill: str) -> str:
     result = tmp_path / f"{name}.txt"
     command = [sys.executable, "-m", "tests.support.example_job", name, str(tmp_path / "run"), str(result)]
-    with job(command, 1, tmp_path / f"{name}-logs") as cluster:
+    with worker_processes(command, 1, tmp_path / f"{name}-logs") as cluster:
         attempts = run_until_done(cluster, 1, 250.0, extra_args=[[kill]])
         assert [attempt.returncodes[0] for attempt in attempts] == [-9, 0], cluster.tails()
     return result.read_text()

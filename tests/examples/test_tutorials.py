@@ -18,7 +18,7 @@ from keras_dist_callbacks.testing import run_until_done
 from tests.support import ROOT
 from tests.support.callback_helpers import scalars
 from tests.support.docstrings import assert_said
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ def run(place: Path, name: str, kills: Sequence[str] = (), workers: int = 1) -> 
     """What each worker printed at the end, what they said on their way, and how each attempt ended."""
     result = place / "result.txt"
     command = [sys.executable, "-m", "tests.support.example_job", name, str(place), str(result)]
-    with job(command, workers, place / "said") as cluster:
+    with worker_processes(command, workers, place / "said") as cluster:
         attempts = run_until_done(cluster, len(kills), 250.0, extra_args=[[kill] for kill in kills])
     said = "\n".join(path.read_text() for path in sorted((place / "said").iterdir()))
     codes = [list(attempt.returncodes) for attempt in attempts]
@@ -48,18 +48,18 @@ def test_the_mirrored_tutorial_killed_twice_ends_as_it_would_have(tmp_path: Path
     (wanted,), _, _ = run(tmp_path / "uninterrupted", "mirrored")
     (found,), said, codes = run(tmp_path / "killed", "mirrored", ["30", "35"])
     assert codes == [[-9], [-9], [0]]
-    assert len(re.findall(r"Restored .*; exact$", said, re.MULTILINE)) == 2, said
+    assert len(re.findall(r"Resumed from .*: exact$", said, re.MULTILINE)) == 2, said
     assert found == wanted
     assert_said("mirrored_keras", found)
     assert_same_end(tmp_path / "killed", tmp_path / "uninterrupted")
 
 
 @pytest.mark.chaos
-def test_the_multi_worker_tutorial_goes_on_whichever_worker_is_killed(tmp_path: Path) -> None:
+def test_the_multi_worker_tutorial_continues_whichever_worker_is_killed(tmp_path: Path) -> None:
     wanted, _, _ = run(tmp_path / "uninterrupted", "multi-worker", workers=2)
     found, said, codes = run(tmp_path / "killed", "multi-worker", ["0:30", "1:15"], workers=2)
     assert codes == [[-9, 138], [138, -9], [0, 0]]
-    assert len(re.findall(r"Restored .*; exact$", said, re.MULTILINE)) >= 2, said
+    assert len(re.findall(r"Resumed from .*: exact$", said, re.MULTILINE)) >= 2, said
     assert found == wanted
     assert_said("multi_worker", found[0])
     assert_same_end(tmp_path / "killed", tmp_path / "uninterrupted")
@@ -70,7 +70,7 @@ def test_the_multi_worker_tutorial_goes_on_whichever_worker_is_killed(tmp_path: 
     assert all(list((tmp_path / "killed/logs").glob(f"worker{worker}/train/events*")) for worker in (0, 1))
 
 
-def test_make_or_restore_goes_on_with_the_epoch_behind_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_make_or_restore_continues_with_the_epoch_after_the_newest_checkpoint(tmp_path: Path) -> None:
     (wanted,), _, _ = run(tmp_path / "uninterrupted", "make or restore")
     assert_said("make_or_restore", wanted)
     assert len(wanted.splitlines()) == 4
@@ -88,7 +88,10 @@ def test_the_evaluator_task_of_a_cluster_evaluates_what_its_killed_workers_save(
     trainer = [*command, "multi-worker", str(place), str(result)]
     evaluator = [*command, "evaluator of multi-worker", str(place), str(tmp_path / "evaluated.txt")]
     task = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "evaluator", "index": 0}}
-    with job(trainer, 2, tmp_path / "said") as workers, job(evaluator, 1, tmp_path / "beside") as beside:
+    with (
+        worker_processes(trainer, 2, tmp_path / "said") as workers,
+        worker_processes(evaluator, 1, tmp_path / "beside") as beside,
+    ):
         beside.start(["40"], env={"TF_CONFIG": json.dumps(task)})
         attempts = run_until_done(workers, 1, 250.0, extra_args=[[f"{victim}:40"]])
         assert attempts[0].returncodes[victim] == -9

@@ -15,7 +15,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole trainings
+pytestmark = pytest.mark.slow  # complete trainings
 Take = Callable[[kdc.Checkpointer, tf.data.Dataset], Iterable[Any]]
 
 
@@ -82,7 +82,7 @@ def test_a_loop_over_an_iterator_ends_as_if_never_interrupted(
     model = loop(tmp_path / "backup", take, at_once=at_once)
     said = capsys.readouterr().out
     assert f"epoch {stop[0] + (stop[1] > 0)}" in said
-    assert "took batches by itself" not in said
+    assert "did not take its batches" not in said
     tiny.assert_same(model, reference)
 
 
@@ -91,7 +91,7 @@ def test_batches_and_the_iterator_are_the_same(tmp_path: Path) -> None:
     tiny.assert_same(ours, theirs)
 
 
-def test_a_loop_that_takes_batches_by_itself_is_told_on_what_it_depends(
+def test_the_resume_of_a_loop_that_takes_batches_by_itself_names_its_conditions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def around(checkpointer: kdc.Checkpointer, dataset: tf.data.Dataset) -> Iterable[Any]:
@@ -102,7 +102,7 @@ def test_a_loop_that_takes_batches_by_itself_is_told_on_what_it_depends(
         loop(tmp_path / "backup", around, (1, 2))
     capsys.readouterr()
     model = loop(tmp_path / "backup", around)
-    assert "exact if your loop gives each step the batch that it gave it before: it took" in capsys.readouterr().out
+    assert "exact if your loop gives each step the same batch as before: it did not take" in capsys.readouterr().out
     with pytest.raises(AssertionError):  # past shuffles are not drawn again
         tiny.assert_same(model, reference)
 

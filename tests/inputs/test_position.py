@@ -1,4 +1,4 @@
-"""Every kind of input goes on exactly where it was, or is labelled."""
+"""Every kind of input continues exactly where it was, or is labelled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.support import tiny
 from tests.support.inputs import INPUTS
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.mark.filterwarnings("ignore:.*input ran out of data.*:UserWarning")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # whole fits
 )
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.in_gate(10)
-def test_an_input_goes_on_exactly_where_it_was(tmp_path: Path, name: str, where: tuple[int, int]) -> None:
+def test_an_input_continues_exactly_where_it_was(tmp_path: Path, name: str, where: tuple[int, int]) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None, epochs=5, **INPUTS[name]())
     with pytest.raises(tiny.Stop):
@@ -37,7 +37,7 @@ def test_an_input_goes_on_exactly_where_it_was(tmp_path: Path, name: str, where:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_epochs_of_changing_lengths_resume_exactly(tmp_path: Path, seed: int) -> None:
-    """Keras makes one iterator more behind an epoch with more batches than the first, and never reads it."""
+    """Keras makes one iterator more after an epoch with more batches than the first, and never reads it."""
 
     def varying() -> tf.data.Dataset:
         rows = tf.data.Dataset.from_tensor_slices(tiny.data()).shuffle(tiny.ROWS, seed=seed).enumerate()

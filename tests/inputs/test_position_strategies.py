@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.inputs import INPUTS
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 
 @pytest.mark.chaos
@@ -18,7 +18,7 @@ from tests.support.processes import job
 @pytest.mark.parametrize(("strategy", "workers"), [("mirrored", 1), ("multi_worker", 2)])
 def test_each_input_is_exact_or_labelled(tmp_path: Path, strategy: str, workers: int) -> None:
     command = [sys.executable, "-m", "tests.support.probe_inputs", strategy]
-    with job(command, workers, tmp_path) as cluster:
+    with worker_processes(command, workers, tmp_path) as cluster:
         cluster.start()
         assert not any(cluster.wait(2300)), cluster.tails()
         (line,) = (text for text in cluster.log(0).splitlines() if text.startswith("RESULTS "))

@@ -1,4 +1,4 @@
-"""Loaders of torch and torchdata go on exactly where they were, or are labelled."""
+"""Loaders of torch and torchdata continue exactly where they were, or are labelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import tiny
 torch_inputs = pytest.importorskip("tests.support.torch_inputs", exc_type=ImportError)
 torch = torch_inputs.torch
 pytestmark = [
-    pytest.mark.slow,  # whole fits
+    pytest.mark.slow,  # complete fits
     pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*shuffle.*:UserWarning"),
 ]
@@ -41,7 +41,7 @@ def _backup(directory: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", torch_inputs.LOADERS)
-def test_a_loader_goes_on_exactly_where_it_was(tmp_path: Path, name: str) -> None:
+def test_a_loader_continues_exactly_where_it_was(tmp_path: Path, name: str) -> None:
     make = torch_inputs.LOADERS[name]
     reference, expected, _ = fit(make(), None)
     for where in ((0, 3), (2, 2), (3, 0)):
@@ -69,7 +69,7 @@ def test_another_number_of_generators_is_an_error_before_training(tmp_path: Path
     with pytest.raises(tiny.Stop):
         fit(loaders["DataLoader with a generator"](), tmp_path, tiny.StopAt(1, 2))
     two = torch_inputs.plain(torch_inputs.rows(), sampler=torch_inputs.weighted(), generator=torch_inputs.generator())
-    with pytest.raises(BackupMismatchError, match="generators of the torch DataLoader are others"):
+    with pytest.raises(BackupMismatchError, match="random generators of the torch DataLoader differ"):
         fit(two, tmp_path)
 
 

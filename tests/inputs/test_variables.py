@@ -1,4 +1,4 @@
-"""State that an input hides: put back where it can be, told where it cannot."""
+"""State that an input hides: put back where it can be, reported where it cannot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import inputs, tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 CERTAIN = {"strict": "certain"}
 
@@ -91,7 +91,7 @@ def test_a_resume_of_a_resumed_run_knows_the_first_pass_of_a_cached_state(
 
 
 def cached_with_a_rest(*, tunes: bool) -> tf.data.Dataset:
-    """TensorFlow reads the end of the cache where it tunes; else each pass fills it anew."""
+    """TensorFlow reads the end of the cache where it tunes; else each pass fills it again."""
     options = tf.data.Options()
     options.autotune.enabled = tunes
     return inputs.shuffle(inputs.rows(), seed=None).cache().batch(9, drop_remainder=True).with_options(options)
@@ -184,7 +184,7 @@ def test_python_code_in_the_input_is_a_condition_that_strict_can_refuse(
     tiny.fit(tiny.model(), None, [callback], x=WithOwnGenerator())
     assert callback.restored.verdict == "exact if"
     assert callback.restored.notes == ()
-    assert "; exact if the PyDataset WithOwnGenerator gives the same batches when" in capsys.readouterr().out
+    assert ": exact if the PyDataset WithOwnGenerator gives the same batches when" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("make", [lambda: kdc.stateless_input(inputs.Batches()), WithState])
@@ -197,7 +197,7 @@ def test_a_condition_is_settled_by_the_users_word_or_by_the_inputs_own_account(
     tiny.assert_same(resumed, reference(make))
 
 
-def test_numpys_random_state_goes_on_where_the_trained_batches_had_left_it(tmp_path: Path) -> None:
+def test_numpys_random_state_continues_where_the_trained_batches_had_left_it(tmp_path: Path) -> None:
     class Drawn(inputs.Batches):
         def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
             x, y = super().__getitem__(index)
@@ -209,7 +209,7 @@ def test_numpys_random_state_goes_on_where_the_trained_batches_had_left_it(tmp_p
     tiny.assert_same(resumed, reference(Drawn))
 
 
-def test_a_callback_may_draw_beside_an_input_of_python_code(tmp_path: Path) -> None:
+def test_a_callback_may_draw_next_to_an_input_of_python_code(tmp_path: Path) -> None:
     """Keras shuffles the batches with Python's random state; it is not the input that moves it afterwards."""
 
     class Draws(keras.callbacks.Callback):
@@ -225,7 +225,7 @@ def test_a_callback_may_draw_beside_an_input_of_python_code(tmp_path: Path) -> N
     tiny.assert_same(resumed, expected)
 
 
-def test_an_input_that_shuffles_itself_does_so_again_beside_a_callback_that_draws(tmp_path: Path) -> None:
+def test_an_input_that_shuffles_itself_does_so_again_next_to_a_callback_that_draws(tmp_path: Path) -> None:
     class Draws(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             np.random.random(3)
@@ -246,7 +246,7 @@ def test_an_input_that_cannot_be_remembered_is_refused() -> None:
         kdc.stateless_input([1, 2])
 
 
-def test_validation_data_go_on_beside_training_data_that_never_end(tmp_path: Path) -> None:
+def test_validation_data_continue_next_to_training_data_that_never_end(tmp_path: Path) -> None:
     """A backup from between two epochs, where the iterator over the training data lives on."""
 
     def run(backup: Path | None, *callbacks: Any) -> keras.Model:

@@ -1,4 +1,4 @@
-"""Programs whose output and end tell how a process began and how it ends."""
+"""Programs whose output and end show how a process began and how it ends."""
 
 from __future__ import annotations
 

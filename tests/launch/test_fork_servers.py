@@ -113,7 +113,7 @@ def test_a_signal_reaches_the_worker_alone_and_nothing_happens_after_its_end(sta
 
 
 @pytest.mark.kill
-def test_a_worker_that_is_ended_is_gone_with_its_group_and_its_log_says_why(start: Start) -> None:
+def test_a_worker_that_is_terminated_is_gone_with_its_group_and_its_log_says_why(start: Start) -> None:
     process = start(CHILD + SLEEP)
     child = int(Path("child").read_text())
     process.end("the reason")
@@ -124,7 +124,7 @@ def test_a_worker_that_is_ended_is_gone_with_its_group_and_its_log_says_why(star
 
 
 @pytest.mark.kill
-def test_a_forgotten_worker_is_ended(start: Start) -> None:
+def test_a_forgotten_worker_is_terminated(start: Start) -> None:
     pid = start(SLEEP).pid
     gc.collect()
     wait_for(lambda: not is_alive(pid))
@@ -299,11 +299,11 @@ def test_a_cluster_is_the_same_with_and_without(tmp_path: Path, monkeypatch: pyt
         cluster.start()
         assert {type(worker) for worker in cluster._workers} == {PreloadedProcess if preload else WorkerProcess}
         assert cluster.wait(30) == [-9, -15]
-        assert cluster.log(0).startswith("worker 0 [] 1\n\n[local cluster] killed: it did not end")
+        assert cluster.log(0).startswith("worker 0 [] 1\n\n[local cluster] killed: it did not exit")
         assert cluster.log(1) == "worker 1 [] 1\n"
         cluster.restart(["--stay"])
         wait_for(lambda: all("--stay" in cluster.log(index) for index in range(2)))
-        with pytest.raises(ClusterError, match="still run"):
+        with pytest.raises(ClusterError, match="are still running"):
             cluster.start()
         cluster.kill(1, signal.SIGKILL)
         wait_for(lambda: cluster.poll() == [None, -9])

@@ -177,7 +177,7 @@ def test_an_import_that_fails_is_shown_by_a_fresh_process(run: Run, tmp_path: Pa
         assert "cannot be imported" in log
 
 
-def test_what_is_not_installed_is_left_out(run: Run) -> None:
+def test_what_is_not_installed_is_skipped(run: Run) -> None:
     Path("program.py").write_text("print(5)")
     assert run(["program.py"], ("json", "no_such_package.at_all")) == (0, "5\n")
 

@@ -21,20 +21,20 @@ from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.shutdown import controller
 from keras_dist_callbacks.terminal import Output
 from tests.support import tiny
-from tests.support.grouped import grouped
-from tests.support.left_early import (
+from tests.support.early_exits import (
     FOREVER,
-    Act,
-    At,
+    Action,
+    ActionAt,
     assert_nothing_is_left,
     fail,
     fit,
-    goes_on,
     raise_signal,
+    resume_and_compare,
     validation,
 )
+from tests.support.grouped import grouped
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +68,11 @@ def test_a_signal_saves_the_step_and_leaves(
     hook, when, (epoch, batch) = WHERE[where]
     steps = tiny.CountSteps()
     with pytest.raises(kdc.Preempted) as left:
-        fit(tmp_path, steps, At(hook, when, raise_signal()), save_freq=False)
+        fit(tmp_path, steps, ActionAt(hook, when, raise_signal()), save_freq=False)
     assert left.value.code == 138
     assert "Preempted by SIGUSR1" in left.value.reason
-    assert "everything is saved. Start the job again to continue" in capsys.readouterr().out
-    position = goes_on(tmp_path, reference, steps).restored.position
+    assert "everything is saved. Start the job again to resume" in capsys.readouterr().out
+    position = resume_and_compare(tmp_path, reference, steps).restored.position
     assert (position.epoch, position.batch) == (epoch, batch)
     assert steps.trained == [(e, b) for e in range(3) for b in range(tiny.STEPS)]
 
@@ -92,7 +92,7 @@ def test_a_handler_that_was_there_is_called_after_the_commit(tmp_path: Path) -> 
     before = signal.signal(signal.SIGUSR1, own)
     try:
         with pytest.raises(kdc.Preempted):
-            fit(tmp_path, At("on_train_batch_end", (0, 1), raise_signal()), save_freq=False)
+            fit(tmp_path, ActionAt("on_train_batch_end", (0, 1), raise_signal()), save_freq=False)
         assert commits == [1]
         assert signal.getsignal(signal.SIGUSR1) is own
     finally:
@@ -102,7 +102,7 @@ def test_a_handler_that_was_there_is_called_after_the_commit(tmp_path: Path) -> 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        fit(tmp_path, At("on_train_batch_end", (0, 1), raise_signal()))
+        fit(tmp_path, ActionAt("on_train_batch_end", (0, 1), raise_signal()))
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -112,7 +112,7 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
     calls: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: calls.append(number))
     try:
-        fit(tmp_path, At("on_train_batch_end", (0, 1), raise_signal()), save_before_preemption=False)
+        fit(tmp_path, ActionAt("on_train_batch_end", (0, 1), raise_signal()), save_before_preemption=False)
         assert calls == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -123,7 +123,7 @@ def test_in_another_thread_it_is_off_and_told_once(tmp_path: Path, capsys: pytes
         thread = threading.Thread(target=fit, args=(tmp_path / str(run),))
         thread.start()
         thread.join()
-    assert capsys.readouterr().out.count("SIGUSR1 is not watched for: fit() runs in a thread") == 1
+    assert capsys.readouterr().out.count("SIGUSR1 is not handled: fit() does not run in the main thread") == 1
 
 
 def test_a_notice_is_like_a_signal(tmp_path: Path, reference: keras.Model) -> None:
@@ -131,7 +131,7 @@ def test_a_notice_is_like_a_signal(tmp_path: Path, reference: keras.Model) -> No
     notice.touch()
     with pytest.raises(kdc.Preempted, match="Preempted by the file"):
         fit(tmp_path / "backup", notice=notice)
-    assert goes_on(tmp_path / "backup", reference).restored.position.step == 1
+    assert resume_and_compare(tmp_path / "backup", reference).restored.position.step == 1
 
 
 def test_a_signal_that_comes_while_a_run_ends_is_obeyed_by_the_next(
@@ -149,24 +149,24 @@ def test_a_signal_that_comes_while_a_run_ends_is_obeyed_by_the_next(
         tiny.assert_same(fit(tmp_path / "one"), reference)
     with pytest.raises(kdc.Preempted):
         fit(tmp_path / "two")
-    assert goes_on(tmp_path / "two", reference).restored.position.step == 1
+    assert resume_and_compare(tmp_path / "two", reference).restored.position.step == 1
     tiny.assert_same(fit(tmp_path / "three"), reference)  # it is obeyed once
 
 
 def test_without_save_freq_only_the_end_is_saved(tmp_path: Path) -> None:
     commits: list[int] = []
-    count = At("on_epoch_end", (2, 0), lambda: commits.append(len(list(tmp_path.glob("commits/*.json")))))
+    count = ActionAt("on_epoch_end", (2, 0), lambda: commits.append(len(list(tmp_path.glob("commits/*.json")))))
     fit(tmp_path, count, save_freq=False, delete_checkpoint=False)
     assert commits == [0]
     assert len(list(tmp_path.glob("commits/*.json"))) == 1
 
 
 def test_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
-    """Preempted in the validation behind a batch at which a callback had ended training."""
+    """Preempted in the validation after a batch at which a callback had ended training."""
 
     def job(backup: Path | None, *more: Any) -> tuple[keras.Model, tiny.CountSteps]:
         built, steps = tiny.model(), tiny.CountSteps()
-        stop = At("on_train_batch_end", (1, 2), lambda: setattr(built, "stop_training", True))
+        stop = ActionAt("on_train_batch_end", (1, 2), lambda: setattr(built, "stop_training", True))
         options = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
         tiny.fit(built, backup, [steps, stop, *more], options=options, validation_data=validation())
         return built, steps
@@ -174,7 +174,7 @@ def test_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
     expected, steps = job(None)
     assert steps.trained[-1] == (1, 2)
     with pytest.raises(kdc.Preempted):
-        job(tmp_path, At("on_test_batch_end", (1, 0), raise_signal()))
+        job(tmp_path, ActionAt("on_test_batch_end", (1, 0), raise_signal()))
     found, steps = job(tmp_path)
     tiny.assert_same(found, expected)
     assert steps.trained == []
@@ -207,12 +207,12 @@ model.fit(np.zeros((8, 2)), np.zeros((8, 1)), verbose=0, callbacks=[Hangs(), bac
 
 
 @pytest.mark.process
-def test_a_step_that_never_ends_is_ended_by_the_grace_period(tmp_path: Path) -> None:
+def test_a_step_that_never_ends_is_terminated_by_the_grace_period(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 138, ended.stderr
-    assert "the grace period of 1 s is over, so this process ends; there is no backup" in ended.stderr
+    assert "the grace period of 1 s is over, and this process is terminated; no backup was committed" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path, options: dict[str, Any], me
         kdc.BackupAndRestore(tmp_path, **grouped(**options))
 
 
-def loop(backup: Path, act: Act, when: tuple[int, int], *, before_step: bool = False, **options: Any) -> list[float]:
-    """A loop of one's own with an event before or behind `step()`; its weights in the end."""
+def loop(backup: Path, act: Action, when: tuple[int, int], *, before_step: bool = False, **options: Any) -> list[float]:
+    """A loop of one's own with an event before or after `step()`; its weights in the end."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -261,7 +261,7 @@ def test_a_loop_of_ones_own_is_left_with_a_backup(tmp_path: Path) -> None:
     assert loop(tmp_path / "backup", lambda: None, (0, 0)) == expected
 
 
-def test_an_exception_in_a_loop_of_ones_own_is_saved_behind_a_step(tmp_path: Path) -> None:
+def test_an_exception_in_a_loop_of_ones_own_is_saved_after_a_step(tmp_path: Path) -> None:
     expected = loop(tmp_path / "reference", lambda: None, (0, 0))
     with pytest.raises(tiny.Stop) as raised:
         loop(tmp_path / "backup", fail, (1, 2))

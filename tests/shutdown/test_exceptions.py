@@ -18,9 +18,17 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.shutdown import controller
 from tests.support import tiny
-from tests.support.left_early import At, Remembers, assert_nothing_is_left, fail, fit, goes_on, raise_signal
+from tests.support.early_exits import (
+    ActionAt,
+    Remembers,
+    assert_nothing_is_left,
+    fail,
+    fit,
+    raise_signal,
+    resume_and_compare,
+)
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +54,9 @@ EXCEPTIONS = {
 def test_an_exception_between_two_steps_is_saved(tmp_path: Path, reference: keras.Model, where: str) -> None:
     hook, when, (epoch, batch) = EXCEPTIONS[where]
     with pytest.raises(tiny.Stop) as raised:
-        fit(tmp_path, At(hook, when, fail), save_freq=False)
+        fit(tmp_path, ActionAt(hook, when, fail), save_freq=False)
     assert "a restart loses no step" in raised.value.__notes__[-1]
-    restored = goes_on(tmp_path, reference).restored
+    restored = resume_and_compare(tmp_path, reference).restored
     assert (restored.position.epoch, restored.position.batch) == (epoch, batch)
     assert restored.verdict == "exact"
 
@@ -56,9 +64,9 @@ def test_an_exception_between_two_steps_is_saved(tmp_path: Path, reference: kera
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_a_callback_that_an_exception_kept_from_hearing_is_named(tmp_path: Path, reference: keras.Model) -> None:
     with pytest.raises(tiny.Stop):
-        fit(tmp_path, At("on_train_batch_end", (1, 2), fail), Remembers(), save_freq=False)
-    after = goes_on(tmp_path, reference, At("on_epoch_end", (9, 0), fail), Remembers()).restored
-    assert any("Remembers did not hear of its last batch" in note for note in after.notes)
+        fit(tmp_path, ActionAt("on_train_batch_end", (1, 2), fail), Remembers(), save_freq=False)
+    after = resume_and_compare(tmp_path, reference, ActionAt("on_epoch_end", (9, 0), fail), Remembers()).restored
+    assert any("Remembers missed a hook of its last batch" in note for note in after.notes)
 
 
 def test_an_exception_out_of_a_step_leaves_the_last_backup_and_says_what_it_costs(tmp_path: Path) -> None:
@@ -82,15 +90,15 @@ def test_an_exception_out_of_a_step_leaves_the_last_backup_and_says_what_it_cost
 
 def test_it_can_leave_exceptions_alone(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop) as raised:
-        fit(tmp_path, At("on_train_batch_end", (1, 2), fail), save_on_exception=False)
+        fit(tmp_path, ActionAt("on_train_batch_end", (1, 2), fail), save_on_exception=False)
     assert raised.value.__notes__[-1].endswith("a restart trains 3 step(s) again")
 
 
 def test_the_first_ctrl_c_waits_for_the_step(tmp_path: Path, reference: keras.Model) -> None:
     with pytest.raises(KeyboardInterrupt, match="Interrupted by Ctrl-C at epoch 2, batch 3"):
-        fit(tmp_path, At("on_train_batch_begin", (1, 2), raise_signal(signal.SIGINT)), save_freq=False)
+        fit(tmp_path, ActionAt("on_train_batch_begin", (1, 2), raise_signal(signal.SIGINT)), save_freq=False)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert goes_on(tmp_path, reference).restored.position.step == tiny.STEPS + 3
+    assert resume_and_compare(tmp_path, reference).restored.position.step == tiny.STEPS + 3
 
 
 def test_the_second_ctrl_c_is_raised_at_once(tmp_path: Path) -> None:
@@ -100,10 +108,10 @@ def test_the_second_ctrl_c_is_raised_at_once(tmp_path: Path) -> None:
         raise AssertionError("it went on")
 
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, At("on_train_batch_begin", (1, 2), twice))
+        fit(tmp_path, ActionAt("on_train_batch_begin", (1, 2), twice))
 
 
-def test_a_ctrl_c_behind_the_last_step_is_raised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_after_the_last_step_is_raised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the end of training is committed, there is no step to wait for."""
     finish = BackupEngine.finish
 
@@ -128,5 +136,5 @@ def test_ctrl_c_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
 
     began: list[float] = []
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, At("on_train_batch_begin", (1, 2), hangs))
+        fit(tmp_path, ActionAt("on_train_batch_begin", (1, 2), hangs))
     assert time.monotonic() - began[0] < 50, "the main thread came back by itself"

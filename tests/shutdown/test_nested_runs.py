@@ -17,10 +17,10 @@ from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.shutdown import controller
 from keras_dist_callbacks.terminal import Output
 from tests.support import tiny
+from tests.support.early_exits import FOREVER, ActionAt, assert_nothing_is_left, fit, raise_signal, resume_and_compare
 from tests.support.grouped import grouped
-from tests.support.left_early import FOREVER, At, assert_nothing_is_left, fit, goes_on, raise_signal
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 OPTIONS: dict[str, Any] = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
 
 
@@ -40,8 +40,8 @@ def inner(backup: Path | None, *callbacks: Any) -> None:
     tiny.fit(tiny.model(clear=False), backup, callbacks, epochs=1, save_freq=2, options=OPTIONS)
 
 
-def at_epoch_end(act: Callable[[], Any]) -> At:
-    return At("on_epoch_end", (0, 0), act)
+def at_epoch_end(act: Callable[[], Any]) -> ActionAt:
+    return ActionAt("on_epoch_end", (0, 0), act)
 
 
 @pytest.fixture(scope="module")
@@ -56,35 +56,35 @@ def test_the_outer_run_is_preempted_after_an_inner_one_has_ended(tmp_path: Path,
             tmp_path / "outer",
             steps,
             at_epoch_end(lambda: inner(tmp_path / "inner")),
-            At("on_train_batch_end", (1, 2), raise_signal()),
+            ActionAt("on_train_batch_end", (1, 2), raise_signal()),
             save_freq=False,
         )
-    assert goes_on(tmp_path / "outer", reference, steps).restored.position.step == tiny.STEPS + 3
+    assert resume_and_compare(tmp_path / "outer", reference, steps).restored.position.step == tiny.STEPS + 3
     assert steps.trained == [(e, b) for e in range(3) for b in range(tiny.STEPS)]
 
 
 def test_a_signal_within_the_inner_run_saves_both(tmp_path: Path, reference: keras.Model) -> None:
-    in_inner = At("on_train_batch_end", (0, 1), raise_signal())
+    in_inner = ActionAt("on_train_batch_end", (0, 1), raise_signal())
     with pytest.raises(kdc.Preempted, match="epoch 1, batch 2"):
         fit(tmp_path / "outer", at_epoch_end(lambda: inner(tmp_path / "inner", in_inner)), save_freq=False)
     assert list((tmp_path / "inner" / "commits").iterdir()), "the inner run saved nothing"
     again = at_epoch_end(lambda: inner(tmp_path / "inner"))
-    assert goes_on(tmp_path / "outer", reference, again).restored.position.step == tiny.STEPS
+    assert resume_and_compare(tmp_path / "outer", reference, again).restored.position.step == tiny.STEPS
 
 
 def test_an_inner_run_that_failed_before_its_first_step_leaves_the_signals_to_the_outer_one(
     tmp_path: Path, reference: keras.Model
 ) -> None:
     def failing() -> None:
-        fails = At("on_train_begin", (0, 0), lambda: None)
+        fails = ActionAt("on_train_begin", (0, 0), lambda: None)
         fails.on_train_begin = lambda logs=None: (_ for _ in ()).throw(tiny.Stop("no training"))
         with pytest.raises(tiny.Stop):
             inner(tmp_path / "inner", fails)
         inner(None)
 
     with pytest.raises(kdc.Preempted):
-        fit(tmp_path / "outer", at_epoch_end(failing), At("on_train_batch_end", (1, 0), raise_signal()))
-    assert goes_on(tmp_path / "outer", reference).restored.position.step == tiny.STEPS + 1
+        fit(tmp_path / "outer", at_epoch_end(failing), ActionAt("on_train_batch_end", (1, 0), raise_signal()))
+    assert resume_and_compare(tmp_path / "outer", reference).restored.position.step == tiny.STEPS + 1
 
 
 def test_a_signal_that_comes_while_the_inner_run_ends_stops_the_outer_one(
@@ -103,7 +103,7 @@ def test_a_signal_that_comes_while_the_inner_run_ends_stops_the_outer_one(
 
     with pytest.raises(kdc.Preempted):
         fit(tmp_path / "outer", at_epoch_end(ends_with_signal), save_freq=False)
-    assert goes_on(tmp_path / "outer", reference).restored.position.step == tiny.STEPS
+    assert resume_and_compare(tmp_path / "outer", reference).restored.position.step == tiny.STEPS
 
 
 def test_a_loop_with_a_checkpointer_is_preempted_after_a_fit_within_it(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_fit_is_preempted_after_a_loop_with_a_checkpointer_within_it(tmp_path:
                 checkpointer.step()
 
     with pytest.raises(kdc.Preempted, match="everything is saved"):
-        fit(tmp_path / "outer", at_epoch_end(loop), At("on_train_batch_end", (1, 2), raise_signal()))
+        fit(tmp_path / "outer", at_epoch_end(loop), ActionAt("on_train_batch_end", (1, 2), raise_signal()))
 
 
 def test_a_loop_that_was_dropped_without_close_does_not_get_the_signals_back(tmp_path: Path) -> None:

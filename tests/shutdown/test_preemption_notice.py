@@ -80,7 +80,7 @@ def test_the_servers_address_comes_from_the_environment(metadata: Metadata, monk
     assert aws_notice()()
 
 
-def test_a_token_that_expired_is_made_anew(metadata: Metadata) -> None:
+def test_a_token_that_expired_is_made_again(metadata: Metadata) -> None:
     notice = aws_notice(metadata.url)
     assert not notice()
     metadata.ticket = "two"

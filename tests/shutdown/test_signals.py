@@ -46,7 +46,7 @@ def watch(seen: Seen) -> Iterator[SignalListener]:
     made.remove()
 
 
-def test_a_signal_is_told_in_a_thread_and_in_the_handler(seen: Seen, watch: SignalListener) -> None:
+def test_a_signal_is_reported_in_a_thread_and_in_the_handler(seen: Seen, watch: SignalListener) -> None:
     watch.install([signal.SIGUSR1])
     os.kill(os.getpid(), signal.SIGUSR1)
     assert seen.came.wait(SOON)
@@ -196,7 +196,7 @@ def test_an_event_loop_keeps_its_signals(seen: Seen, watch: SignalListener) -> N
 
 
 @pytest.mark.process
-def test_a_handler_of_another_language_is_told_from_pythons() -> None:
+def test_a_handler_of_another_language_is_distinguished_from_pythons() -> None:
     code = """
         import ctypes, signal
         from keras_dist_callbacks.shutdown.signals import has_non_python_handler

@@ -1,4 +1,4 @@
-"""A process is ended when its time is over, and not if it may go on."""
+"""A process is terminated when its time is over, and not if it may continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def end(does: str) -> tuple[int, str, str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("hangs", ["time.sleep(30)", HOLDS_THE_GIL])
-def test_a_process_that_hangs_is_ended(hangs: str) -> None:
+def test_a_process_that_hangs_is_terminated(hangs: str) -> None:
     began = time.monotonic()
     code, out, err = end(f"dog.start(); {hangs}")
     assert (code, out) == (138, "")
@@ -38,6 +38,6 @@ def test_a_process_that_hangs_is_ended(hangs: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("does", ["dog.start(); dog.cancel()", "dog.cancel(); dog.start()"])
-def test_one_that_may_go_on_is_not(does: str) -> None:
+def test_a_process_that_may_continue_is_not_terminated(does: str) -> None:
     code, out, err = end(f"{does}; ctypes.PyDLL(None).usleep(1500000); time.sleep(0.5)")
     assert (code, out, err) == (0, "went on\n", "")

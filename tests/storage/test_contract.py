@@ -99,7 +99,7 @@ def test_of_sixteen_racing_threads_one_creates(place: Place) -> None:
     assert won == [int(clients[0].read("x"))]
 
 
-def test_creating_again_with_the_same_content_is_no_error_remotely(remote: Place) -> None:
+def test_creating_again_with_the_same_content_is_not_an_error_remotely(remote: Place) -> None:
     """What a repeated request looks like after a lost answer."""
     storage = remote.open()
     storage.create("x", [b"mine"])
@@ -191,7 +191,7 @@ def test_what_another_client_writes_and_deletes_is_seen_at_once(place: Place) ->
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "", "a\\..\\x"])
 def test_names_that_leave_the_directory_are_refused(storage: Storage, name: str) -> None:
     for operation in (storage.read, storage.delete, storage.size, lambda n: storage.create(n, [b""])):
-        with pytest.raises(StorageError, match="leads out of the directory"):
+        with pytest.raises(StorageError, match="is outside of the directory"):
             operation(name)
 
 
@@ -253,7 +253,7 @@ def test_a_forked_process_has_a_connection_of_its_own(remote: Place) -> None:
     storage = remote.open()
     storage.create("x", [b"parent"])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork next to threads
         child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""Large local files are written around the page cache, where the file system lets them; nobody sees a difference."""
+"""Large local files are written around the page cache, where the file system lets them; no one sees a difference."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_file_system_that_refuses_is_asked_once(storage: Storage, monkeypatch:
     assert left(storage) == ["a", "b"]
 
 
-def test_a_refusal_in_the_midst_of_a_file_begins_it_anew(direct: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_in_the_midst_of_a_file_begins_it_again(direct: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     refusing(monkeypatch, "pwrite", lambda *given: calls.append(1) or len(calls) == 2, errno.EINVAL)
     direct.create("a", [content(9 * MIB)])
@@ -178,7 +178,7 @@ def test_the_cap_on_the_rate_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.process
-def test_a_disk_that_is_really_full_is_told_and_keeps_nothing_of_the_file(
+def test_a_disk_that_is_really_full_is_reported_and_keeps_nothing_of_the_file(
     small_disk: Callable[[int], Path],
 ) -> None:
     disk = small_disk(6)

@@ -31,7 +31,7 @@ OPERATIONS: dict[str, Callable[[Storage, str, Path], object]] = {
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Somebody's directory."""
+    """Someone's directory."""
     directory = tmp_path / "outside"
     directory.mkdir()
     for name, content in SECRET.items():
@@ -65,7 +65,7 @@ def test_a_linked_directory_is_refused_by_name_and_stays_untouched(
     with pytest.raises(StorageError) as caught:
         OPERATIONS[operation](storage, place, source)
     assert f"{link} is a symbolic link" in str(caught.value)
-    assert "remove it, or put what it points to in its place" in str(caught.value)
+    assert "remove it, or replace it by what it points to" in str(caught.value)
     assert content(outside) == SECRET
     assert not (tmp_path / "copy").exists()
     assert not caught.value.unavailable, "waiting does not help"
@@ -126,7 +126,7 @@ def test_only_a_plain_file_is_written_over(
     assert (place / "new").stat().st_nlink == 1
 
 
-def test_a_spare_file_behind_a_linked_directory_is_left_alone(storage: Storage, outside: Path, tmp_path: Path) -> None:
+def test_a_spare_file_in_a_linked_directory_is_left_alone(storage: Storage, outside: Path, tmp_path: Path) -> None:
     (tmp_path / "root/linked").symlink_to(outside)
     storage.create("new", [b"ours"], spare="linked/a.txt")
     assert storage.read("new") == b"ours"
@@ -175,7 +175,7 @@ def exercise(storage: Storage, source: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["plain", "a link", "behind a link", "a relative link", "missing", "with a slash"])
-def test_the_directory_itself_may_be_a_link_or_lie_behind_one(
+def test_the_directory_itself_may_be_a_link_or_lie_below_one(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "real/deep").mkdir(parents=True)

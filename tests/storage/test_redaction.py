@@ -1,4 +1,4 @@
-"""No text that leaves shows a credential, however it was given and whoever quotes it."""
+"""No text that leaves shows a credential, however it was given and quoted."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_errors_are_looked_through_with_all_that_hangs_on_them() -> None:
 
 
 class _SilentError(Exception):
-    """Its text tells nothing, its repr everything, as with an answer's headers."""
+    """Its text shows nothing, its repr everything, as with an answer's headers."""
 
     def __str__(self) -> str:
         return "refused"

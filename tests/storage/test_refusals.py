@@ -1,4 +1,4 @@
-"""What cannot change is told at once and is no reason to start again; the clients are real, so are their words."""
+"""What cannot change is an error at once and no reason to start again; the clients and their words are real."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _certificate(directory: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def untrusted(tmp_path: Path) -> Iterator[int]:
-    """A server with a certificate that nobody has signed."""
+    """A server with a certificate that no one has signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*_certificate(tmp_path))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -153,7 +153,9 @@ def test_a_certificate_that_is_not_trusted(untrusted: int, kind: str) -> None:
     options = servers.OPTIONS[kind](f"https://127.0.0.1:{untrusted}")
     if kind == "az":
         options["connection_string"] = options["connection_string"].replace("Protocol=http;", "Protocol=https;")
-    with pytest.raises(StorageError, match="certificate is not trusted: name its authority to the client") as caught:
+    with pytest.raises(
+        StorageError, match="certificate is not trusted: give the client its certificate authority"
+    ) as caught:
         Storage.open(f"{kind}://bucket/x", options, retry=RetryPolicy(60, 1, 5, 30)).create("x", [b"1"])
     assert not caught.value.unavailable
 
@@ -185,7 +187,7 @@ def test_a_lasting_error_of_a_client_is_asked_for_once(monkeypatch: pytest.Monke
     assert len(calls) == 1
 
 
-def test_local_trouble_that_lasts_is_no_reason_to_start_again(tmp_path: Path) -> None:
+def test_local_trouble_that_lasts_is_not_a_reason_to_start_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "loop").symlink_to("loop")
     for place, reason in (("file/d", "Not a directory"), ("loop/d", "symbolic links"), ("n" * 300, "name too long")):

@@ -50,9 +50,9 @@ def test_what_fails_for_long_is_printed_once_before_the_error(
     captured = capsys.readouterr()
     assert captured.out == ""
     failed, silent = sorted(captured.err.splitlines())
-    assert ": a request has failed for 0 s; it is being tried for about 1.5 s in all: " in failed
+    assert ": a request has failed for 0 s; retrying for about 1.5 s in all: " in failed
     assert "not there" in failed
-    assert ": no answer for 0 s; it is being tried for about 1.5 s in all: " in silent
+    assert ": no answer for 0 s; retrying for about 1.5 s in all: " in silent
     assert "check the network, the address of the store" in silent
     assert "hunter22" not in captured.err
 
@@ -72,7 +72,7 @@ def test_what_fails_for_long_after_the_store_has_answered_once_is_printed_with_t
     with pytest.raises(StorageError):
         away.files()
     (line,) = capsys.readouterr().err.splitlines()
-    assert "a request has failed for 0 s; it is being tried for about 1.5 s in all: " in line
+    assert "a request has failed for 0 s; retrying for about 1.5 s in all: " in line
     assert "not there" in line
     assert "hunter22" not in line
 

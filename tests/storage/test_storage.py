@@ -63,7 +63,7 @@ def test_replace_overwrites(storage: Storage, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "", "a\\..\\x"])
 def test_names_that_leave_the_directory_are_refused(storage: Storage, name: str) -> None:
     for operation in (storage.read, storage.delete, storage.size, lambda n: storage.create(n, [b""])):
-        with pytest.raises(StorageError, match="leads out of the directory"):
+        with pytest.raises(StorageError, match="is outside of the directory"):
             operation(name)
 
 
@@ -160,7 +160,7 @@ def test_an_empty_path_is_refused() -> None:
         Storage.open("")
 
 
-def test_what_a_repeated_upload_sends_again_is_no_progress() -> None:
+def test_what_a_repeated_upload_sends_again_is_not_progress() -> None:
     traffic, counted = RateLimiter(), []
     progress = _Progress(traffic)
     with traffic.reporting(counted.append):

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and a store: what passes is not noticed, what lasts is told well and soon."""
+"""What goes wrong between a client and a store: what passes is not noticed, what lasts is reported well and soon."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_wrong_azure_key_is_refused_by_the_server(stores: Stores, tmp_path: Pa
 
 
 @pytest.mark.process
-def test_a_client_without_credentials_is_told_where_to_put_them(
+def test_the_error_of_a_client_without_credentials_says_where_to_give_them(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = stores.place("s3", tmp_path)
@@ -132,7 +132,7 @@ def test_a_store_that_overwrites_is_refused(place: Place, monkeypatch: pytest.Mo
 def test_a_store_that_keeps_everything_is_usable_with_a_warning(remote: Place, proxy: FaultProxy) -> None:
     proxy.arm("status", lambda r: r.method == "DELETE", status=403, body=BODIES[remote.kind](403))
     storage = remote.through(proxy).open()
-    with pytest.warns(RuntimeWarning, match="old files will stay: cannot delete .*permissions or credentials"):
+    with pytest.warns(RuntimeWarning, match="old files cannot be deleted: cannot delete .*permissions or credentials"):
         storage.probe()
     assert len(storage.files()) == 1
 
@@ -243,7 +243,7 @@ def test_a_slow_link_gets_the_time_that_its_size_needs(remote: Place, proxy: Fau
 
 @pytest.mark.process
 def test_a_name_that_is_taken_is_known_from_the_status_alone(stores: Stores, tmp_path: Path) -> None:
-    """Some servers of S3 leave out the field by which s3fs tells this error from others."""
+    """Some servers of S3 omit the field by which s3fs distinguishes this error from others."""
     place = stores.place("s3", tmp_path)
     assert place.server is not None
     place.open().create("x", [b"theirs"])

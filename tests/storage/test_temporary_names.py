@@ -31,7 +31,7 @@ def test_a_name_that_only_resembles_a_mark_is_a_users(name: str) -> None:
 
 
 @pytest.mark.parametrize("final", ["x.json", "000001.committed", "ckpt-1.keras", "two\nlines", "a.tmp-b"])
-def test_the_names_that_are_given_are_told_with_what_they_were_for(final: str) -> None:
+def test_the_names_that_are_given_are_reported_with_what_they_were_for(final: str) -> None:
     name = temporary_name(final)
     assert final_name(name) == final
     assert final_name(temporary_name(name)) == final, "of a file whose own name is temporary, such as the probe's"

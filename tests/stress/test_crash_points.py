@@ -2,7 +2,7 @@
 
 A recording store keeps every operation of a scenario. For each prefix of them, with the last write torn in
 several ways, and for every set of concurrent uploads that may have arrived, a new run must restore the newest
-commit bit by bit and go on.
+commit bit by bit and continue.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def a_run_that_was_thought_dead_writes_on(store: RecordingStore, at: int) -> Non
         older.save(2)
     except FencedError:
         return
-    if busy:  # behind the last look at the owners
+    if busy:  # after the last look at the owners
         with pytest.raises(FencedError):
             older.save()
 
@@ -166,7 +166,7 @@ def whole_commits(files: Files) -> list[Manifest]:
 
 
 def check(where: str, files: Files, workers: int = 1, *, late: bool = False) -> Manifest | None:
-    """A new run on that state takes the newest whole commit, bit by bit, and goes on from it.
+    """A new run on that state takes the newest intact commit, bit by bit, and continues from it.
 
     With `late`, a run that was fenced may have left a manifest whose blobs the newer one had collected.
     """

@@ -1,4 +1,4 @@
-"""ckpt-chaos, a crash tester that is not ours, at every file boundary of a small job: beside Keras' own callback."""
+"""ckpt-chaos, a crash tester that is not ours, at every file boundary of a small job: next to Keras' own callback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def verdicts(work: Path, points: int, modes: str, *options: str) -> collections.
     totals = re.findall(r"\b([A-Z_]+): (\d+)", done.stdout.strip().splitlines()[-1])
     found = collections.Counter({verdict: int(count) for verdict, count in totals})
     crashed = [json.loads(path.read_text(encoding="utf-8"))["crashed"] for path in work.glob("pt_*/result.json")]
-    # The control apart, each point is one crash; but a job that is asked to end behind its last step just ends.
+    # The control apart, each point is one crash; but a job that is asked to end after its last step just ends.
     assert sum(crashed) == found.total() - 1 or (modes == "term" and 2 * sum(crashed) > found.total())
     return found
 
@@ -53,5 +53,5 @@ def test_every_file_boundary_passes(tmp_path: Path, request: pytest.FixtureReque
 @pytest.mark.kill
 @pytest.mark.timeout(3000)
 def test_the_tester_finds_what_keras_own_callback_loses(tmp_path: Path) -> None:
-    found = verdicts(tmp_path / "keras", SAMPLE, "before,torn,term", "--rival")
+    found = verdicts(tmp_path / "keras", SAMPLE, "before,torn,term", "--keras-callback")
     assert found["HARD_FAIL"] + found["SILENT_DIVERGENCE"] > 0, found

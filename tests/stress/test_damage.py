@@ -178,7 +178,7 @@ def test_a_damaged_file_that_every_commit_needs_is_named_with_advice() -> None:
     assert "double_checkpoint=True" in message
 
 
-def test_an_unfinished_first_commit_is_no_damage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_first_commit_is_not_damage(capsys: pytest.CaptureFixture[str]) -> None:
     store = RecordingStore()
     run = Run(store)
     run.begin()
@@ -205,7 +205,7 @@ def test_a_finished_first_commit_that_is_damaged_is_an_error_and_no_fresh_start(
 
 
 def forged(**changes: object) -> Files:
-    """A backup whose one manifest was changed and sealed anew."""
+    """A backup whose one manifest was changed and sealed again."""
     store = RecordingStore()
     run = Run(store)
     run.begin()

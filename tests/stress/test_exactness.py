@@ -1,6 +1,6 @@
 """What a resume says of itself, case by case: real jobs, killed with SIGKILL, mostly in their second epoch.
 
-Whatever is called exact ends as the same job without any callback of this package, which nobody killed, bit for bit.
+Whatever is called exact ends as the same job without any callback of this package, which no one killed, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whatever a resume of a training is called that nobody thought of: if it is exact, it ends as if nothing had been.
+"""Whatever a resume of a training is called that no one thought of: if it is exact, it ends as if nothing had been.
 
 Pipeline, model, callbacks, validation data and kills are drawn from a seed; nothing is expected of the verdict itself.
 """

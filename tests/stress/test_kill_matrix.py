@@ -17,7 +17,7 @@ import pytest
 from keras_dist_callbacks.testing import assert_same_run, count_calls, read_steps
 from keras_dist_callbacks.testing.local_cluster import Attempt, run_until_done
 from tests.support import SUPPORT
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 WORKLOAD = [sys.executable, str(SUPPORT / "workload.py")]
 STRATEGIES = {
@@ -31,7 +31,7 @@ STEPS, EPOCHS = 9, 3
 
 MID_EPOCH = "phase=train_batch_begin,epoch=1,batch=3"
 AGAIN = "phase=train_batch_begin,epoch=1,batch=5"
-LAST_STEP = "phase=test_batch_end,epoch=1,batch=0"  # the first validation batch behind the saved last step
+LAST_STEP = "phase=test_batch_end,epoch=1,batch=0"  # the first validation batch after the saved last step
 IN_VALIDATION = "phase=test_batch_end,epoch=1,batch=1"
 NEXT_EPOCH = "phase=train_batch_begin,epoch=2,batch=0"
 BEFORE_THE_END = "phase=train_end"
@@ -71,7 +71,7 @@ def run(
     arguments += ["--record", f"{directory}/run", "--count", f"{directory}/count", "--step-log", f"{directory}/steps"]
     arguments += ["--backup-dir", f"{directory}/backup", "--audit", f"{directory}/audit"]
     extra = [["--kill", f"{kill},worker={workers - 1}"] for kill in kills]
-    with job([*WORKLOAD, *arguments], workers, directory / "logs", grace=3.0, preload=preload) as cluster:
+    with worker_processes([*WORKLOAD, *arguments], workers, directory / "logs", grace=3.0, preload=preload) as cluster:
         attempts = run_until_done(cluster, len(extra), 60.0 + 40.0 * len(extra) * workers, extra_args=extra)
         assert attempts[-1].succeeded, cluster.tails()
         assert len(attempts) == len(extra) + 1, "a fault did not strike"
@@ -159,7 +159,7 @@ def test_a_job_of_fresh_processes_ends_as_if_never_interrupted(
 
 @pytest.mark.kill
 @pytest.mark.timeout(300)
-def test_a_killed_cluster_that_saves_by_measure_goes_on_exactly(tmp_path: Path, baseline) -> None:  # type: ignore[no-untyped-def]
+def test_a_killed_cluster_that_saves_by_measure_continues_exactly(tmp_path: Path, baseline) -> None:  # type: ignore[no-untyped-def]
     reference = baseline("multi-worker-2", "dataset", LR)
     after_the_first_save = "phase=train_batch_begin,epoch=2,batch=5"
     run(tmp_path, "multi-worker-2", "dataset", LR, [after_the_first_save], save_freq="auto")
@@ -179,7 +179,7 @@ def test_a_killed_cluster_that_saves_by_measure_goes_on_exactly(tmp_path: Path, 
     + [(strategy, "shuffled", EARLY) for strategy in STRATEGIES],
     ids=lambda value: value if isinstance(value, str) else value[0].strip("-"),
 )
-def test_every_cell_survives_the_whole_chain(
+def test_every_cell_survives_the_complete_chain(
     tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...]
 ) -> None:  # type: ignore[no-untyped-def]
     check_cell(tmp_path, baseline, strategy, source, options, CHAIN, preload=False)
@@ -204,7 +204,7 @@ def test_the_killed_chief_of_a_cluster_resumes_at_the_last_epoch(tmp_path: Path,
     kind, workers = STRATEGIES["multi-worker-2"]
     arguments = ["--strategy", kind, "--source", "shuffled", *EARLY, "--record", f"{tmp_path}/run"]
     arguments += ["--backup-dir", f"{tmp_path}/backup", "--save-freq", "epoch", "--count", f"{tmp_path}/count"]
-    with job([*WORKLOAD, *arguments], workers, tmp_path / "logs", grace=3.0, chief=True) as cluster:
+    with worker_processes([*WORKLOAD, *arguments], workers, tmp_path / "logs", grace=3.0, chief=True) as cluster:
         kill = ["--kill", "phase=train_batch_end,epoch=1,batch=4,worker=0"]
         attempts = run_until_done(cluster, 1, 200.0, extra_args=[kill])
         assert attempts[0].returncodes[0] == -9

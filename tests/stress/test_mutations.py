@@ -1,4 +1,4 @@
-"""Sealed records of senseless content: none is taken, none ends a restart, and the good backup before it is found."""
+"""Sealed records of invalid content: none is taken, none ends a restart, and the good backup before it is found."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def unsealed(content: bytes) -> Any:
 
 
 @pytest.mark.slow
-def test_a_senseless_manifest_is_set_aside_and_the_backup_before_it_is_taken(directory: Path, count: int) -> None:
+def test_an_invalid_manifest_is_quarantined_and_the_backup_before_it_is_taken(directory: Path, count: int) -> None:
     older, newer = sorted((directory / "backup/commits").iterdir())
     content = newer.read_bytes()
     body = unsealed(content)
@@ -138,7 +138,7 @@ def test_an_invalid_record_hides_its_checkpoint_and_no_other(directory: Path, co
         assert len(found.problems) == 1, what
 
 
-def test_senseless_messages_of_a_worker_fail_the_save_and_nothing_else(count: int) -> None:
+def test_invalid_messages_of_a_worker_fail_the_save_and_nothing_else(count: int) -> None:
     hello = {"tensors": {"variable/a@0": ["0" * 32, "float32", [2, 3]]}, "topics": {"rng": "1" * 32}}
     wanted = {"tensors": ["variable/a@0"], "topics": ["rng"]}
     values = {"state": {"rng": {}}, "sent": ["variable/a@0"]}

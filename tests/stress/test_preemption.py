@@ -12,7 +12,7 @@ import pytest
 from keras_dist_callbacks.testing import LocalCluster, read_steps
 from keras_dist_callbacks.testing.local_cluster import Attempt, run_until_done
 from tests.stress.test_kill_matrix import STRATEGIES, WORKLOAD, assert_only_the_chief_wrote, assert_same
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 TRAIN, VALIDATION = "phase=train_batch_end,epoch=1,batch=3", "phase=test_batch_end,epoch=1,batch=0"
 EPOCH_END, EPOCH_BEGIN, TRAIN_END = "phase=epoch_end,epoch=1", "phase=epoch_begin,epoch=2", "phase=train_end"
@@ -27,7 +27,7 @@ def workload(directory: Path, strategy: str, source: str, *options: str, preload
     arguments = ["--strategy", kind, "--source", source, *options, "--record", f"{directory}/run"]
     arguments += ["--backup-dir", f"{directory}/backup", "--audit", f"{directory}/audit"]
     arguments += ["--step-log", f"{directory}/steps"]
-    return job([*WORKLOAD, *arguments], workers, directory / "logs", grace=60.0, preload=preload)
+    return worker_processes([*WORKLOAD, *arguments], workers, directory / "logs", grace=60.0, preload=preload)
 
 
 def run(directory: Path, strategy: str, source: str, signals: list[str], *options: str) -> list[Attempt]:
@@ -134,7 +134,7 @@ def test_a_signal_at_any_instant_loses_no_step(tmp_path: Path, reference, seed: 
         if codes[victim] == 138:
             assert set(codes) == {138}, cluster.tails()
             assert seconds < GRACE
-        if codes[victim] == -signal.SIGTERM:  # before fit, or behind it
+        if codes[victim] == -signal.SIGTERM:  # before fit, or after it
             assert seconds < 5.0 or workers > 1
             assert steps_of(tmp_path, victim) in {0, 27}
             if steps_of(tmp_path, victim) == 27:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.testing import LocalCluster
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 BLOWS = 10
 EPOCHS = 8
@@ -24,7 +24,7 @@ CODES = {0, 138, -signal.SIGKILL, -signal.SIGTERM, 143}
 def run(directory: Path, kind: str, *options: str) -> LocalCluster:
     directory.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.support.forks_job", kind, str(directory), "--epochs", str(EPOCHS), *options]
-    return job(command, 1, directory / "logs")
+    return worker_processes(command, 1, directory / "logs")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A process that reads backups all the time, beside the training that writes and deletes them."""
+"""A process that reads backups all the time, next to the training that writes and deletes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EPOCHS = 10_000  # more than any reader needs
 
 
 class ReadBeside(keras.callbacks.Callback):
-    """Starts the reader behind the first backup, notes what training has at each step, and stops with the reader."""
+    """Starts the reader after the first backup, notes what training has at each step, and stops with the reader."""
 
     def __init__(self, place: Place, out: Path) -> None:
         super().__init__()
@@ -60,7 +60,9 @@ kdc.register_callback_state(ReadBeside, None)
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", ["file", "s3"], indirect=True)
-def test_two_hundred_reads_beside_a_training_disturb_nothing_and_read_what_it_had(place: Place, tmp_path: Path) -> None:
+def test_two_hundred_reads_next_to_a_training_disturb_nothing_and_read_what_it_had(
+    place: Place, tmp_path: Path
+) -> None:
     beside = ReadBeside(place, tmp_path / "read.txt")
     trained = tiny.model()
     options = {"storage_options": place.options, "delete_checkpoint": False}

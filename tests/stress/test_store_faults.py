@@ -1,4 +1,4 @@
-"""Stores that fail while a fit() is saving: training goes on, saves are good again, and nothing torn is taken."""
+"""Stores that fail while a fit() is saving: training continues, saves are good again, and nothing torn is taken."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CELLS = [
 ]
 
 
-class At(keras.callbacks.Callback):
+class ActionAt(keras.callbacks.Callback):
     """Does something before a batch is trained, once what came before it is saved."""
 
     def __init__(self, epoch: int, batch: int, action: Callable[[], Any]) -> None:
@@ -74,7 +74,7 @@ class At(keras.callbacks.Callback):
             self.action()
 
 
-kdc.register_callback_state(At, None)
+kdc.register_callback_state(ActionAt, None)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def test_a_fault_that_passes_costs_nothing_but_time(
     options = {"storage_options": place.through(proxy).options, "retry": PATIENT}
     armed: list[Any] = []
     began = time.monotonic()
-    strike = At(1, 1, lambda: armed.append(FAULTS[fault](proxy)))
+    strike = ActionAt(1, 1, lambda: armed.append(FAULTS[fault](proxy)))
     interrupt(place, 2, 1, [strike], options)
     assert shared_writer().wait(30)
     assert time.monotonic() - began < 60
@@ -143,7 +143,7 @@ def test_a_store_that_is_long_away_costs_backups_and_no_training(
 ) -> None:
     place, proxy = away
     options = {"storage_options": place.through(proxy).options, "retry": ImpatientOnceDown(proxy=proxy)}
-    breaks = [At(1, 1, proxy.take_down), At(1, 3, proxy.heal)]
+    breaks = [ActionAt(1, 1, proxy.take_down), ActionAt(1, 3, proxy.heal)]
     began = time.monotonic()
     with pytest.warns(RuntimeWarning, match=r"backup at .* failed and training continues: cannot list"):
         interrupt(place, 2, 2, breaks, options)
@@ -167,7 +167,7 @@ def test_too_many_failed_saves_end_training_with_their_reason(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of the first failure
         with pytest.raises(BackupError, match=r"2 backups failed in a row.*cannot list .*check the network"):
-            tiny.fit(tiny.model(), place.url, [At(1, 1, proxy.take_down)], options=options)
+            tiny.fit(tiny.model(), place.url, [ActionAt(1, 1, proxy.take_down)], options=options)
     shared_writer().wait()
     with contextlib.suppress(BackupError):  # a save that was handed over before the second failure was known
         shared_writer().raise_failure()

@@ -13,7 +13,7 @@ import keras_dist_callbacks as kdc
 from tests.support import tiny
 from tests.support.stores.fixtures import Place, Stores
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 Run = tuple[keras.Model, dict[str, list[float]]]
 

@@ -16,7 +16,7 @@ import pytest
 
 from keras_dist_callbacks.backups.store import BackupStore
 from tests.support import tiny
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 from tests.support.stores.fixtures import REMOTE, Place, Stores
 from tests.support.stores.proxy import FaultProxy
 
@@ -32,7 +32,7 @@ def command(place: Place | None, weights: Path) -> list[str]:
 
 def run_to_the_end(place: Place | None, weights: Path) -> int:
     """Runs the workload without faults; how many steps it trained."""
-    with job(command(place, weights), 1, weights.with_suffix(".logs")) as cluster:
+    with worker_processes(command(place, weights), 1, weights.with_suffix(".logs")) as cluster:
         cluster.start()
         assert cluster.wait(RUN_SECONDS) == [0], cluster.tails()
         found = re.search(r"TRAINED (\d+)", cluster.log(0))
@@ -62,10 +62,10 @@ def networks() -> Iterator[Callable[[Place], FaultProxy]]:
 
 
 def kill_in_an_upload(place: Place, proxy: FaultProxy, chance: random.Random, logs: Path) -> str:
-    """Starts the workload over a slow link and kills it at a random upload; what was going on then."""
+    """Starts the workload over a slow link and kills it at a random upload; what was continuing then."""
     proxy.bytes_per_second = BYTES_PER_SECOND
     which, moment = chance.randrange(3, 16), chance.uniform(0.0, 0.7)
-    with job(command(place.through(proxy), logs / "state.npz"), 1, logs) as cluster:
+    with worker_processes(command(place.through(proxy), logs / "state.npz"), 1, logs) as cluster:
         cluster.start()
         deadline = time.monotonic() + START_SECONDS
         while sum(r.is_upload for r in proxy.requests) < which:

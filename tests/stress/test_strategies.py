@@ -10,7 +10,7 @@ import pytest
 from keras_dist_callbacks.testing import assert_same_run
 from keras_dist_callbacks.testing.local_cluster import run_until_done
 from tests.support import SUPPORT
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 KILL = "phase=train_batch_begin,epoch=1,batch=5"
 LOCAL = ("plain", "distributed", "from a function")
@@ -41,15 +41,17 @@ def test_a_killed_job_ends_as_if_never_interrupted(tmp_path: Path, strategy: str
     script = [sys.executable, str(SUPPORT / "strategy_job.py"), strategy, way]
     for name in ("uninterrupted", "killed"):
         (tmp_path / name).mkdir()
-    with job([*script, str(tmp_path / "uninterrupted")], workers, tmp_path / "logs") as cluster:
+    with worker_processes([*script, str(tmp_path / "uninterrupted")], workers, tmp_path / "logs") as cluster:
         cluster.start()
         assert cluster.wait(120) == [0] * workers, cluster.tails()
-    with job([*script, str(tmp_path / "killed"), "--backup"], workers, tmp_path / "logs2", grace=3.0) as cluster:
+    with worker_processes(
+        [*script, str(tmp_path / "killed"), "--backup"], workers, tmp_path / "logs2", grace=3.0
+    ) as cluster:
         kill = ["--kill", f"{KILL},worker={workers - 1}"]
         attempts = run_until_done(cluster, 1, 240.0, extra_args=[kill])
         assert attempts[0].returncodes[workers - 1] == -9
         assert attempts[-1].succeeded, cluster.tails()
-        unseen = way == "from a function" and strategy != "default"  # which calls it once, in front of fit()
+        unseen = way == "from a function" and strategy != "default"  # which calls it once, before fit()
         answer = "exact if" if unseen else "exact"
         assert [line for line in cluster.log(0).splitlines() if line.startswith("ANSWER")] == [f"ANSWER {answer}"]
     for worker in range(workers):

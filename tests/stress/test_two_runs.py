@@ -1,4 +1,4 @@
-"""Two runs on one directory at once: the newer one goes on, the older one is told to end."""
+"""Two runs on one directory at once: the newer one continues, the older one gets an error and ends."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ import pytest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.testing import LocalCluster
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 
-def rival(backup: Path, logs: Path, pause: float, epochs: int) -> LocalCluster:
-    return job([sys.executable, "-m", "tests.support.rival", str(backup), str(pause), str(epochs)], 1, logs)
+def slow_training(backup: Path, logs: Path, pause: float, epochs: int) -> LocalCluster:
+    return worker_processes(
+        [sys.executable, "-m", "tests.support.slow_training", str(backup), str(pause), str(epochs)], 1, logs
+    )
 
 
 @pytest.mark.kill
 @pytest.mark.timeout(180)
-def test_of_two_runs_on_one_directory_exactly_one_goes_on(tmp_path: Path) -> None:
+def test_of_two_runs_on_one_directory_exactly_one_continues(tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     reader = BackupStore(Storage.open(backup))
-    older, newer = rival(backup, tmp_path / "older", 0.1, 1000), rival(backup, tmp_path / "newer", 0.0, 20)
+    older, newer = (
+        slow_training(backup, tmp_path / "older", 0.1, 1000),
+        slow_training(backup, tmp_path / "newer", 0.0, 20),
+    )
     with older, newer:
         older.start()
         deadline = time.monotonic() + 90

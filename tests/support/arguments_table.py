@@ -79,7 +79,7 @@ class Row:
     Attributes:
         call: It.
         arguments: Its arguments, with what each accepts.
-        given: What the others are given; made anew for each call, in an empty directory.
+        given: What the others are given; made again for each call, in an empty directory.
     """
 
     call: Callable[..., Any]

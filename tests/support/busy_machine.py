@@ -11,7 +11,7 @@ VARIABLE = "KDC_TESTS_SHARE_PROCESSORS"
 
 
 def share_processors() -> None:
-    """Lets background threads and inputs of this process be as quick as the tests beside it.
+    """Lets background threads and inputs of this process be as quick as the tests next to it.
 
     Writers have a low priority, so that a neighbour which never waits would hold them up. And on busy processors the
     deletion of an iterator sometimes waits for its tuning thread, with the GIL held: a test of 4 s took 140 s.
@@ -23,7 +23,7 @@ def share_processors() -> None:
     create, options_of = iterator_ops.OwnedIterator._create_iterator, dataset_ops.DatasetV2.options
 
     def options(self: tf.data.Dataset) -> tf.data.Options:
-        """Of a dataset for which nothing was chosen: not tuned, for whoever asks too."""
+        """Of a dataset for which nothing was chosen: not tuned, for any caller."""
         found = tf.data.Options().merge(options_of(self))
         if found.autotune.enabled is None:
             found.autotune.enabled = False

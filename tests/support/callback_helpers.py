@@ -1,4 +1,4 @@
-"""What the tests of the single callbacks share: a tiny model, its data, and a place that is no chief."""
+"""What the tests of the single callbacks share: a tiny model, its data, and a worker that is not the chief."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import keras
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.testing import KillAt
 from tests.support import (
-    busy_machine,  # noqa: F401 - it changes this process if it is told to
+    busy_machine,  # noqa: F401 - it changes this process on request
     tiny,
 )
 

@@ -1,4 +1,4 @@
-"""Campaigns say how much they tried: `count(...)` in a test becomes a line at the end of the run."""
+"""Stress tests say how much they tried: `count(...)` in a test becomes a line at the end of the run."""
 
 from __future__ import annotations
 

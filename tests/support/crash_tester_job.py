@@ -1,4 +1,4 @@
-"""A small job for a crash tester that is not ours: `--rival` runs it with Keras' own BackupAndRestore."""
+"""A small job for a crash tester that is not ours: `--keras-callback` runs it with Keras' own BackupAndRestore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import keras_dist_callbacks as kdc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rival", action="store_true")
+    parser.add_argument("--keras-callback", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(1)
@@ -28,7 +28,7 @@ def main() -> None:
     model.compile(keras.optimizers.Adam(0.01), "mse")
     backup = (
         keras.callbacks.BackupAndRestore(f"{args.out}/backup", save_freq=4, delete_checkpoint=False)
-        if args.rival
+        if args.keras_callback
         else kdc.BackupAndRestore(
             f"{args.out}/backup", save_freq=4, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
         )

@@ -1,4 +1,4 @@
-"""Runs the example of a custom training loop, killed where it is told, and records its end."""
+"""Runs the example of a custom training loop, killed where requested, and records its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks._compat.variables import components
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

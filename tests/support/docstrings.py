@@ -1,4 +1,4 @@
-"""What examples say that they print, beside what they print."""
+"""What examples say that they print, next to what they print."""
 
 from __future__ import annotations
 

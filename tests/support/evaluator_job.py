@@ -1,6 +1,6 @@
 """A training and its evaluator, as processes that may be killed: `train` or `evaluate`, and a directory of their own.
 
-With `--in-step`, the training waits behind every save until there is a result for it, so that each checkpoint lives
+With `--in-step`, the training waits after every save until there is a result for it, so that each checkpoint lives
 long enough, however short it is kept; with `--wait` for the first result alone.
 """
 
@@ -22,7 +22,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.evaluation import results
 from keras_dist_callbacks.testing import KillAt
 from tests.support import (
-    busy_machine,  # noqa: F401 - it changes this process if it is told to
+    busy_machine,  # noqa: F401 - it changes this process on request
     tiny,
 )
 

@@ -48,7 +48,7 @@ def augmenter(name: str) -> keras.Sequential:
 
 
 class SimSiam(keras.Model):
-    """Two views of one image are to be told alike. Without a call()."""
+    """Two views of one image are to be recognised as one. Without a call()."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def two_views(model: keras.Model) -> Arguments:
 
 
 class SimCLR(keras.Model):
-    """Two optimizers, a probe that is trained beside, and an unused optimizer of Keras'. Without a call()."""
+    """Two optimizers, a probe that is trained next to, and an unused optimizer of Keras'. Without a call()."""
 
     def __init__(self) -> None:
         super().__init__()

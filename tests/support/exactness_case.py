@@ -54,7 +54,7 @@ def image_rows() -> tuple[np.ndarray, np.ndarray]:
 
 
 def images() -> tf.data.Dataset:
-    """Shuffled and batched: what comes behind it gets a batch of images, as in the guides of Keras."""
+    """Shuffled and batched: what comes after it gets a batch of images, as in the guides of Keras."""
     return tf.data.Dataset.from_tensor_slices(image_rows()).shuffle(tiny.ROWS, seed=3).batch(tiny.BATCH)
 
 
@@ -78,7 +78,7 @@ class Case:
         says: A regular expression that must be found in the notes, the conditions or the warnings.
         strategies: Under which it is tried.
         epoch: In which it is killed.
-        batch: The batch of that epoch in front of which it is killed.
+        batch: The batch of that epoch before which it is killed.
         resumed: Fields that are others in the resumed run.
     """
 

@@ -23,7 +23,7 @@ def rebuilt(says: str, before: Callable[[], keras.Model], after: Callable[[], ke
 
 
 def both(one: str, other: str, what: str = "") -> str:
-    """Both values in their order, behind what they are of."""
+    """Both values in their order, after what they are of."""
     return rf"(?is){what}.*{one}.*{other}"
 
 
@@ -100,7 +100,7 @@ CHANGE_CASES: dict[str, Case] = {
         both("40", "20", "buffer"), in_order_of, lambda: in_order_of(buffer=tiny.ROWS // 2)
     ),
     "changed: seed of random numbers in a map": changed(both("5", "6", "seed"), lambda: noisy(5), lambda: noisy(6)),
-    # the saved rate is restored, so that the old job goes on: not what the one who changed it has asked for
+    # the saved rate is restored, so that the old job continues: not what the one who changed it has asked for
     "changed: learning rate": rebuilt(
         both(r"0\.1", r"0\.05", "learning.rate"), lambda: with_rate(0.1), lambda: with_rate(0.05)
     ),

@@ -1,4 +1,4 @@
-"""Trainings that nobody thought of: pipeline, model, callbacks, validation data and kills drawn from a seed."""
+"""Trainings that no one thought of: pipeline, model, callbacks, validation data and kills drawn from a seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Generated:
         case: What is trained. Nothing is expected of it.
         words: What it is made of.
         epochs: How many epochs are trained.
-        kills: Epoch and batch in front of which each attempt but the last is killed.
+        kills: Epoch and batch before which each attempt but the last is killed.
         save_freq: How often it is backed up.
         strategy: Under which strategy it is trained.
     """
@@ -66,7 +66,7 @@ def generated(seed: int) -> Generated:
 
 
 def _kills(rng: random.Random, epochs: int, batches: int, save_freq: int | str) -> tuple[tuple[int, int], ...]:
-    """Where it is killed: behind the first backup, mostly behind the first epoch, sometimes twice."""
+    """Where it is killed: after the first backup, mostly after the first epoch, sometimes twice."""
     places = [(epoch, batch) for epoch in range(1, epochs) for batch in range(min(batches, 9))]
     if save_freq != "epoch" and rng.random() < 0.15:
         places = [(0, batch) for batch in range(int(save_freq), min(batches, 9))] or places

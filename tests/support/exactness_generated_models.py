@@ -146,7 +146,7 @@ SEEN = ["EarlyStopping", "ReduceLROnPlateau", "LearningRateScheduler", "np.rando
 
 
 def callbacks(rng: random.Random, chosen: Model) -> tuple[str, Callbacks]:
-    """Draws none, one or two; those with a state that cannot be seen less often."""
+    """Draws none, one or two; those with a state that cannot be inspected less often."""
     names = [rng.choice([*SEEN, *SEEN, *CALLBACKS]) for _ in range(rng.choice([0, 0, 1, 1, 2]))]
 
     def make() -> list[Any]:

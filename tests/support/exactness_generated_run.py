@@ -13,7 +13,7 @@ from keras_dist_callbacks.testing import compare_runs, run_until_done
 from tests.support import SUPPORT
 from tests.support.exactness_generated import PREFIX, Generated, generated
 from tests.support.exactness_run import REFUSED, JobError
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 SCRIPT = [sys.executable, str(SUPPORT / "exactness_generated_job.py")]
 ERROR = "error"
@@ -107,7 +107,7 @@ class _Runs:
     def run(self, directory: Path, attempts: Sequence[Sequence[str]]) -> tuple[list[int], list[str]]:
         command = [*SCRIPT, "--case", f"{PREFIX}{self.seed}", "--strategy", self.strategy]
         command += ["--epochs", str(self.case.epochs)]
-        with job(command, 1, directory / "logs", grace=5.0, preload=self.preload) as cluster:
+        with worker_processes(command, 1, directory / "logs", grace=5.0, preload=self.preload) as cluster:
             done = run_until_done(cluster, len(attempts) - 1, 120.0 * len(attempts), extra_args=attempts)
             logs = [cluster.log(0, number) for number in range(len(done))]
         for number, attempt in enumerate(done[:-1]):

@@ -135,7 +135,7 @@ VARIABLES_IN_MAPS = {
 
 
 def slow_for_some(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """A function that takes for each row another time, so that neighbours overtake each other now and then."""
+    """A function that takes for each row another time, so that neighbours finish out of order now and then."""
     turns = tf.cast(300.0 * tf.abs(x[0]), tf.int32)
     value = tf.while_loop(lambda i, v: i < turns, lambda i, v: (i + 1, tf.sin(v)), [0, x[1]])[1]
     return tf.where(value > 9.0, x + 1.0, x), y

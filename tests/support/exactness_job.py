@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.testing import KillAt
 from tests.support.exactness_cases import ALL_CASES as CASES
 from tests.support.workload import STRATEGIES, finish, make_strategy
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     keras.utils.set_random_seed(7)
     if args.strategy != "default":
-        tf.config.experimental.enable_op_determinism()  # what one replica does beside another is else in any order
+        tf.config.experimental.enable_op_determinism()  # what one replica does next to another is else in any order
     strategy = make_strategy(args.strategy)
     case = CASES[args.case].as_resumed() if args.resumed else CASES[args.case]
     with strategy.scope():

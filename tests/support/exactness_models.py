@@ -1,4 +1,4 @@
-"""Models with state that is not among their variables, or where nobody looks for it."""
+"""Models with state that is not among their variables, or where no one looks for it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CountsInPython(Stepping):
 
 
 class CountsItsCalls(keras.optimizers.schedules.LearningRateSchedule):
-    """Whoever asks the optimizer for its rate changes the rate."""
+    """A request for the optimizer's rate changes the rate."""
 
     def __init__(self) -> None:
         self.calls = 0

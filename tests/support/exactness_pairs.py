@@ -66,7 +66,7 @@ def descend(optimizer: Any, tape: tf.GradientTape, loss: Any, part: Any) -> None
 
 
 class DCGAN(keras.Model):
-    """Without a call(), and with an optimizer of Keras' that nobody uses."""
+    """Without a call(), and with an optimizer of Keras' that no one uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class WGAN(DCGAN):
 
 
 class ConditionalGAN(DCGAN):
-    """Both networks are told of the class."""
+    """Both networks are given the class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class ConditionalGAN(DCGAN):
 
 
 class CycleGAN(keras.Model):
-    """Four networks, four optimizers, one tape; it has a call(), which nobody has called when it is fitted."""
+    """Four networks, four optimizers, one tape; it has a call(), which no one has called when it is fitted."""
 
     def __init__(self) -> None:
         super().__init__()

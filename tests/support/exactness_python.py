@@ -1,4 +1,4 @@
-"""Inputs that run Python code: what state it has cannot be seen."""
+"""Inputs that run Python code: what state it has cannot be inspected."""
 
 from __future__ import annotations
 

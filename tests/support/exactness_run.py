@@ -12,7 +12,7 @@ from pathlib import Path
 from keras_dist_callbacks.testing import compare_runs, run_until_done
 from tests.support import SUPPORT
 from tests.support.exactness_cases import ALL_CASES as CASES
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 SCRIPT = [sys.executable, str(SUPPORT / "exactness_job.py")]
 WORKERS = {"default": 1, "mirrored": 1, "multi_worker": 2}
@@ -91,7 +91,7 @@ def _run(
     """Each attempt but the last is to be killed; the last one's failures, and the chief's log of each."""
     command = [*SCRIPT, "--case", name, "--strategy", strategy]
     workers, restarts = WORKERS[strategy], len(attempts) - 1
-    with job(command, workers, directory / "logs", grace=5.0, preload=preload) as cluster:
+    with worker_processes(command, workers, directory / "logs", grace=5.0, preload=preload) as cluster:
         done = run_until_done(cluster, restarts, 120.0 * len(attempts), extra_args=attempts)
         logs = [cluster.log(0, run) for run in range(len(done))]
         if len(done) != len(attempts) or any(attempt.returncodes[-1] != -9 for attempt in done[:-1]):

@@ -111,7 +111,7 @@ class VQVAETrainer(keras.Model):
 
 
 class Distiller(keras.Model):
-    """A student learns of a teacher, in Keras' own step; it has a call(), which nobody has called."""
+    """A student learns of a teacher, in Keras' own step; it has a call(), which no one has called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def taught() -> keras.Model:
 
 
 class StyleTransfer(keras.Model):
-    """Keras' optimizer, put there behind compile(), trains the decoder alone; the loss looks through a third network.
+    """Keras' optimizer, put there after compile(), trains the decoder alone; the loss looks through a third network.
 
     Without a call(), and none of the networks is frozen.
     """

@@ -1,4 +1,4 @@
-"""Runs one of the examples, killed by SIGKILL behind as many batches as it is told, and writes down what it prints.
+"""Runs one of the examples, killed by SIGKILL after as many batches as requested, and writes down what it prints.
 
 `40` kills each process that is told so, `1:40` worker 1 alone.
 """
@@ -25,7 +25,7 @@ trained = 0  # of all fits of this process
 
 
 class KillBehind(keras.callbacks.Callback):
-    """Kills this process behind so many batches, once what was saved is in place."""
+    """Kills this process after so many batches, once what was saved is in place."""
 
     def __init__(self, batches: int) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def process() -> None:
 
 
 def daemon() -> None:
-    """Nobody ends it but multiprocessing, when this process exits."""
+    """No one ends it but multiprocessing, when this process exits."""
     if not multiprocessing.active_children():
         FORK.Process(target=time.sleep, args=(LONG,), daemon=True).start()
 
@@ -109,7 +109,7 @@ KINDS = [*INPUTS, *ACTS, "before", "none"]
 
 
 class Starts(keras.callbacks.Callback):
-    """Starts processes behind each step."""
+    """Starts processes after each step."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Texts that a terminal would obey, and a backup directory in which every text is one."""
+"""Texts that a terminal would interpret, and a backup directory in which every text is one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u20
 
 
 def obeyed_in(text: str) -> list[str]:
-    """What in a text a terminal would obey or not show, line feeds aside."""
+    """What in a text a terminal would interpret or not show, line feeds aside."""
     return _OBEYED.findall(text)
 
 

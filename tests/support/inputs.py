@@ -1,4 +1,4 @@
-"""Every kind of input that fit() takes, each made anew by a call."""
+"""Every kind of input that fit() takes, each made again by a call."""
 
 from __future__ import annotations
 

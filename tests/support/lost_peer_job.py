@@ -1,4 +1,4 @@
-"""A job in which one worker is lost, at a moment of its choice; started again, it goes on."""
+"""A job in which one worker is lost, at a moment of its choice; started again, it continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.testing import StepLog
@@ -28,7 +28,7 @@ BATCH, STEPS, EPOCHS = 12, 6, 3
 
 
 def cut_off(directory: str) -> None:
-    """Asks for the cable to be pulled, and goes on when it is."""
+    """Asks for the cable to be pulled, and continues when it is."""
     Path(directory, "cut").touch()
     while not Path(directory, "is-cut").exists():
         time.sleep(0.01)

@@ -24,7 +24,7 @@ from keras_dist_callbacks.launch.processes import WorkerProcess, free_ports
 from keras_dist_callbacks.testing import LocalCluster
 from tests.support import ROOT, SUPPORT
 from tests.support.networks import Network, reason_against
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 FAULTS = ("kill", "freeze", "raise", "exit", "partition", "lone start")
 PHASES = ("start-up", "train", "validation", "save", "end")
@@ -32,7 +32,7 @@ PEER_TIMEOUT = 30.0
 STARTUP_TIMEOUT = 15.0
 SLACK = 10.0
 COMMAND = [sys.executable, str(SUPPORT / "lost_peer_job.py")]
-# what `LocalCluster` sets, in which the job goes on: other kernels and numbers of threads would round otherwise
+# what `LocalCluster` sets, in which the job continues: other kernels and numbers of threads would round otherwise
 _AS_THE_OTHERS = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_NUM_INTEROP_THREADS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
 _RUN_SECONDS = 180.0
 _PORT = 12345
@@ -79,7 +79,7 @@ class Row:
 
 
 def cases() -> list[Case]:
-    """The whole table; a lone start has no phase but one."""
+    """The complete table; a lone start has no phase but one."""
     every = itertools.product((2, 3), (True, False), FAULTS, PHASES)
     fits = [Case(*parts) for parts in every if parts[2] != "lone start" or parts[3] == "start-up"]
     loops = itertools.product((2,), (True, False), ("kill", "freeze", "raise", "exit"), ("train", "save"), (True,))
@@ -143,7 +143,7 @@ class _Worker:
 @contextlib.contextmanager
 def _started(case: Case, command: list[str], directory: Path) -> Iterator[tuple[Sequence[_Polled], list[Path]]]:
     if case.fault not in ("partition", "lone start"):
-        with job(command, case.workers, directory / "logs") as cluster:
+        with worker_processes(command, case.workers, directory / "logs") as cluster:
             cluster.start()
             yield (
                 [_Worker(cluster, worker) for worker in range(case.workers)],
@@ -198,7 +198,7 @@ def _until(done: Callable[[], bool]) -> None:
 
 def _finished(command: list[str], workers: int, logs: Path) -> int:
     """Runs to the end; the step that it was resumed at."""
-    with job(command, workers, logs) as cluster:
+    with worker_processes(command, workers, logs) as cluster:
         cluster.start()
         codes = cluster.wait(_RUN_SECONDS)
         if any(codes):

@@ -1,4 +1,4 @@
-"""Records that a hostile neighbour writes: valid seals around JSON in which one thing is senseless."""
+"""Records that a hostile neighbour writes: valid seals around JSON in which one thing is invalid."""
 
 from __future__ import annotations
 

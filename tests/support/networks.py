@@ -37,7 +37,7 @@ class Network:
         return ["ip", "netns", "exec", self._host(host), *command]
 
     def cut(self, host: int) -> None:
-        """Nothing comes through to a host any more, nor from it; nobody is told."""
+        """Nothing comes through to a host any more, nor from it; no one is informed."""
         self._ip("-n", self._switch, "link", "set", f"port{host}", "down")
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 
 
 def main(enabled: bool) -> None:

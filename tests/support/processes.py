@@ -1,4 +1,4 @@
-"""Real processes of tests, which all start from one template unless they are to be fresh."""
+"""Real processes of tests, which all start from one fork server unless they must be fresh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.support import ROOT
 from tests.support.busy_machine import VARIABLE
 
 
-def job(command: Sequence[str], workers: int, logs: Path, *, preload: bool = True, **options: Any) -> LocalCluster:
+def worker_processes(
+    command: Sequence[str], workers: int, logs: Path, *, preload: bool = True, **options: Any
+) -> LocalCluster:
     """A cluster whose programs find `tests`, in the one environment for which there is a template.
 
     Fresh processes are in nothing other than a user's.

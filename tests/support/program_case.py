@@ -21,7 +21,7 @@ Trained = tuple[keras.Model, Any]  # with its History
 
 @dataclass(frozen=True)
 class Program:
-    """A training with a program beside it.
+    """A training that uses another program.
 
     Attributes:
         distribution: What is to be installed.
@@ -39,7 +39,7 @@ class Program:
     train: Callable[[Path, More], Trained]
     says: str = ""
     identical: bool = True
-    killed_behind: int = 17  # in the second epoch, two batches behind a backup
+    killed_behind: int = 17  # in the second epoch, two batches after a backup
 
 
 def digits(rows: int = ROWS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

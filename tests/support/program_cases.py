@@ -1,4 +1,4 @@
-"""Programs of others beside `model.fit`, and what must be said of their resumes."""
+"""Programs of others next to `model.fit`, and what must be said of their resumes."""
 
 from __future__ import annotations
 

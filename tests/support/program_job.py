@@ -1,6 +1,6 @@
 """Runs a training with a program of others: `program_job.py NAME DIRECTORY RECORD [none|backup] [BATCHES]`.
 
-With a number of batches it is killed by SIGKILL behind them.
+With a number of batches it is killed by SIGKILL after them.
 """
 
 from __future__ import annotations

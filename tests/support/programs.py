@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_dist_callbacks.testing import compare_runs, run_until_done
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 from tests.support.program_cases import PROGRAMS
 
-_ANSWER = re.compile(r"Restored \S+: .*?; ((exact|not exact).*)")
+_ANSWER = re.compile(r"Resumed from \S+ at .*?\): ((exact|not exact).*)")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def measured(name: str, directory: Path) -> Outcome:
 def _run(name: str, directory: Path, run: str, attempts: list[list[str]]) -> str:
     place = [str(directory / f"{run}-files"), str(directory / run)]
     command = [sys.executable, "-m", "tests.support.program_job", name, *place]
-    with job(command, 1, directory / f"{run}-logs") as cluster:
+    with worker_processes(command, 1, directory / f"{run}-logs") as cluster:
         done = run_until_done(cluster, len(attempts) - 1, 300.0 * len(attempts), extra_args=attempts)
         log = "\n".join(cluster.log(0, number) for number in range(len(done)))
     codes = [attempt.returncodes[0] for attempt in done]

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from keras_dist_callbacks.testing import compare_runs
 
-_VERDICT = re.compile(r"(?:Restored|Skipped) \S+: .*?; ((?:exact|not exact).*)|(the resume is not exact: .*)")
+_VERDICT = re.compile(
+    r"(?:Resumed from|a later one saved) \S+ at .*?\): ((?:exact|not exact).*)|(the resume is not exact: .*)"
+)
 _SECONDS = 600.0
 
 

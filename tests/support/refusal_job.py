@@ -1,4 +1,4 @@
-"""Interrupts fits under a strategy and goes on with other models; prints the refusals, and how exact the others are."""
+"""Interrupts fits under a strategy and resumes with other models; prints the refusals, and how exact the others are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     for number, (before, now, _) in enumerate(CHANGES):
         stopped(strategy, f"{directory}/{number}", (1, 2), **before)
         refusals.append(refusal(strategy, f"{directory}/{number}", **now))
-    # Under Mirrored, Keras 3.15 alone cannot train on what was compiled anew within fit(): "You must feed a value for"
+    # Under Mirrored, Keras 3.15 alone cannot train on what was compiled again within fit(): "You must feed a value for"
     stops = () if kind == "mirrored" else ((0, 3), (1, 2), (2, 2))
     exact = [resumes_exactly(strategy, f"{directory}/{stop}", stop) for stop in stops]
     with open(f"{result}{strategy.cluster_resolver.task_id if kind == 'multi_worker' else 0}", "w") as file:

@@ -1,4 +1,4 @@
-"""Models that an interrupted run does not go on with, and one that changes while it is trained."""
+"""Models that an interrupted run does not continue with, and one that changes while it is trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHANGES: list[tuple[dict[str, bool], dict[str, bool], str]] = [
 ]
 """What the first run's model was made with, what the second's, and what the refusal says."""
 
-CURES = "Nothing was changed: give this run another directory, or build and compile the model as before"
+FIXES = "Nothing was changed: give this run another directory, or build and compile the model as before"
 
 
 def compiled(*, trainable: bool = True, scheduled: bool = False) -> keras.Model:

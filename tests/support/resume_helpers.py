@@ -25,7 +25,7 @@ Make = Callable[[Path], Sequence[Any]]
 
 
 class StopInValidation(keras.callbacks.Callback):
-    """Ends training with an exception within the validation behind an epoch."""
+    """Ends training with an exception within the validation after an epoch."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ def texts_of(error: BaseException) -> Iterator[str]:
 
 
 def said_about(name: str) -> list[str]:
-    """What a store may quote of one of `TAKEN`: what it was told."""
+    """What a store may quote of one of `TAKEN`: what it was given."""
     return spellings()[:5] if "query" in name else spellings()
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.testing import KillAt, record_run
 
 DEVICES = ["/cpu:0", "/cpu:1"]

@@ -1,4 +1,4 @@
-"""Loaders of torch and torchdata over the tiny model's data, each made anew by a call, as a new process would."""
+"""Loaders of torch and torchdata over the tiny model's data, each made again by a call, as a new process would."""
 
 from __future__ import annotations
 

@@ -50,6 +50,6 @@ def _records(content: bytes) -> Iterator[bytes]:
         _, size, kind = struct.unpack_from("<IHB", content, at)
         parts += content[at + _HEADER : at + _HEADER + size]
         at += _HEADER + size
-        if kind in (1, 4):  # a whole record, or the last part of one
+        if kind in (1, 4):  # a complete record, or the last part of one
             yield parts
             parts = b""

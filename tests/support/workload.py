@@ -18,7 +18,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.testing import CountCalls, KillAt, StepLog, record_run
 
 BATCH = 48  # 1, 2 and 3 workers, and 2 replicas, get equal shares
@@ -147,7 +147,7 @@ class RaiseAt(keras.callbacks.Callback):
 
 def callbacks(args: argparse.Namespace) -> list[Any]:
     found: list[Any] = []
-    if args.lr_schedule:  # a factor, not a table: only a restored rate goes on right
+    if args.lr_schedule:  # a factor, not a table: only a restored rate continues right
         found.append(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8))
     if args.early_stopping:  # epoch 0 sets the best, 1 and 2 are not better by 10
         found.append(keras.callbacks.EarlyStopping("loss", min_delta=10, patience=2, restore_best_weights=True))
@@ -212,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def finish(record: str | None, model: keras.Model, history: keras.callbacks.History) -> None:
-    """Records this worker's end beside `record`, and says that it came there."""
+    """Records this worker's end next to `record`, and says that it came there."""
     if record:
         Path(record).parent.mkdir(parents=True, exist_ok=True)
         record_run(f"{record}-worker{kdc.Cluster.detect().worker_index}", model, history)

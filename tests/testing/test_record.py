@@ -21,7 +21,7 @@ HISTORY = {"loss": [0.5, 0.1 + 0.2], "top": [1, 2], "per_class": [np.array([0.1,
 
 
 def small_model() -> Any:
-    keras.utils.clear_session(free_memory=False)  # automatic names start anew
+    keras.utils.clear_session(free_memory=False)  # automatic names start again
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
     model.compile("adam", "mse", metrics=["mae"])
@@ -106,7 +106,7 @@ def test_bfloat16_is_compared_by_its_bits(tmp_path: Path) -> None:
     assert ml_dtypes.bfloat16(2.015625) != 2.0
 
 
-def test_variables_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_variables_of_one_name_are_distinguished(tmp_path: Path) -> None:
     one, two = (keras.Variable([x], name="v") for x in (1.0, 2.0))
     record_run(tmp_path / "a", FakeModel(one, two), {})
     record_run(tmp_path / "b", FakeModel(two, one), {})

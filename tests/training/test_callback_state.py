@@ -147,7 +147,9 @@ def test_a_get_state_that_raises_is_named_before_the_first_step(tmp_path: Path) 
             raise KeyError("mine")
 
     steps = tiny.CountSteps()
-    with pytest.raises(BackupError, match=r"callback Broken\(\) cannot be had: get_state\(\) raised KeyError: 'mine'"):
+    with pytest.raises(
+        BackupError, match=r"cannot get the state of the callback Broken\(\): get_state\(\) raised KeyError: 'mine'"
+    ):
         tiny.fit(tiny.model(), tmp_path / "backup", [Broken(), steps])
     assert steps.trained == []
 
@@ -162,9 +164,9 @@ def test_what_cannot_be_stored_any_more_ends_training_and_earlier_backups_stay(t
 
     with pytest.raises(BackupError, match=r"callbacks/Grows\(\)/value: a set cannot be stored"):
         tiny.fit(tiny.model(), tmp_path, [Grows()])
-    mended, steps = Grows(), tiny.CountSteps()
-    mended.bad_at = -1
-    tiny.fit(tiny.model(), tmp_path, [mended, steps], epochs=1)
+    fixed, steps = Grows(), tiny.CountSteps()
+    fixed.bad_at = -1
+    tiny.fit(tiny.model(), tmp_path, [fixed, steps], epochs=1)
     assert steps.trained == [(0, 3), (0, 4)]
 
 
@@ -190,10 +192,10 @@ def test_a_set_state_that_raises_is_named_and_the_backup_is_untouched(
         tiny.fit(tiny.model(), tmp_path, [Refuses(), steps], save_freq=save_freq)
     assert steps.trained == []
     assert before.items() <= files(tmp_path).items()
-    mended, model = Refuses(), tiny.model()
-    mended.refuses = False
-    tiny.fit(model, tmp_path, [mended], save_freq=save_freq)
-    assert mended.state == {"x": 1}
+    fixed, model = Refuses(), tiny.model()
+    fixed.refuses = False
+    tiny.fit(model, tmp_path, [fixed], save_freq=save_freq)
+    assert fixed.state == {"x": 1}
     tiny.assert_same(model, uninterrupted[0])
 
 
@@ -240,7 +242,7 @@ def names(*callbacks: keras.callbacks.Callback) -> list[str]:
     return list(capture_callbacks(callbacks)[0])
 
 
-def test_callbacks_are_told_apart_by_what_identifies_them_then_by_more_then_by_number() -> None:
+def test_callbacks_are_distinguished_by_what_identifies_them_then_by_more_then_by_number() -> None:
     stop = keras.callbacks.EarlyStopping
     assert names(stop("a"), stop("b")) == ["EarlyStopping(monitor=a)", "EarlyStopping(monitor=b)"]
     patient, hasty = stop("a", patience=9), stop("a", patience=1)

@@ -33,7 +33,7 @@ VALIDATION = (X[:16], Y[:16])
 POINTS = (
     Interruption(0, 2),
     Interruption(1, 3, save_freq=2),  # a step is trained again
-    Interruption(1, None),  # behind the last step of an epoch
+    Interruption(1, None),  # after the last step of an epoch
     Interruption(2, 0),
     Interruption(2, 3, save_freq="epoch"),  # between two epochs, three steps are trained again
     Interruption(3, 4),
@@ -197,7 +197,7 @@ def test_learning_rates_are_those_of_an_uninterrupted_run_step_by_step(
     model, *_ = run_interrupted(tmp_path, changing_rates, points, orders(chain), model=tiny.model, epochs=5)
     assert found == expected
     tiny.assert_same(model, reference)
-    assert {line for line in capsys.readouterr().out.splitlines() if not line.startswith("Restored")} == printed
+    assert {line for line in capsys.readouterr().out.splitlines() if not line.startswith("Resumed from")} == printed
 
 
 @pytest.mark.parametrize("order", [0, *(pytest.param(n, marks=pytest.mark.chaos) for n in (1, 2))])

@@ -20,7 +20,7 @@ from tests.support import tiny
 from tests.support.callback_helpers import scalars
 from tests.support.resume_helpers import Interruption, orders, run_interrupted
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 X, Y = tiny.data()
 VALIDATION = (X[:16], Y[:16])
@@ -38,7 +38,7 @@ def shown_steps(output: str) -> dict[str, list[str]]:
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("length_is_known", [True, False])
 @pytest.mark.parametrize(("batch", "first"), [(3, "4/5"), (None, "5/5")])
-def test_the_progress_bar_goes_on_at_the_right_step(
+def test_the_progress_bar_continues_at_the_right_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], length_is_known: bool, batch: int | None, first: str
 ) -> None:
     rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(tiny.BATCH)

@@ -1,4 +1,4 @@
-"""A snapshot holds what was read without a copy, and never changes while training goes on."""
+"""A snapshot holds what was read without a copy, and never changes while training continues."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from keras_dist_callbacks.backups.snapshot import SharedTensor
 from keras_dist_callbacks.training.capture import jsonable_logs
 from tests.support import SUPPORT, tiny
 from tests.support.probe_snapshots import OPTIMIZERS, build, changed, differs_after_a_restore
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 PROBE = SUPPORT / "probe_snapshots.py"
 
@@ -60,7 +60,7 @@ def test_no_held_value_changes_in_bfloat16() -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize(("kind", "workers"), [("mirrored", 1), ("multi_worker", 2)])
 def test_no_held_value_changes_under_a_strategy(tmp_path: Path, kind: str, workers: int) -> None:
-    with job([sys.executable, str(PROBE), kind], workers, tmp_path) as cluster:
+    with worker_processes([sys.executable, str(PROBE), kind], workers, tmp_path) as cluster:
         cluster.start()
         assert not any(cluster.wait(180)), cluster.tails()
         lines = [line for i in range(workers) for line in cluster.log(i).splitlines() if line.startswith("RESULTS ")]

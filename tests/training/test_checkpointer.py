@@ -1,4 +1,4 @@
-"""Checkpointer: custom training loops go on exactly where they were."""
+"""Checkpointer: custom training loops continue exactly where they were."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import SUPPORT, tiny
 from tests.support.cli_backups import kdc_json
 from tests.support.docstrings import assert_said
 from tests.support.grouped import grouped
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 SCRIPT = str(SUPPORT / "custom_loop.py")
 
@@ -78,7 +78,7 @@ def test_a_kept_backup_of_a_finished_loop_trains_nothing(tmp_path: Path) -> None
     tiny.assert_same(model, reference)
 
 
-def test_a_dataset_made_for_each_epoch_needs_to_be_told(tmp_path: Path) -> None:
+def test_a_dataset_made_for_each_epoch_needs_the_argument_made_for_epoch(tmp_path: Path) -> None:
     checkpointer = kdc.Checkpointer(tmp_path, model=tiny.model())
     checkpointer.restore()
     first = [next(checkpointer.batches(tiny.shuffled(), made_for_epoch=True))[0].numpy() for _ in range(2)]
@@ -133,7 +133,7 @@ def test_a_backup_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_the_example_is_killed_twice_and_ends_bit_identical(tmp_path: Path, workers: int) -> None:
     def run(name: str, kills: list[str]) -> str:
         command = [sys.executable, SCRIPT, str(tmp_path / name), str(tmp_path / name)]
-        with job(command, workers, tmp_path / f"logs-{name}", grace=3.0) as cluster:
+        with worker_processes(command, workers, tmp_path / f"logs-{name}", grace=3.0) as cluster:
             attempts = run_until_done(cluster, len(kills), 200.0, extra_args=[*([k] for k in kills), ["never"]])
             assert attempts[-1].succeeded, cluster.tails()
             assert len(attempts) == len(kills) + 1
@@ -163,7 +163,7 @@ def trained_apart(
 
 
 @pytest.mark.parametrize("save_freq", ["epoch", 30])
-def test_a_loop_that_counts_no_step_is_told_once_and_never_called_exact(
+def test_a_loop_that_counts_no_step_is_warned_once_and_never_called_exact(
     tmp_path: Path, save_freq: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, optimizer = tiny.model(), keras.optimizers.SGD()
@@ -178,14 +178,14 @@ def test_a_loop_that_counts_no_step_is_told_once_and_never_called_exact(
     second = kdc.Checkpointer(tmp_path, **options)
     assert second.restore()
     shown = capsys.readouterr().out
-    assert "exact if your loop gives each step the batch that it gave it before" in shown
+    assert "exact if your loop gives each step the same batch as before" in shown
     assert "your loop itself resumes at the right batch" in shown
     (row, *_) = kdc_json("ls", tmp_path)["commits"]
     assert row["verdict"] == "exact if"
     assert all(condition in shown for condition in row["conditions"])
 
 
-def test_a_loop_without_epochs_that_counts_no_step_is_told_at_the_end(tmp_path: Path) -> None:
+def test_a_loop_without_epochs_that_counts_no_step_is_warned_at_the_end(tmp_path: Path) -> None:
     model, optimizer = tiny.model(), keras.optimizers.SGD()
     optimizer.build(model.trainable_variables)
     checkpointer = kdc.Checkpointer(tmp_path, model=model, optimizer=optimizer)
@@ -235,7 +235,7 @@ def test_an_exception_in_a_loop_that_counts_no_step_promises_nothing(tmp_path: P
 
     with pytest.raises(tiny.Stop) as raised:
         train()
-    assert raised.value.__notes__ == ["there is no backup; a restart begins from the beginning"]
+    assert raised.value.__notes__ == ["no backup was committed; a restart starts from the beginning"]
 
 
 @pytest.mark.parametrize("verbose", [0, 1])

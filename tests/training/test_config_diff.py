@@ -18,7 +18,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat import input_values, model_config
 from tests.support import inputs, tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 Make = Callable[[], keras.Model]
 
@@ -213,7 +213,7 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "rows": (
         {"x": inputs.rows().batch(8)},
         {"x": inputs.rows().take(38).batch(8)},
-        r"stage 1 \(Take\) is new|stage 1 \(Batch\) is gone",
+        r"stage 1 \(Take\) is new|stage 1 \(Batch\) is missing now",
     ),
 }
 
@@ -292,7 +292,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_same_in_other_words_is_the_same(tmp_path: Path) -> None:
-    """Layers and optimizers are numbered anew, a functional model and a loss may be given as before."""
+    """Layers and optimizers are numbered again, a functional model and a loss may be given as before."""
 
     def functional() -> keras.Model:
         compiled()  # layers that were made before have other numbers
@@ -387,7 +387,7 @@ def fit_texts(model: keras.Model, directory: Path | None, *callbacks: Any) -> No
     tiny.fit(model, directory, callbacks, x=texts.batch(1))
 
 
-def test_a_vocabulary_that_is_adapted_again_is_no_reason_for_an_alarm(tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_adapted_again_is_not_a_reason_for_an_alarm(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         fit_texts(of_texts("a b c d"), tmp_path, tiny.StopAt(1, 2))
     model, reference = of_texts("a b c d", adapts=2), of_texts("a b c d")

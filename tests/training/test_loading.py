@@ -1,4 +1,4 @@
-"""A backup can be read beside the run that writes it: as arrays or into a model, and nothing is changed."""
+"""A backup can be read next to the run that writes it: as arrays or into a model, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, DamagedBackupError
 from tests.stress.test_kill_matrix import STRATEGIES
 from tests.support import tiny
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 from tests.training.test_checkpointer import loop
 from tests.training.test_resharding import recorded, run
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_an_older_backup_can_be_named(tmp_path: Path) -> None:
         kdc.load_backup(tmp_path, commit="7-7")
 
 
-def test_a_damaged_backup_is_passed_over_and_left_where_it_is(trained: keras.Model, tmp_path: Path) -> None:
+def test_a_damaged_backup_is_skipped_and_left_where_it_is(trained: keras.Model, tmp_path: Path) -> None:
     [older, newer] = sorted((tmp_path / "backup" / "commits").iterdir())
     newer.write_bytes(newer.read_bytes()[:-1])
     before = contents(tmp_path)
@@ -114,7 +114,7 @@ def test_a_damaged_backup_is_passed_over_and_left_where_it_is(trained: keras.Mod
     assert contents(tmp_path) == before
 
 
-def test_what_cannot_be_read_is_told(trained: keras.Model, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported(trained: keras.Model, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none holds no backup"):
         kdc.load_backup(tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_told(trained: keras.Model, tmp_path: Path) -> No
 
 
 class ReadBeside(keras.callbacks.Callback):
-    """Reads behind each batch; what it read, and what training had at each step."""
+    """Reads after each batch; what it read, and what training had at each step."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class ReadBeside(keras.callbacks.Callback):
 kdc.register_callback_state(ReadBeside, None)
 
 
-def test_a_reader_beside_a_training_disturbs_nothing_and_reads_what_training_had(tmp_path: Path) -> None:
+def test_a_reader_next_to_a_training_disturbs_nothing_and_reads_what_training_had(tmp_path: Path) -> None:
     reference, model, reader = tiny.rich_model(), None, ReadBeside(tmp_path)
     tiny.fit(reference, None, epochs=4)
     model = tiny.rich_model()
@@ -168,7 +168,7 @@ def test_the_backup_of_a_loop_is_read_alike(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
 
 
-def test_a_loop_does_not_go_on_from_a_fit_nor_a_fit_from_a_loop(tmp_path: Path) -> None:
+def test_a_loop_does_not_continue_from_a_fit_nor_a_fit_from_a_loop(tmp_path: Path) -> None:
     model = tiny.model()
     tiny.fit(model, tmp_path / "fit", epochs=1, options={"delete_checkpoint": False})
     loop(tmp_path / "loop", delete_checkpoint=False)
@@ -191,7 +191,7 @@ def test_a_backup_is_read_under_another_strategy(tmp_path: Path, written: str, r
         np.testing.assert_array_equal(value, saved[f"{path}#0@{replica or 0}"], err_msg=name)
     kind, workers = STRATEGIES[read]
     command = [sys.executable, "-m", "tests.support.reader_job", kind, str(tmp_path / "backup"), str(tmp_path / "read")]
-    with job(command, workers, tmp_path / "logs") as cluster:
+    with worker_processes(command, workers, tmp_path / "logs") as cluster:
         cluster.start()
         assert cluster.wait(200) == [0] * workers, cluster.tails()
     for worker in range(workers):

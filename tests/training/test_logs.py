@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_dist_callbacks as kdc
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 class LogsOfEachMetric(keras.Model):  # type: ignore[misc]

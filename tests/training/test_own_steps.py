@@ -1,4 +1,4 @@
-"""Models with a step of their own: several optimizers, one for a part of the weights, one that nobody uses."""
+"""Models with a step of their own: several optimizers, one for a part of the weights, one that no one uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupMismatchError
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def network(name: str, outputs: int) -> keras.Sequential:
@@ -27,7 +27,7 @@ def adam(name: str) -> keras.optimizers.Optimizer:
 
 
 class Two(keras.Model):
-    """Two networks and no call(): nobody but their own optimizers trains them, and Keras has one that is not used."""
+    """Two networks and no call(): no one but their own optimizers trains them, and Keras has one that is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def fresh(kind: Callable[[], keras.Model], **options: Any) -> keras.Model:
 def resumed(
     directory: Path, make: Callable[[], keras.Model], again: Callable[[], keras.Model] | None = None
 ) -> tuple[keras.Model, keras.Model, kdc.BackupAndRestore]:
-    """A run that nobody stopped, the one that was and went on, and what it says of that."""
+    """A run that no one stopped, the one that was and continued, and what it says of that."""
     reference = make()
     tiny.fit(reference, None)
     tiny.interrupt(directory, 1, 2, built=make())
@@ -134,7 +134,7 @@ def assert_same(one: keras.Model, other: keras.Model) -> None:
 
 
 @pytest.mark.parametrize("kind", [Two, Part])
-def test_a_model_without_a_call_goes_on_with_its_own_optimizers(tmp_path: Path, kind: Any) -> None:
+def test_a_model_without_a_call_continues_with_its_own_optimizers(tmp_path: Path, kind: Any) -> None:
     reference, model, backup = resumed(tmp_path, lambda: fresh(kind, jit_compile=False))
     assert backup.restored is not None
     assert backup.restored.verdict == "exact"
@@ -149,7 +149,7 @@ def test_it_does_so_run_eagerly(tmp_path: Path, kind: Any) -> None:
     assert_same(reference, model)
 
 
-def test_the_optimizer_that_nobody_uses_stays_as_it_was(tmp_path: Path) -> None:
+def test_the_optimizer_that_no_one_uses_stays_as_it_was(tmp_path: Path) -> None:
     _, model, _ = resumed(tmp_path, lambda: fresh(Two, jit_compile=False))
     assert not model.optimizer.built
 
@@ -160,7 +160,7 @@ def test_what_the_step_derives_from_restored_variables_is_not_that_of_its_first_
     assert_same(reference, model)
 
 
-def test_an_optimizer_that_was_built_for_more_is_no_other_model(tmp_path: Path) -> None:
+def test_an_optimizer_that_was_built_for_more_is_not_another_model(tmp_path: Path) -> None:
     tiny.interrupt(tmp_path, 1, 2, built=fresh(Part, jit_compile=False))
     model = fresh(Part, jit_compile=False)
     model.optimizer.build(model.trainable_variables)
@@ -183,7 +183,7 @@ def test_an_optimizer_that_has_trained_more_is_another_model(tmp_path: Path) -> 
 
 
 class LearnsItsScale(keras.Model):
-    """Gives the optimizer a variable of TensorFlow's own, beside the model's."""
+    """Gives the optimizer a variable of TensorFlow's own, next to the model's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,14 +17,14 @@ from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.training.restored import Restored
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 LOSS = "binary_crossentropy"
-Act = Callable[[Any], None]
+Action = Callable[[Any], None]
 
 
 class AtEpoch(keras.callbacks.Callback):
-    def __init__(self, epoch: int, act: Act) -> None:
+    def __init__(self, epoch: int, act: Action) -> None:
         super().__init__()
         self.epoch, self.act = epoch, act
 
@@ -34,7 +34,7 @@ class AtEpoch(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
 
 
-def compiles(make: Callable[[], Any], **options: Any) -> Act:
+def compiles(make: Callable[[], Any], **options: Any) -> Action:
     return lambda model: model.compile(make(), LOSS, metrics=["accuracy"], **options)
 
 
@@ -61,7 +61,7 @@ class Halving(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
-ACTS: dict[str, Act] = {
+ACTIONS: dict[str, Action] = {
     "of the same class": compiles(lambda: keras.optimizers.SGD(0.01, momentum=0.5, name="second")),
     "of another class": compiles(lambda: keras.optimizers.Adam(0.01, name="second")),
     "with a schedule and averages": compiles(decaying),
@@ -75,9 +75,9 @@ ACTS: dict[str, Act] = {
 
 
 @pytest.mark.parametrize("stop", [pytest.param((1, 0), marks=pytest.mark.chaos), (1, 3), (2, 2)])
-@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+@pytest.mark.parametrize("act", ACTIONS.values(), ids=ACTIONS)
 @pytest.mark.in_gate(5)
-def test_a_replaced_optimizer_is_restored(tmp_path: Path, act: Act, stop: tuple[int, int]) -> None:
+def test_a_replaced_optimizer_is_restored(tmp_path: Path, act: Action, stop: tuple[int, int]) -> None:
     tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[AtEpoch(1, act)])
     resumed, expected = tiny.model(), tiny.model()
     backup = kdc.BackupAndRestore(tmp_path)
@@ -89,7 +89,7 @@ def test_a_replaced_optimizer_is_restored(tmp_path: Path, act: Act, stop: tuple[
 
 
 def test_the_optimizer_of_a_finished_run_is_restored(tmp_path: Path) -> None:
-    act, keeps = ACTS["of another class"], {"delete_checkpoint": False}
+    act, keeps = ACTIONS["of another class"], {"delete_checkpoint": False}
     expected, resumed = tiny.model(), tiny.model()
     tiny.fit(expected, tmp_path, [AtEpoch(1, act)], options=keeps)
     with pytest.warns(RuntimeWarning, match="fit.. runs no step"):
@@ -136,7 +136,7 @@ def restored(directory: Path, *callbacks: Any) -> Restored:
 class Quietly(keras.callbacks.Callback):
     """Changes something of the model without another trace."""
 
-    def __init__(self, act: Act) -> None:
+    def __init__(self, act: Action) -> None:
         super().__init__()
         self.act = act
 
@@ -147,22 +147,22 @@ class Quietly(keras.callbacks.Callback):
 
 def test_a_new_optimizer_that_was_changed_after_its_trace_is_a_condition(tmp_path: Path) -> None:
     quietly = Quietly(lambda model: setattr(model.optimizer, "beta_1", 0.5))
-    (condition,) = restored(tmp_path, AtEpoch(1, ACTS["of another class"]), quietly).conditions
+    (condition,) = restored(tmp_path, AtEpoch(1, ACTIONS["of another class"]), quietly).conditions
     assert "no function that TensorFlow traced before the change uses beta_1 of the optimizer" in condition
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize("mode", ["run_eagerly", "jit_compile"])
-def test_a_mode_that_the_train_function_has_not_is_no_exact_resume(tmp_path: Path, mode: str) -> None:
+def test_a_mode_that_the_train_function_has_not_is_not_an_exact_resume(tmp_path: Path, mode: str) -> None:
     quietly = Quietly(lambda model: setattr(model, mode, not getattr(model, mode)))
     assert "and the train function was not made again" in " ".join(restored(tmp_path, quietly).notes)
 
 
-def test_an_optimizer_that_only_the_script_can_make_is_no_exact_resume(tmp_path: Path) -> None:
+def test_an_optimizer_that_only_the_script_can_make_is_not_an_exact_resume(tmp_path: Path) -> None:
     callbacks = [AtEpoch(1, compiles(lambda: keras.optimizers.SGD(Halving(), momentum=0.5)))]
     tiny.interrupt(tmp_path, 2, 2, built=tiny.model(), callbacks=callbacks)
     model, backup = tiny.model(), [*callbacks, kdc.BackupAndRestore(tmp_path)]
-    with pytest.raises(BackupMismatchError, match="where a callback compiles it anew at an epoch"):
+    with pytest.raises(BackupMismatchError, match="if a callback compiles it again at an epoch"):
         tiny.fit(model, None, backup)
 
 
@@ -195,7 +195,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
-def compiles_with(arguments: dict[str, Any], optimizer: Any = None) -> Act:
+def compiles_with(arguments: dict[str, Any], optimizer: Any = None) -> Action:
     return lambda model: model.compile(optimizer() if optimizer else model.optimizer, **arguments)
 
 
@@ -251,7 +251,7 @@ class Steered(keras.callbacks.Callback):
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize("metrics", [["accuracy"], [keras.metrics.MeanAbsoluteError(name="held")]], ids=str)
-def test_a_metric_that_a_callback_compiles_and_holds_is_no_exact_resume(tmp_path: Path, metrics: list[Any]) -> None:
+def test_a_metric_that_a_callback_compiles_and_holds_is_not_an_exact_resume(tmp_path: Path, metrics: list[Any]) -> None:
     def model() -> Any:
         built = tiny.model()
         built.compile(built.optimizer, LOSS, metrics=copy.deepcopy(metrics))
@@ -322,7 +322,7 @@ def freezes_a_bias(model: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
-def test_trainable_of_a_single_variable_that_training_changes_is_no_exact_resume(tmp_path: Path) -> None:
+def test_trainable_of_a_single_variable_that_training_changes_is_not_an_exact_resume(tmp_path: Path) -> None:
     notes = restored(tmp_path, AtEpoch(1, freezes_a_bias)).notes
     expected = "training has changed trainable of single variables (Dense 1, frozen weight 1); set that of layers"
     assert expected in notes

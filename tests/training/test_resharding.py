@@ -1,4 +1,4 @@
-"""A backup made under one number of workers or replicas goes on under another, and says that it is not exact."""
+"""A backup made under one number of workers or replicas continues under another, and says that it is not exact."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from keras_dist_callbacks.training.capture import redistribute
 from tests.stress.test_kill_matrix import MID_EPOCH, STRATEGIES, WORKLOAD
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 
 def values(*numbers: float, dtype: str = "float32") -> list[np.ndarray]:
@@ -45,7 +45,7 @@ def run(directory: Path, strategy: str, name: str, *arguments: str, killed: bool
     kind, workers = STRATEGIES[strategy]
     command = [*WORKLOAD, "--strategy", kind, "--source", "shuffled", "--backup-dir", str(directory / "backup")]
     command += ["--keep-backup", "--save-freq", "1", "--record", str(directory / name), *arguments]
-    with job(command, workers, directory / f"logs-{name}", grace=3.0) as cluster:
+    with worker_processes(command, workers, directory / f"logs-{name}", grace=3.0) as cluster:
         cluster.start(["--kill", MID_EPOCH] if killed else [])
         codes = cluster.wait(200)
         assert (codes[0] == -9) if killed else not any(codes), cluster.tails()
@@ -66,7 +66,7 @@ SOME = [("multi-worker-2", "default"), ("mirrored-2", "multi-worker-2")]
 @pytest.mark.parametrize(
     ("before", "after"), [pytest.param(*p, marks=[] if p in SOME else pytest.mark.chaos) for p in PAIRS]
 )
-def test_mirrored_state_moves_exactly_and_training_goes_on(tmp_path: Path, before: str, after: str) -> None:
+def test_mirrored_state_moves_exactly_and_training_continues(tmp_path: Path, before: str, after: str) -> None:
     run(tmp_path, before, "first", "--epochs", "1")
     run(tmp_path, after, "moved", "--epochs", "1")
     ours, theirs = recorded(tmp_path / "moved"), recorded(tmp_path / "first")

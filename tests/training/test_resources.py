@@ -162,7 +162,7 @@ def test_a_dataset_of_a_callbacks_own_whose_passes_are_the_same_is_exact(
 
 
 class TakesLess(keras.callbacks.Callback):
-    """A curriculum: makes its dataset anew in each epoch."""
+    """A curriculum: makes its dataset again in each epoch."""
 
     def __init__(self, dataset: Any = None, *, in_list: bool = False) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import resume_mode
 from tests.support import files, tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 KEEP = {"delete_checkpoint": False}
 EPOCHS = 3
@@ -63,7 +63,7 @@ def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, opt
 @pytest.mark.parametrize("stop", [(1, 2), (2, 1)])
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
 @pytest.mark.in_gate(2)
-def test_a_loop_of_fits_that_was_killed_goes_on_where_it_was(
+def test_a_loop_of_fits_that_was_killed_continues_where_it_was(
     tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str], anew: bool, stop: tuple[int, int]
 ) -> None:
     with pytest.raises(tiny.Stop):
@@ -257,7 +257,7 @@ def test_a_run_that_stopped_early_is_finished(
     assert "No step is run: the run had stopped early" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_in_its_process_with_what_was_changed_in_between(tmp_path: Path) -> None:
+def test_a_run_continues_in_its_process_with_what_was_changed_in_between(tmp_path: Path) -> None:
     model, plain = tiny.model(), tiny.model()
     for one, directory in ((model, tmp_path), (plain, None)):
         dataset = tiny.shuffled()
@@ -277,7 +277,7 @@ def two_phases(directory: Path, *, stop: tuple[int, int] | None = None, **option
     return model
 
 
-def test_a_dataset_that_was_read_as_often_before_is_no_reason_for_an_alarm(
+def test_a_dataset_that_was_read_as_often_before_is_not_a_reason_for_an_alarm(
     tmp_path: Path, restart: Callable[[], None]
 ) -> None:
     with pytest.raises(tiny.Stop):

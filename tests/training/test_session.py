@@ -16,7 +16,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 def rows(batch: int = 4) -> tf.data.Dataset:
@@ -327,5 +327,5 @@ def test_a_final_backup_that_fails_keeps_the_last_good_one(tmp_path: Path) -> No
 
     with pytest.warns(RuntimeWarning) as caught:
         tiny.fit(tiny.model(), backup, [BreakTheStore()])
-    assert any("the last good one is kept instead of being deleted" in str(w.message) for w in caught)
+    assert any("the last intact one is kept instead of being deleted" in str(w.message) for w in caught)
     assert list((tmp_path / "aside").glob("*.json"))

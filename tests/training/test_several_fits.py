@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from keras_dist_callbacks.training import resume_mode
 from tests.support import files, tiny
 
 pytestmark = [
-    pytest.mark.slow,  # whole fits
+    pytest.mark.slow,  # complete fits
     pytest.mark.filterwarnings("ignore:an earlier fit:RuntimeWarning"),
 ]
 
@@ -67,7 +68,7 @@ def fine_tuned(directory: Path | None, stop: tuple[int, int] | None) -> keras.Mo
 
 
 def folds(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
-    """A model for each fold, which the script makes anew."""
+    """A model for each fold, which the script makes again."""
     tiny.fit(tiny.model(), directory)
     model = tiny.model(5, clear=False)
     tiny.fit(model, directory, stops(stop))
@@ -92,9 +93,9 @@ def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
     capsys.readouterr()
     with pytest.warns(RuntimeWarning, match=f"not exact: {SKIPPED}"):
         resumed = phases(tmp_path, None)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "; " in line and "epoch" in line]
-    assert [line.split()[0] for line in lines if line.split()[0] in ("Skipped", "Restored")] == ["Skipped", "Restored"]
-    assert lines[-1].endswith("; exact if nothing depends on the results of the earlier fit(), which was skipped")
+    lines = re.findall("^(?:Skipped this fit|Resumed from).*", capsys.readouterr().out, re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["Skipped", "Resumed"]
+    assert lines[-1].endswith(": exact if nothing depends on the results of the earlier fit(), which was skipped")
     tiny.assert_same(resumed, phases(None, None))
     assert files(tmp_path) == {}
 
@@ -178,7 +179,7 @@ def test_a_finished_fit_leaves_the_random_states_to_what_follows(tmp_path: Path,
 
 
 class Reordered(keras.utils.PyDataset):
-    """Orders its rows anew after each epoch, by a generator of its own."""
+    """Orders its rows again after each epoch, by a generator of its own."""
 
     def __init__(self) -> None:
         super().__init__()

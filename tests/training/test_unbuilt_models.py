@@ -131,7 +131,8 @@ def test_an_eager_step_that_cannot_be_traced_starts_over_and_says_why(tmp_path: 
     make = MODELS["eager, and reads values"]
     tiny.interrupt(tmp_path / "backup", 1, 2, built=make())
     steps = tiny.CountSteps()
-    with pytest.warns(RuntimeWarning, match=r"not exact: training starts over.*train_step cannot be traced.*numpy"):
+    restarted = r"not exact: training starts from the beginning.*train_step cannot be traced.*numpy"
+    with pytest.warns(RuntimeWarning, match=restarted):
         tiny.fit(make(), tmp_path / "backup", [steps])
     assert steps.trained[0] == (0, 0)
 
@@ -142,7 +143,7 @@ def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
     assert list((tmp_path / "backup").glob("commits/*.json")) == []
 
 
-def test_the_batch_that_built_an_eager_model_is_no_part_of_it(tmp_path: Path) -> None:
+def test_the_batch_that_built_an_eager_model_is_not_part_of_it(tmp_path: Path) -> None:
     """Built by running the first epoch's batches, or by tracing with those of any size."""
 
     def make() -> keras.Model:

@@ -66,7 +66,7 @@ _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def changes_between(start: Found, now: Found, tensors: str = "python", remade: Collection[str] = ()) -> Changes:
-    """What differs between two walks of one run.
+    """Returns what differs between two walks of one run.
 
     Args:
         start: The earlier walk.
@@ -78,12 +78,12 @@ def changes_between(start: Found, now: Found, tensors: str = "python", remade: C
 
 
 def digest_of(node: Node | None) -> str:
-    """A text that tells a value from another one in another process."""
+    """Returns a text that distinguishes a value from another one in another process."""
     return "absent" if node is None else xxhash.xxh3_64_hexdigest(repr(node.token).encode(errors="surrogatepass"))
 
 
 def digest_below(found: Found, path: str) -> str:
-    """The same for a value with all that is in it."""
+    """Returns the same for a value with all that is in it."""
     node = found.node(path)
     if node is None or node.kind not in ("container", "object"):
         return digest_of(node)
@@ -128,7 +128,7 @@ class _Comparison:
         return self._changes
 
     def _replaced_tuple(self, path: str) -> str:
-        """The path of the tuple that holds what cannot be put back in place, because a tuple is made as a whole."""
+        """The path of the tuple that holds what cannot be put back in place, because a tuple is made at once."""
         before, node = self._start.nodes.get(path), self._now.nodes[path]
         above = parent_of(path)[0]
         holder = self._now.nodes.get(above)
@@ -141,7 +141,7 @@ class _Comparison:
         return any(path.startswith(f"{lost}/") for lost in self._changes.lost)
 
     def _is_inline(self, path: str) -> bool:
-        """Whether a record of what is above holds it already."""
+        """Returns whether a record of what is above holds it already."""
         while path:
             path, last = parent_of(path)
             if path in self._inline:
@@ -149,7 +149,7 @@ class _Comparison:
         return False
 
     def _note_layer(self, path: str, before: Node, node: Node) -> None:
-        """Settings of a layer of Keras' own; what it sets for the first time is no change."""
+        """Settings of a layer of Keras' own; what it sets for the first time is not a change."""
         then, now = dict(before.token[2:]), dict(node.token[2:])
         for name in then.keys() & now.keys():
             if then[name] != now[name]:
@@ -187,7 +187,7 @@ class _Comparison:
         self._changes.records[path] = [record, self._digest(path, node)]
 
     def _is_of_known_optimizer(self, path: str) -> bool:
-        """Whether a restart has the model, trained by a callback, whose optimizer a variable belongs to."""
+        """Returns whether a restart has the model, trained by a callback, whose optimizer a variable belongs to."""
         model, _, rest = path.rpartition("/optimizer/")
         nodes = [self._start.nodes.get(place) for place in (model, f"{model}/optimizer")]
         return rest.startswith("variable ") and all(node is not None and node.kind != "ref" for node in nodes)
@@ -205,7 +205,7 @@ class _Comparison:
         return above is not None or self._now.nodes.get(parent_of(path)[0]) is not None
 
     def _is_first_use(self, slot: Slot) -> bool:
-        """Whether Keras itself has set an attribute that it did not need before."""
+        """Returns whether Keras itself has set an attribute that it did not need before."""
         return slot.kind == "attribute" and library_state.is_set_by_library(slot.owner, slot.key)
 
     def _note_absence(self, path: str) -> None:
@@ -260,7 +260,7 @@ class _Comparison:
         return self._value(node.value, path)
 
     def _view(self, value: np.ndarray[Any, Any], path: str) -> JSON | None:
-        """What stands for a new array that is part of another one, so that both change together again."""
+        """Returns what stands for a new array that is part of another one, so that both change together again."""
         base = nodes.base_of(value)
         if base is None:
             return None
@@ -287,12 +287,12 @@ class _Comparison:
         return python_values.encode(value, where, self._changes.tensors, _Finder(self, path, self._tensors))
 
     def _part(self, value: Any, path: str, whole: str) -> JSON:
-        """Part of what is stored as a whole, or a reference to it."""
+        """Part of a value that is stored as one record, or a reference to it."""
         found = self.reference(value, path, whole)
         return self._value(value, path) if found is None else found
 
     def reference(self, value: Any, path: str, within: str) -> JSON | None:
-        """What stands for an object within a container that is stored as a whole."""
+        """Returns what stands for an object within a container that is stored as one record."""
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return self._named_tuple(value, path)
         known = self._paths.get(id(value))
@@ -320,7 +320,7 @@ class _Comparison:
         return {"$ref" if before is not None and before.value is self._now.nodes[path].value else "$made": path}
 
     def _in_place(self, value: Any, path: str, node: Node) -> JSON | None:
-        """What stands for an object that is known by its place in what is stored as a whole."""
+        """Returns what stands for an object that is known by its place in a value that is stored as one record."""
         if node.kind in _NAMED:
             return self._named(path, node)
         if node.kind == "dataset" and _differs(self._start.nodes.get(path), node):
@@ -349,7 +349,7 @@ class _Comparison:
         return {"$new": [_label(type(value)), {"$dict": values}]}
 
     def _new_object(self, path: str, value: Any) -> JSON:
-        """An instance that training has made, if it consists of nothing but its attributes."""
+        """Returns an instance that training has made, if it consists of nothing but its attributes."""
         if not _consists_of_attributes(type(value)):
             raise UnstorableError(f"a new {type(value).__qualname__} cannot be made again from a backup")
         self._inline.add(path)
@@ -503,12 +503,12 @@ class _Objects:
                 self._arrays[name if isinstance(name, str) else name[0]] = present
             return
         if slot is None:
-            raise LookupError("nothing can be put there")
+            raise LookupError("it cannot be set")
         slot.bind(value)
         self._made[path] = value
 
     def _new_slot(self, path: str) -> Slot:
-        """The place of an attribute that this process has not set yet, or of a name that is not bound."""
+        """Returns the place of an attribute that this process has not set yet, or of a name that is not bound."""
         above, name = parent_of(path)
         owner = self._made[above] if above in self._made else self._holder(above)
         if name.startswith("__"):
@@ -518,7 +518,7 @@ class _Objects:
         return Slot("attribute", owner, name.removeprefix("."))
 
     def _referred(self, path: str) -> Any:
-        """What is at a path after the restore."""
+        """Returns what is at a path after the restore."""
         above = next((other for other in with_parents(path) if other in self._made or other in self._records), None)
         if above is None:
             return self._holder(path)
@@ -571,7 +571,7 @@ class _Objects:
             return types.MethodType(self._named(value[2]), owner) if len(value) > 2 else getattr(owner, value[1])
         if kind in ("$new", "$view"):
             return (self._new if kind == "$new" else self._view)(*value)
-        raise LookupError(f"{kind} stands for nothing here")
+        raise LookupError(f"{kind} is not known here")
 
     def _view(self, base: JSON, offset: int, shape: list[int], strides: list[int]) -> np.ndarray[Any, Any]:
         whole = python_values.decode(base, self._tensors, self)
@@ -609,7 +609,7 @@ _MISSING = object()
 
 
 def _part_of(value: Any, name: str) -> Any:
-    """What a container or an object holds under a segment of a path."""
+    """Returns what a container or an object holds under a segment of a path."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else repr(key): item for key, item in value.items()}[name]
     return value[int(name)] if isinstance(value, list | tuple | collections.deque) else getattr(value, name)

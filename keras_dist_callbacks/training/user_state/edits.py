@@ -54,7 +54,7 @@ class Edits:
 
 
 def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_loaded: bool = False) -> dict[str, Any]:
-    """What a backup holds of a run's start, as JSON; without what differs from run to run by its nature.
+    """Returns what a backup holds of a run's start, as JSON; without what differs from run to run by its nature.
 
     Args:
         start: What the callbacks, the model and compile's arguments reach.
@@ -72,13 +72,13 @@ def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_load
 
 
 def with_first(now: dict[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
-    """The description of one of several `fit()` calls, with what the first one knew already."""
+    """Returns the description of one of several `fit()` calls, with what the first one knew already."""
     parts = {part: {**now[part], **first[part]} for part in ("values", "code")}
     return {**now, **parts, "callbacks": list(dict.fromkeys([*first["callbacks"], *now["callbacks"]]))}
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
-    """What differs between two descriptions."""
+    """Returns what differs between two descriptions."""
     edits = Edits()
     ours, theirs = now["values"], before["values"]
     one_sided = {f"callback {name}" for name in set(before["callbacks"]) ^ set(now["callbacks"])}
@@ -106,13 +106,13 @@ def _settings_in_variables(start: Found) -> dict[str, list[str]]:
 
 
 def _tables(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
-    """What the lookup tables hold that nothing changes."""
+    """Returns what the lookup tables hold that nothing changes."""
     found = {path: graphs.table_digest(node.value) for path, node in nodes.items() if node.kind == "owned"}
     return {path: ["table", digest] for path, digest in found.items() if digest}
 
 
 def _settings_of_layers(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
-    """The settings of Keras' layers outside of the model, such as those of the input's augmentation."""
+    """Returns the settings of Keras' layers outside of the model, such as those of the input's augmentation."""
     found = {path: node for path, node in nodes.items() if node.kind == "layer" and not path.startswith("model/")}
     return {
         join(path, name): _text_of_value(value, node)
@@ -126,7 +126,7 @@ _KINDS = frozenset(["value", "container", "array", "texts", "random", "variable"
 
 
 def _is_of_step(node: Node) -> bool:
-    """Whether it is a variable of what TensorFlow traces, whose values a backup holds."""
+    """Returns whether it is a variable of what TensorFlow traces, whose values a backup holds."""
     return node.kind == "variable" and node.is_traced
 
 
@@ -157,14 +157,14 @@ def _text_of_value(value: Any, node: Node) -> list[str]:
 
 
 def _is_time(value: float) -> bool:
-    """Whether a number was read off a clock of this run: a setting is neither so large nor so precise."""
+    """Returns whether a number was read off a clock of this run: a setting is neither so large nor so precise."""
     if abs(value - time.time()) < _NEAR:
         return True
     return len(repr(value)) >= _PRECISE and any(abs(value - clock()) < _NEAR / 48 for clock in _CLOCKS)
 
 
 def normalized(text: str) -> str:
-    """A text without what differs from run to run: times, process and host, directories, addresses."""
+    """Returns a text without what differs from run to run: times, process and host, directories, addresses."""
     text = _ID.sub("<id>", _ADDRESS.sub("", _DATE.sub(_date, text)))
     text = re.sub(rf"\b{os.getpid()}\b", "<pid>", text.replace(socket.gethostname(), "<host>"))
     text = re.sub(r"\d{10}(?:\.\d+)?", lambda m: "<time>" if abs(float(m[0]) - time.time()) < _NEAR else m[0], text)
@@ -174,7 +174,7 @@ def normalized(text: str) -> str:
 
 
 def _is_temporary(path: str) -> bool:
-    """Whether `tempfile` made a path: only its owner may read it, and it ends with eight random characters."""
+    """Returns whether `tempfile` made a path: only its owner may read it, and it ends with eight random characters."""
     found = Path(path)
     if str(found.parent) != tempfile.gettempdir() or not _RANDOM_NAME.search(path) or not found.exists():
         return False

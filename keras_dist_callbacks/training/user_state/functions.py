@@ -70,7 +70,7 @@ def _push_wrapped(walk: Walker, path: str, function: Any, is_traced: bool) -> No
 
 
 def is_of_the_user(value: Any) -> bool:
-    """Whether an object is of a class of the user's, or compiled from the user's code."""
+    """Returns whether an object is of a class of the user's, or compiled from the user's code."""
     module = value.__module__ if is_compiled_function(value) else type(value).__module__
     return not isinstance(value, type) and not is_library(module)
 
@@ -105,7 +105,7 @@ def _push_of_loggers(walk: Walker, is_traced: bool) -> None:
 
 
 def _why_unknown(reads: Reads, namespace: dict[str, Any], is_traced: bool) -> str | None:
-    """What a function does that cannot be inspected."""
+    """Returns what a function does that cannot be inspected."""
     name = reads.dynamic or ("sys.modules" if "sys" in namespace and "modules" in reads.names else None)
     if name is not None and not (name in namespace and not is_library(_module_of(namespace[name]))):
         return f"it uses {name}"
@@ -238,7 +238,7 @@ _GENERATED = ("<string>", "<namedtuple")
 
 
 def _is_private(name: str, item: Any) -> bool:
-    """Whether it belongs to how classes work, and is no method of the user's."""
+    """Returns whether it belongs to how classes work, and is not a method of the user's."""
     if not (name.startswith("__") and name.endswith("__")):
         return name.startswith("_abc_")
     code = getattr(getattr(item, "__func__", item), "__code__", None)

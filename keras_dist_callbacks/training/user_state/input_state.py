@@ -69,7 +69,7 @@ class InputState:
         self._sharing: list[str] = []  # paths of what could change the input while it is read
 
     def holds(self, value: Any) -> bool:
-        """Whether an object is saved here, and so is not part of the state of a callback that refers to it."""
+        """Returns whether an object is saved here, and so is not part of the state of a callback that refers to it."""
         return not self._fit.steps_per_epoch and any(value is held for held in self._held)
 
     def note_epoch(self, *, is_read: bool) -> None:
@@ -102,7 +102,7 @@ class InputState:
             self._has_changed = _tokens(now) != _tokens(self._begun) or _uncompared_path(now) is not None
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """What had changed when the epoch began, as records and tensors."""
+        """Returns what had changed when the epoch began, as records and tensors."""
         return self._changes.records, self._changes.tensors
 
     @property
@@ -141,7 +141,7 @@ class InputState:
 
 
 def _roots_of(fit: RunningFit) -> dict[str, Root]:
-    """The Python code of the input, which runs ahead of training: it is only compared between two runs."""
+    """Returns the Python code of the input, which runs ahead of training: it is only compared between two runs."""
     roots = {}
     for name, source in {"input": fit.input, "validation data": fit.validation_source}.items():
         if hasattr(source, "_inputs"):
@@ -153,7 +153,7 @@ def _roots_of(fit: RunningFit) -> dict[str, Root]:
 
 
 def _run_in_an_epoch(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
-    """The Python code that runs while the input is read ahead, and so must not change what the input uses."""
+    """Returns the Python code that runs while the input is read ahead, and so must not change what the input uses."""
     roots = {f"callback {name}": Root(c) for name, c in callbacks.items() if _has_batch_hooks(c)}
     return {**roots, "model": Root(fit.model)} if fit.model.run_eagerly else roots
 
@@ -170,7 +170,7 @@ def _mutable(found: Found) -> set[int]:
 
 
 def _uncompared_path(found: Found) -> str | None:
-    """The first path of what a walk has reached and not compared; None if it has compared everything."""
+    """Returns the first path of what a walk has reached and not compared; None if it has compared everything."""
     nodes = found.nodes.items()
     others = (p for p, node in nodes if node.kind not in _COMPARED or isinstance(node.value, types.ModuleType))
     return next(itertools.chain(found.unknown, found.code_conditions, others), None)
@@ -190,7 +190,7 @@ def _draws(found: Found) -> bool:
 
 
 def _functions(found: Found) -> dict[str, list[types.FunctionType]]:
-    """The functions of the user's, by the names under which they may be called."""
+    """Returns the functions of the user's, by the names under which they may be called."""
     functions: dict[str, list[types.FunctionType]] = {}
     for path, node in found.nodes.items():
         function = getattr(node.value, "__func__", node.value)
@@ -216,7 +216,7 @@ def _names(path: str, function: types.FunctionType) -> set[str]:
 
 
 def _does_more(function: types.FunctionType, functions: Collection[str]) -> bool:
-    """Whether a function may draw, read files, or call what is not known."""
+    """Returns whether a function may draw, read files, or call what is not known."""
     reads = reads_of(function.__code__)
     if reads.draws or any(word in name.lower() for name in reads.names - {*functions} for word in _READING):
         return True

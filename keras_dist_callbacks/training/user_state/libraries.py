@@ -41,7 +41,7 @@ _SYNCHRONISATION = (threading.Thread, threading.Condition)
 
 
 def is_library(module: str | None) -> bool:
-    """Whether a module belongs to a library; what has no module is Python's own."""
+    """Returns whether a module belongs to a library; what has no module is Python's own."""
     if not module:
         return True
     root = module.partition(".")[0]

@@ -113,24 +113,24 @@ class Node(NamedTuple):
 
 
 def join(path: str, *segments: object) -> str:
-    """A path below another one."""
+    """Returns a path below another one."""
     return "/".join([path, *map(segment, segments)])
 
 
 def parent_of(path: str) -> tuple[str, str]:
-    """The path above, and the last segment."""
+    """Returns the path above, and the last segment."""
     above, _, last = path.rpartition("/")
     return above, last.replace("~1", "/").replace("~0", "~")
 
 
 def with_parents(path: str) -> list[str]:
-    """A path and all above it."""
+    """Returns a path and all above it."""
     parts = path.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def words(path: str) -> tuple[str, str]:
-    """A path as its owner and its place there, such as `("MyCallback", "rates")`."""
+    """Returns a path as its owner and its place there, such as `("MyCallback", "rates")`."""
     root, *segments = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
     shown = [_segment_in_words(segment) for segment in segments if segment not in _HIDDEN_SEGMENTS]
     kind, _, name = root.partition(" ")
@@ -152,7 +152,7 @@ def _segment_in_words(segment: str) -> str:
 
 
 def immutable_token(value: Any) -> tuple[Any, ...]:
-    """The token of a value of one of the types `IMMUTABLE`."""
+    """Returns the token of a value of one of the types `IMMUTABLE`."""
     if isinstance(value, enum.Enum):
         return ("enum", type(value).__qualname__, value.name)
     if isinstance(value, np.generic):
@@ -161,7 +161,7 @@ def immutable_token(value: Any) -> tuple[Any, ...]:
 
 
 def attributes_of_immutable(value: Any) -> list[tuple[str, Any]]:
-    """What a member of an Enum, or an instance of a subclass of the user's, holds besides its value."""
+    """Returns what a member of an Enum, or an instance of a subclass of the user's, holds besides its value."""
     if not hasattr(value, "__dict__") or is_library(type(value).__module__):
         return []
     return [(name, item) for name, item in vars(value).items() if name not in _OF_AN_ENUM]
@@ -171,7 +171,7 @@ _OF_AN_ENUM = ("_value_", "_name_", "_sort_order_", "__objclass__")
 
 
 def plain_token(value: Any) -> Any:
-    """What an object has told of its own state, so that two such answers can be compared."""
+    """Returns what an object has returned as its own state, so that two such answers can be compared."""
     if isinstance(value, dict):
         return {key: plain_token(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -180,12 +180,12 @@ def plain_token(value: Any) -> Any:
 
 
 def is_flat(items: Iterable[Any]) -> bool:
-    """Whether all items are plain numbers, strings and the like."""
+    """Returns whether all items are plain numbers, strings and the like."""
     return set(map(type, items)) <= _SCALARS
 
 
 def flat_token(value: Any) -> tuple[Any, ...]:
-    """The token of a container of plain values."""
+    """Returns the token of a container of plain values."""
     if isinstance(value, bytearray):
         return ("bytes", xxhash.xxh3_128_hexdigest(value))
     if isinstance(value, dict):
@@ -199,7 +199,7 @@ def flat_token(value: Any) -> tuple[Any, ...]:
 
 
 def keeps_order(value: set[Any] | frozenset[Any]) -> bool:
-    """Whether a set that is made again from its items, in their order, has the same order and size in memory.
+    """Returns whether a set that is made again from its items, in their order, has the same order and size in memory.
 
     Which item `pop` takes depends on those that it took before, too.
     """
@@ -211,29 +211,29 @@ def keeps_order(value: set[Any] | frozenset[Any]) -> bool:
 
 
 def array_token(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """The token of a numeric array."""
+    """Returns the token of a numeric array."""
     found = np.ascontiguousarray(array)
     digest = xxhash.xxh3_128_hexdigest(found.reshape(-1).view(np.uint8).data)
     return ("array", array.dtype.str, array.shape, digest, *layout(array))
 
 
 def keeps_layout(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array that is made again has the same order in memory."""
+    """Returns whether an array that is made again has the same order in memory."""
     return bool(array.flags.c_contiguous or layout(array))
 
 
 def is_numeric(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array holds numbers, and nothing that only an interpreter knows."""
+    """Returns whether an array holds numbers, and nothing that only an interpreter knows."""
     return array.dtype.kind in "biufcV" and not array.dtype.hasobject and array.dtype.names is None
 
 
 def random_token(generator: Any) -> tuple[Any, ...]:
-    """The token of a random generator of Python or numpy: its state."""
+    """Returns the token of a random generator of Python or numpy: its state."""
     return ("random", type(generator).__name__, xxhash.xxh3_128_hexdigest(repr(random_state(generator)).encode()))
 
 
 def random_state(generator: Any) -> Any:
-    """The state of a random generator of Python or numpy, as plain values."""
+    """Returns the state of a random generator of Python or numpy, as plain values."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if not isinstance(generator, np.random.Generator):
@@ -262,7 +262,7 @@ _CHILDREN = "children"
 
 
 def new_random(kind: str, state: Any) -> Any:
-    """A random generator of Python or numpy with a state."""
+    """Returns a random generator of Python or numpy with a state."""
     if kind == "Random":
         made: Any = random.Random()  # noqa: S311 - it is the user's
     elif kind == "RandomState":
@@ -286,7 +286,7 @@ def _plain(value: Any) -> Any:
 
 
 def iterator_token(iterator: Any) -> tuple[Any, ...]:
-    """The token of an iterator over a list, a tuple or a range, or of a counter: how far it is."""
+    """Returns the token of an iterator over a list, a tuple or a range, or of a counter: how far it is."""
     return ("iterator", type(iterator).__name__, iterator_position(iterator))
 
 
@@ -324,7 +324,7 @@ def cycle_position(cycle: Any) -> tuple[int, int, Any]:
     The index is -1 in the first pass.
 
     Raises:
-        TypeError: This version of Python does not tell; up to 3.13 each does.
+        TypeError: This version of Python does not say; up to 3.13 each does.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -358,13 +358,13 @@ _MOST_COUNTED = 10**7
 
 
 def numbers_of_counter(text: str) -> list[float]:
-    """Where an `itertools.count` is, and its step unless that is 1, from its text."""
+    """Returns where an `itertools.count` is, and its step unless that is 1, from its text."""
     numbers = text.removeprefix("count(").removesuffix(")").split(", ")
     return [float(x) if "." in x or "e" in x else int(x) for x in numbers]
 
 
 def generator_token(generator: types.GeneratorType[Any, Any, Any]) -> tuple[Any, ...]:
-    """The token of a Python generator: where it is in its code, and its plain variables."""
+    """Returns the token of a Python generator: where it is in its code, and its plain variables."""
     frame = generator.gi_frame
     if frame is None:
         return ("generator", "finished")
@@ -373,7 +373,7 @@ def generator_token(generator: types.GeneratorType[Any, Any, Any]) -> tuple[Any,
 
 
 def base_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """The array whose memory another one is a part of; None if that is its own."""
+    """Returns the array whose memory another one is a part of; None if that is its own."""
     base = array.base
     while isinstance(base, np.ndarray) and isinstance(base.base, np.ndarray):
         base = base.base

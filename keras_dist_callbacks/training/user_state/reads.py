@@ -110,14 +110,14 @@ def names_reached(names: Iterable[str], functions: Mapping[str, Sequence[types.F
 
 
 def _opens_to_read(code: types.CodeType) -> bool:
-    """Whether it opens a file other than to write it, or in a mode that its code does not tell."""
+    """Returns whether it opens a file other than to write it, or in a mode that its code does not show."""
     found = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
     places = [n for n, i in enumerate(found) if i.argval in _OPENERS and i.opname.startswith(_NAMED)]
     return any(not _only_writes(found[n], _arguments_of_call(found[n + 1 :], code.co_consts)) for n in places)
 
 
 def _only_writes(opener: dis.Instruction, arguments: Mapping[int | str, Any]) -> bool:
-    """Whether a call has a mode that reads nothing, or opens what the machine tells of itself."""
+    """Returns whether a call has a mode that reads nothing, or opens what the machine says of itself."""
     first, mode = arguments.get(0), arguments.get("mode", arguments.get(1))
     if mode is None and opener.opname != "LOAD_GLOBAL":
         mode = first  # `Path.open`
@@ -126,7 +126,7 @@ def _only_writes(opener: dis.Instruction, arguments: Mapping[int | str, Any]) ->
 
 
 def _arguments_of_call(following: Sequence[dis.Instruction], constants: Sequence[Any]) -> dict[int | str, Any]:
-    """The constants among the arguments of the function that was just loaded, by place or name."""
+    """Returns the constants among the arguments of the function that was just loaded, by place or name."""
     found: dict[int, Any] = {}
     depth, keywords = 0, ()  # of the call's arguments, those that were loaded so far
     for this in following[1:] if following[0].opname == "PUSH_NULL" else following:
@@ -156,7 +156,7 @@ _JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
 
 
 def _draws_seeded(code: types.CodeType) -> bool:
-    """Whether it calls something like `tf.random.normal(shape, seed=1)`."""
+    """Returns whether it calls something like `tf.random.normal(shape, seed=1)`."""
     if not any("seed" in item for item in code.co_consts if isinstance(item, tuple)):
         return False
     found = [str(i.argval) for i in dis.get_instructions(code) if i.opname.startswith(_NAMED)]
@@ -170,7 +170,7 @@ _NOT_COUNTED = ("stateless_", "set_seed", "Generator", "create_rng_state", "get_
 
 
 def _may_draw(code: types.CodeType) -> bool:
-    """Whether it uses a name of what draws, other than to make a generator of its own from a seed."""
+    """Returns whether it uses a name of what draws, other than to make a generator of its own from a seed."""
     found = [i for i in dis.get_instructions(code) if i.opname not in _WITHOUT_NAME]
     before, after = [found[0], *found], [*found[1:], found[-1]]
     return any(_is_drawing(*three) for three in zip(before, found, after, strict=False))
@@ -190,7 +190,7 @@ def _is_drawing(before: dis.Instruction, this: dis.Instruction, after: dis.Instr
 
 
 def _loads_method(this: dis.Instruction) -> bool:
-    """Whether what is loaded is called next; since Python 3.12, only the argument of LOAD_ATTR tells."""
+    """Returns whether what is loaded is called next; since Python 3.12, only the argument of LOAD_ATTR says it."""
     return this.opname == "LOAD_METHOD" or "NULL|self" in this.argrepr
 
 

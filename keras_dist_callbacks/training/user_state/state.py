@@ -46,7 +46,7 @@ class UserState:
     Args:
         fit: The running fit, before anything is built, traced or restored.
         callbacks: All callbacks whose state belongs to training.
-        directory: The backup directory: what differs is told from the first of several `fit()` calls with it.
+        directory: The backup directory: what differs is reported by the first of several `fit()` calls with it.
 
     Attributes:
         directory: As given.
@@ -54,7 +54,7 @@ class UserState:
         input: The state of the Python code of the input.
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
-        remade_losses: Tells which of loss, metrics and weighted metrics a restart compiles again as they are now.
+        remade_losses: Says which of loss, metrics and weighted metrics a restart compiles again as they are now.
         place_of_optimizer: Likewise: where else the model's optimizer has been since the start; None if nowhere.
     """
 
@@ -89,7 +89,7 @@ class UserState:
         self._earlier: list[dict[str, Any]] = list(known[1]) if known[0] is self._function else []
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """What has changed since the start, as topics and tensors of a snapshot."""
+        """Returns what has changed since the start, as topics and tensors of a snapshot."""
         self.note_trace()
         now = self._walk()
         found = changes.changes_between(self._start, now, remade=self._remade(now))
@@ -118,7 +118,7 @@ class UserState:
         """One of the user's objects, by a path such as `place_of_optimizer`.
 
         Raises:
-            BackupMismatchError: There is none.
+            BackupMismatchError: It was not found.
         """
         node = self._walk().nodes.get(path)
         if node is None:
@@ -127,7 +127,7 @@ class UserState:
         return node.value
 
     def _since_trace(self, now: Found) -> tuple[Found, Found]:
-        """What had changed when the step was last traced: as it was then, and as it is now."""
+        """Returns what had changed when the step was last traced: as it was then, and as it is now."""
         paths = self._traced[-1].records.keys()
         if not paths:
             return Found(), Found()
@@ -184,7 +184,7 @@ class UserState:
         return graphs.trace(self._fit)
 
     def _is_traced(self) -> bool:
-        """Whether the train function in use was traced since the start."""
+        """Returns whether the train function in use was traced since the start."""
         model = self._fit.model
         return bool(graphs.traces(model)) and self._first_trace != (model.train_function, graphs.trace_count(model))
 
@@ -201,11 +201,11 @@ class UserState:
         return _not_restored(changes.restore_and_compare(saved, tensors, self._walk))
 
     def restore_input(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """The same for the input's code, as of when the epoch began."""
+        """Returns the same for the input's code, as of when the epoch began."""
         return _not_restored(self.input.restore(saved, tensors))
 
     def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> tuple[list[str], list[str]]:
-        """What the script says otherwise than in the interrupted run: settings of training, and conditions.
+        """Returns what the script says otherwise than in the interrupted run: settings of training, and conditions.
 
         Args:
             tensors: Of the backup.
@@ -300,7 +300,7 @@ class UserState:
         return [path for path in dict.fromkeys([*unlike, *lost]) if _may_be_traced(path, now)]
 
     def _remade(self, now: Found) -> list[str]:
-        """What training has given the model instead of what it had, and a restart makes again as it is now."""
+        """Returns what training has given the model instead of what it had, and a restart makes again as it is now."""
         is_there = "optimizer" in self._start.nodes and "optimizer" in now.nodes
         is_replaced = is_there and not _is_same_object(self._start, now, "optimizer")
         return [*(["optimizer"] if is_replaced else []), *self.remade_losses()]
@@ -323,7 +323,7 @@ class UserState:
         return found
 
     def _newly_compiled(self, now: Found) -> list[str]:
-        """Where else the losses and metrics are that training has compiled; a restart has others."""
+        """Returns where else the losses and metrics are that training has compiled; a restart has others."""
         if model_config.compilation(self._fit.model) is self._compilation:
             return []
         before, after = _places_of_losses(self._start), _places_of_losses(now)
@@ -342,7 +342,7 @@ class UserState:
 
 
 def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
-    """What a training runs: its model, and the callbacks by name."""
+    """Returns what a training runs: its model, and the callbacks by name."""
     model = fit.model
     is_traced = not model.run_eagerly
     roots = {"model": Root(model, is_traced)}
@@ -378,7 +378,7 @@ def _is_same_object(start: Found, now: Found, path: str) -> bool:
 
 
 def _places_of_losses(found: Found) -> dict[str, str]:
-    """Where else an object is that was compiled as a loss or metric, with its place there."""
+    """Returns where else an object is that was compiled as a loss or metric, with its place there."""
     places = {}
     for path, node in found.nodes.items():
         if node.kind == "ref" and _may_keep_state(node.value):
@@ -427,7 +427,7 @@ def _names_with_callees(now: Found) -> set[str]:
 
 
 def _is_setting_of_users_layer(node: Node | None) -> bool:
-    """A number that a layer of the user's has from a layer of Keras', whose methods read it."""
+    """Returns a number that a layer of the user's has from a layer of Keras', whose methods read it."""
     slot = None if node is None else node.slot
     if node is None or slot is None or isinstance(node.value, bool) or not isinstance(node.value, int | float):
         return False

@@ -73,12 +73,12 @@ def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_
 
 
 def _only_writes(value: Any) -> bool:
-    """Whether an object only writes output, and callbacks know nothing of it that a restore must put back."""
+    """Returns whether an object only writes output, and callbacks know nothing of it that a restore must put back."""
     return is_output(value) and not library_state.is_rich_progress(value)
 
 
 def _fixed_kind(walk: Walker, value: Any) -> str | None:
-    """The kind of an instance that is not looked into; None of any other."""
+    """Returns the kind of an instance that is not looked into; None of any other."""
     if _only_writes(value) and is_library(type(value).__module__):  # the user's own may keep more
         return "constant"
     if is_compiled_function(value) and is_library(value.__module__):

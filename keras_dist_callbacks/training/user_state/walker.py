@@ -84,7 +84,7 @@ class Found:
     names_in_functions: set[str] = field(default_factory=set)
 
     def node(self, path: str) -> Node | None:
-        """The node of a path, that of a setting of a layer included, which the layer's own token holds."""
+        """Returns the node of a path, that of a setting of a layer included, which the layer's own token holds."""
         if path in self.nodes:
             return self.nodes[path]
         above, name = n.parent_of(path)
@@ -220,14 +220,14 @@ class Walker:
         self.add(path, slot, value, "unknown", is_traced)
 
     def token_at_start(self, path: str, default: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What an earlier walk has noted at a path; the default if this is the first walk."""
+        """Returns what an earlier walk has noted at a path; the default if this is the first walk."""
         if self._start is None:
             return default
         node = self._start.nodes.get(path)
         return None if node is None else node.token
 
     def allows(self, size: int) -> bool:
-        """Whether so many bytes may be hashed yet."""
+        """Returns whether so many bytes may be hashed yet."""
         self._bytes += size
         return self._bytes <= self._limits.bytes
 
@@ -236,7 +236,7 @@ class Walker:
         return self._policy.is_asserted(value)
 
     def own_state(self, value: Any) -> Any:
-        """What an object that has its own way says of its state; None for any other."""
+        """Returns what an object that has its own way says of its state; None for any other."""
         own = self._policy.own_state(value)
         return None if own is None else own[0]()
 
@@ -250,7 +250,7 @@ class Walker:
 
 
 def name_of(value: Any) -> str:
-    """The full name of a function, class or module."""
+    """Returns the full name of a function, class or module."""
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
     return f"{module}.{name}" if module and module != "builtins" else str(name)

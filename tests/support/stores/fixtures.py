@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-# gcsfs asks a service that no emulator has for the kind of the bucket, and waits for it, unless told at import.
+# gcsfs asks a service that no emulator has for the kind of the bucket, and waits for it, unless configured at import.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
 os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")

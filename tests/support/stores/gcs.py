@@ -80,7 +80,7 @@ emulator._read_data = _read_data_exactly
 
 
 class Handler(emulator.RequestHandler):  # type: ignore[misc]
-    """Reads the request and sends the answer without the lock, so that slow clients hinder nobody."""
+    """Reads the request and sends the answer without the lock, so that slow clients hinder no one."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

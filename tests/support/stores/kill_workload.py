@@ -15,7 +15,7 @@ os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
 import numpy as np
 
 from tests.support import (
-    busy_machine,  # noqa: F401 - it changes this process if it is told to
+    busy_machine,  # noqa: F401 - it changes this process on request
     tiny,
 )
 

@@ -129,7 +129,7 @@ class FaultProxy:
     # --- on the loop's thread
 
     async def _connect(self) -> None:
-        # A connection each: servers that close idle ones would cause faults that nobody asked for.
+        # A connection each: servers that close idle ones would cause faults that no one asked for.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=None)
         self._client = aiohttp.ClientSession(connector=connector, auto_decompress=False, timeout=timeout)

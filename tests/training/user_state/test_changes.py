@@ -29,7 +29,7 @@ from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
 POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
-Act = Callable[[Any], None]
+Action = Callable[[Any], None]
 
 
 class Phase(enum.Enum):
@@ -54,7 +54,7 @@ def looked_at(holder: Any, start: Found | None = None) -> Found:
     return walk({"callback Holder()": Root(holder)}, POLICY, start=start)
 
 
-def carried_over(make: Callable[[], Any], act: Act) -> tuple[Any, Any, dict[str, str]]:
+def carried_over(make: Callable[[], Any], act: Action) -> tuple[Any, Any, dict[str, str]]:
     """An object that training has changed, another process' that was restored, and what of it was lost."""
     ours = make()
     start = looked_at(ours)
@@ -73,7 +73,7 @@ def carried_over(make: Callable[[], Any], act: Act) -> tuple[Any, Any, dict[str,
     return ours, theirs, {**found.lost, **failed}
 
 
-def _set(**values: Any) -> Act:
+def _set(**values: Any) -> Action:
     return lambda holder: vars(holder).update(values)
 
 
@@ -113,7 +113,7 @@ def _nested(holder: Any) -> None:
     ],
     ids=lambda value: None if callable(value) else repr(value)[:30],
 )
-def test_plain_values_come_back_with_their_types(first: Any, act: Act) -> None:
+def test_plain_values_come_back_with_their_types(first: Any, act: Action) -> None:
     ours, theirs, lost = carried_over(lambda: Holder(value=json_copy(first), other=1), act)
     assert not lost
     assert repr(theirs.value) == repr(ours.value)
@@ -222,7 +222,7 @@ def test_the_iterator_within_a_bound_method_resumes_where_it_was() -> None:
     ],
     ids=["generator", "new object that holds one", "new object of Keras", "array of objects"],
 )
-def test_what_cannot_be_stored_is_reported(make: Callable[[], Any], act: Act) -> None:
+def test_what_cannot_be_stored_is_reported(make: Callable[[], Any], act: Action) -> None:
     ours = make()
     start = looked_at(ours)
     act(ours)
@@ -337,7 +337,7 @@ def test_an_object_for_output_that_training_made_stays_the_one_that_is_there() -
     assert list(changes.restore(records, {}, looked_at(Holder()))) == ["callback Holder()/handler"]
 
 
-def test_library_constants_of_one_type_are_told_apart() -> None:
+def test_library_constants_of_one_type_are_distinguished() -> None:
     lost = carried_over(lambda: Holder(dtype=tf.float16), _set(dtype=tf.float32))[2]
     assert lost == {"callback Holder()/dtype": "tf.float32 was not found in this run"}
 
@@ -404,7 +404,7 @@ class Late:
         return [0.01]
 
 
-def test_a_class_that_only_another_object_names_at_the_start_is_no_change() -> None:
+def test_a_class_that_only_another_object_names_at_the_start_is_not_a_change() -> None:
     _, theirs, lost = carried_over(lambda: Holder(phase=Early()), _set(phase=Late()))
     assert lost == {}
     assert theirs.phase.rates() == [0.01]

@@ -180,7 +180,7 @@ def test_a_callback_that_only_one_run_has_is_named_once() -> None:
     assert not found.settings
 
 
-def test_what_keras_sets_on_its_own_callbacks_is_no_edit() -> None:
+def test_what_keras_sets_on_its_own_callbacks_is_not_an_edit() -> None:
     one, other = keras.callbacks.EarlyStopping("loss", patience=3), keras.callbacks.EarlyStopping("loss", patience=3)
     other.wait, other.best = 2, 0.5
     assert compared(one, other) == edits.Edits()

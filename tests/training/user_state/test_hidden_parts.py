@@ -536,7 +536,7 @@ class Chains(keras.callbacks.Callback):
     ("counts", "advice"),
     [
         (False, "kdc.register_callback_state(Chains, None) asserts that"),
-        (True, "get_state and set_state of the callback settle it"),
+        (True, "give the callback get_state and set_state to save it"),
     ],
 )
 def test_an_assertion_that_would_lose_other_state_is_not_suggested(tmp_path: Path, counts: bool, advice: str) -> None:

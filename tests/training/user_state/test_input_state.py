@@ -135,7 +135,7 @@ def train(
     return model, None if backup is None else backup.restored
 
 
-@pytest.mark.slow  # whole fits
+@pytest.mark.slow  # complete fits
 @pytest.mark.parametrize("stop", [(1, 2), (2, 3), (3, 0)])
 @pytest.mark.parametrize(
     ("cls", "verdict"),
@@ -243,7 +243,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.slow  # whole fits
+@pytest.mark.slow  # complete fits
 def test_a_callback_that_could_change_the_dataset_while_it_is_read_is_a_condition(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         train(Batches, tmp_path, (1, 2), ChangesWithinEpochs)

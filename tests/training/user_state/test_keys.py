@@ -13,7 +13,7 @@ from rich.progress import Progress
 import keras_dist_callbacks as kdc
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow  # whole fits
+pytestmark = pytest.mark.slow  # complete fits
 
 
 class Momentum(keras.optimizers.Optimizer):

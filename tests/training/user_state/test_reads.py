@@ -1,5 +1,5 @@
 # ruff: noqa: PTH103, PTH110, PTH118, SIM115, UP015 - the ways in which users open files
-"""What the bytecode of a function tells: whether it reads files, and from which random states it draws."""
+"""What the bytecode of a function says: whether it reads files, and from which random states it draws."""
 
 from __future__ import annotations
 

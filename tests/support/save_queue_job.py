@@ -1,7 +1,7 @@
 """A job of two workers whose store takes longer for a backup than training for many steps.
 
-line_job.py DIRECTORY [cut | lost WORKER]: with either its backups are written slowly; with `cut` all workers are killed
-in the first epoch once that is done, with `lost` one is while a backup stands in line.
+save_queue_job.py DIRECTORY [cut | lost WORKER]: with either, backups are written slowly. With `cut`, all workers are
+killed in the first epoch once that is done, with `lost` one is while a backup is queued.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.engine import engine
 from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.engine.writer import shared_writer
@@ -27,7 +27,7 @@ from tests.support.grouped import grouped
 from tests.support.workload import batches, build_model, finish, load
 
 TIMEOUT = 2.5
-"""Seconds after which a worker gives up what nobody answers: less than a backup takes."""
+"""Seconds after which a worker gives up what no one answers: less than a backup takes."""
 BYTES_PER_SECOND = {"cut": 6_000, "lost": 20_000}
 STEP_SECONDS = 0.4
 CUT_AT = (0, 8)
@@ -76,7 +76,7 @@ def main() -> None:
             cluster, name, most, TIMEOUT
         )  # all else may be slow
     backup = kdc.BackupAndRestore(directory / "backup", save_freq=1, delete_checkpoint=False, **grouped(**slow))
-    # behind the backup's callback: it has seen the step at whose end the job is killed
+    # after the backup's callback: it has seen the step at whose end the job is killed
     history = model.fit(batches(train), epochs=2, callbacks=[backup, Cut(what, lost, backup)], verbose=0)
     if backup.restored is not None:
         print(f"RESTORED {backup.restored.position}", flush=True)

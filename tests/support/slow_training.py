@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 from tests.support import (
-    busy_machine,  # noqa: F401 - it changes this process if it is told to
+    busy_machine,  # noqa: F401 - it changes this process on request
     tiny,
 )
 

@@ -1,4 +1,4 @@
-"""What one worker alone does, or was told otherwise, never leaves the others hanging."""
+"""What one worker alone does, or was given, never leaves the others hanging."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import pytest
 
 from keras_dist_callbacks.testing import read_steps
 from tests.support import SUPPORT
-from tests.support.one_sided import SLOW_SECONDS, STEPS
-from tests.support.processes import job
+from tests.support.one_worker_alone import SLOW_SECONDS, STEPS
+from tests.support.processes import worker_processes
 
 SECONDS = 120.0
 PEER_TIMEOUT = 30.0
 LOST = {
-    "kill": "has ended: nothing listens|sends no heartbeats|does not answer",
+    "kill": "has ended: its port is closed|sends no heartbeats|does not answer",
     "freeze": "sends no heartbeats|does not answer",
-    "leave": "has ended: nothing listens|sends no heartbeats|does not answer",
-    "raise": "said that it ended with ValueError: a bug of one worker",
+    "leave": "has ended: its port is closed|sends no heartbeats|does not answer",
+    "raise": "reported that it ended with ValueError: a bug of one worker",
 }
 
 
 def run(directory: Path, workers: int, *options: str, grace: float = 60.0) -> tuple[list[int | None], list[str], float]:
     """Exit codes and logs of all workers, and the seconds that it took."""
-    command = [sys.executable, str(SUPPORT / "one_sided.py"), str(directory), *options]
-    with job(command, workers, directory / "logs", grace=grace) as cluster:
+    command = [sys.executable, str(SUPPORT / "one_worker_alone.py"), str(directory), *options]
+    with worker_processes(command, workers, directory / "logs", grace=grace) as cluster:
         began = time.monotonic()
         cluster.start()
         codes = list(cluster.wait(SECONDS))
@@ -78,7 +78,7 @@ def test_stop_training_at_the_end_of_an_epoch_on_one_worker_stops_all_there(tmp_
         ("checkpoint", ["BackupAndRestore on worker 0; BackupAndRestore, ModelCheckpoint on worker 1"]),
     ],
 )
-def test_workers_that_disagree_are_told_at_the_start(tmp_path: Path, does: str, words: list[str]) -> None:
+def test_workers_that_disagree_get_an_error_at_the_start(tmp_path: Path, does: str, words: list[str]) -> None:
     codes, logs, _ = run(tmp_path, 2, "--does", does)
     assert codes == [1, 1], logs
     for log in logs:
@@ -96,8 +96,8 @@ def test_workers_write_files_of_their_own_only_if_asked_to(tmp_path: Path, write
     written = [sorted(p.name for p in (tmp_path / f"worker{worker}").glob("*.keras")) for worker in range(2)]
     events = [len(list((tmp_path / f"worker{worker}" / "logs").rglob("events*"))) > 0 for worker in range(2)]
     every = [f"{epoch}.keras" for epoch in range(1, 5)]
-    told = re.findall(r"^worker 1 writes nothing for (\w+): the chief alone does, to (\S+); .*$", logs[1], re.MULTILINE)
-    assert "writes nothing" not in logs[0]
+    told = re.findall(r"^worker 1 does not write for (\w+): only the chief does, to (\S+)\. .*$", logs[1], re.MULTILINE)
+    assert "does not write" not in logs[0]
     if write_on == "all":
         assert written == [every, every]
         assert events == [True, True]
@@ -107,12 +107,12 @@ def test_workers_write_files_of_their_own_only_if_asked_to(tmp_path: Path, write
         assert events == [True, False]
         chiefs = [("ModelCheckpoint", "{epoch}.keras"), ("TensorBoard", "logs")]
         assert sorted(told) == [(name, f"{tmp_path}/worker0/{path}") for name, path in chiefs]
-        assert f"with write_on='all' this worker writes to {tmp_path}/worker1/logs too" in logs[1]
+        assert f"with write_on='all' this worker writes too, to {tmp_path}/worker1/logs" in logs[1]
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_workers_that_would_all_write_to_one_path_are_told_at_the_start(tmp_path: Path) -> None:
+def test_workers_that_would_all_write_to_one_path_get_an_error_at_the_start(tmp_path: Path) -> None:
     codes, logs, _ = run(tmp_path, 2, "--write-on", "all", "--who", "-1", "--does", "same path")
     assert codes == [1, 1], logs
     for log in logs:
@@ -175,4 +175,4 @@ def test_tensorflows_own_way_to_join_a_cluster_works(tmp_path: Path) -> None:
 def test_a_strategy_that_is_made_too_late_is_refused_with_what_to_do(tmp_path: Path) -> None:
     codes, logs, _ = run(tmp_path, 2, "--who", "-1", "--does", "too late")
     assert codes == [1, 1], logs
-    assert all("make_strategy() came too late" in log and "Call it first" in log for log in logs)
+    assert all("make_strategy() was called too late" in log and "Call it first" in log for log in logs)

@@ -25,7 +25,7 @@ def port_of(address: str) -> int:
 
 
 @dataclass
-class Starts:
+class ClusterStarts:
     """The workers of one cluster, each in a thread."""
 
     addresses: list[str]
@@ -61,9 +61,9 @@ class Starts:
 
 
 @contextlib.contextmanager
-def starting(workers: int) -> Iterator[Starts]:
+def starting(workers: int) -> Iterator[ClusterStarts]:
     with ThreadPoolExecutor(workers) as pool:
-        made = Starts(free_addresses(workers), pool)
+        made = ClusterStarts(free_addresses(workers), pool)
         try:
             yield made
         finally:
@@ -73,7 +73,7 @@ def starting(workers: int) -> Iterator[Starts]:
 
 @contextlib.contextmanager
 def serving(address: str, serve: Callable[[socket.socket], None]) -> Iterator[None]:
-    """Somebody who answers at an address, each caller with `serve`."""
+    """Someone who answers at an address, each caller with `serve`."""
     server = socket.create_server(("127.0.0.1", port_of(address)))
 
     def run() -> None:
@@ -95,12 +95,12 @@ def serving(address: str, serve: Callable[[socket.socket], None]) -> Iterator[No
         thread.join(30)
 
 
-def line(connection: socket.socket) -> bytes:
+def read_line(connection: socket.socket) -> bytes:
     with connection.makefile("rb") as file:
         return file.readline()
 
 
-def everything(connection: socket.socket) -> bytes:
+def read_all(connection: socket.socket) -> bytes:
     """What the other side says until it closes the connection."""
     said = b""
     with contextlib.suppress(ConnectionError):
@@ -112,14 +112,14 @@ def everything(connection: socket.socket) -> bytes:
 def is_hung_up(connection: socket.socket) -> bool:
     """Waits until the other side has closed the connection."""
     try:
-        everything(connection)
+        read_all(connection)
     except TimeoutError:
         return False
     return True
 
 
 def drip(connection: socket.socket, content: Sequence[bytes], pause: float) -> None:
-    """Says a little now and then, until nobody listens any more."""
+    """Says a little now and then, until no one listens any more."""
     with contextlib.suppress(OSError):
         for part in content:
             connection.sendall(part)

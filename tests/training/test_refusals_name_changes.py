@@ -1,4 +1,4 @@
-"""A backup of another model is refused with what changed; one that a callback compiles anew is restored."""
+"""A backup of another model is refused with what changed; one that a callback compiles again is restored."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from keras_dist_callbacks.errors import BackupError, BackupMismatchError
 from tests.support import files, tiny
-from tests.support.refused_models import CHANGES, CURES, Unfreeze, compiled
+from tests.support.refused_models import CHANGES, FIXES, Unfreeze, compiled
 
 pytestmark = [
-    pytest.mark.slow,  # whole fits
+    pytest.mark.slow,  # complete fits
     pytest.mark.filterwarnings("ignore:.*shuffle=True:UserWarning"),
 ]
 
@@ -24,7 +24,7 @@ def test_what_made_it_another_model_is_named_with_both_cures(
     with pytest.raises(tiny.Stop):
         tiny.fit(compiled(**before), tmp_path, [tiny.StopAt(1, 2)])
     saved, steps = files(tmp_path), tiny.CountSteps()
-    with pytest.raises(BackupMismatchError, match=f"{what}. {CURES}"):
+    with pytest.raises(BackupMismatchError, match=f"{what}. {FIXES}"):
         tiny.fit(compiled(**now), tmp_path, [steps])
     assert steps.trained == []
     assert saved.items() <= files(tmp_path).items()
@@ -41,7 +41,7 @@ def test_an_input_that_ends_early_with_another_batch_size_names_it(tmp_path: Pat
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
 @pytest.mark.parametrize("stop", [(0, 3), (1, 2), (2, 0), (2, 2)])
 @pytest.mark.in_gate(3)
-def test_a_callback_that_unfreezes_and_compiles_anew_is_resumed_exactly(
+def test_a_callback_that_unfreezes_and_compiles_again_is_resumed_exactly(
     tmp_path: Path, stop: tuple[int, int], save_freq: str | int
 ) -> None:
     reference, model = compiled(trainable=False), compiled(trainable=False)

@@ -1,4 +1,4 @@
-"""What callbacks print, warn of, raise and write: no credentials, and nothing that a terminal would obey."""
+"""What callbacks print, warn of, raise and write: no credentials, and nothing that a terminal would interpret."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _callbacks(given: Given, **options: Any) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLACES)
-def test_a_whole_run_shows_and_writes_no_secret(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_run_shows_and_writes_no_secret(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     given, files = TAKEN[name].at(0), fsspec.filesystem("memory")
     before, shown = set(files.store), []
     with warnings.catch_warnings(record=True) as caught:
@@ -49,7 +49,7 @@ def test_a_whole_run_shows_and_writes_no_secret(name: str, capfd: pytest.Capture
             shown += [repr(callback) for callback in callbacks]
             shown += [str(vars(callback).get(n)) for callback in callbacks for n in ("filepath", "log_dir", "restored")]
     output = "".join(capfd.readouterr())
-    assert "Restored memory://" in output
+    assert "Resumed from memory://" in output
     shown += [output, *(str(warning.message) for warning in caught)]
     assert [text for text in shown if found_in(text)] == []
     written = {path: files.store[path].getvalue().decode("latin1") for path in set(files.store) - before}
@@ -101,7 +101,7 @@ def test_warnings_about_hostile_checkpoints_are_printable(tmp_path: Path) -> Non
     sources, place = tmp_path / "sources", tmp_path / f"d{HOSTILE}"
     sources.mkdir()
     hostile.make(place, sources)
-    with pytest.warns(UserWarning, match="differs from its own seal") as caught:
+    with pytest.warns(UserWarning, match="does not match its seal") as caught:
         path = kdc.latest_checkpoint(place)
     assert path is not None
     assert Path(path).exists()

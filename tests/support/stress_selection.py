@@ -1,7 +1,7 @@
-"""Which cases of a test the gate runs, and which of the campaigns: a seeded share, or all that have not passed yet.
+"""Which cases of a test the gate runs, and which of the stress tests: a seeded share, or all that have not passed yet.
 
-@pytest.mark.in_gate(6)            the gate runs six cases of this test, evenly spread; the others are a campaign
---chaos-share 0.2 --chaos-seed 7   of each campaign function a fifth of its cases, at least one
+@pytest.mark.in_gate(6)            the gate runs six cases of this test, evenly spread; the others are a stress test
+--chaos-share 0.2 --chaos-seed 7   of each stress test function a fifth of its cases, at least one
 --chaos-log FILE                   cases that passed on this commit are skipped, and new ones are noted
 """
 
@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Log:
-    """Notes what passed, at once, so that a run that is ended loses nothing."""
+    """Notes what passed, at once, so that a run that is terminated loses nothing."""
 
     def __init__(self, path: Path, commit: str) -> None:
         self._path, self._commit = path, commit
@@ -99,7 +99,7 @@ def read_log(path: Path, commit: str) -> list[str]:
 
 
 def revision() -> str:
-    """The commit; `-dirty` behind it if files differ from it."""
+    """The commit; `-dirty` after it if files differ from it."""
     described = subprocess.run(
         ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
         cwd=ROOT, capture_output=True, text=True, check=True,

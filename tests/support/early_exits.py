@@ -17,18 +17,18 @@ from tests.support import tiny
 from tests.support.grouped import grouped
 
 FOREVER = 1e6  # a watchdog that is started by a test must not end the process of all tests
-Act = Callable[[], Any]
+Action = Callable[[], Any]
 
 
-class At(keras.callbacks.Callback):
+class ActionAt(keras.callbacks.Callback):
     """Does something once, in one hook."""
 
-    def __init__(self, hook: str, when: tuple[int, int], act: Act) -> None:
+    def __init__(self, hook: str, when: tuple[int, int], act: Action) -> None:
         super().__init__()
         self.epoch = 0
         setattr(self, hook, lambda index, logs=None: self._come(hook, index, when, act))
 
-    def _come(self, hook: str, index: int, when: tuple[int, int], act: Act) -> None:
+    def _come(self, hook: str, index: int, when: tuple[int, int], act: Action) -> None:
         if hook == "on_epoch_begin":
             self.epoch = index
         now = (index, 0) if "epoch" in hook else (self.epoch_of_history(), index)
@@ -50,10 +50,10 @@ class Remembers(keras.callbacks.Callback):
         self.batches += 1
 
 
-kdc.register_callback_state(At, None)
+kdc.register_callback_state(ActionAt, None)
 
 
-def raise_signal(number: signal.Signals = signal.SIGUSR1) -> Act:
+def raise_signal(number: signal.Signals = signal.SIGUSR1) -> Action:
     return lambda: signal.raise_signal(number)
 
 
@@ -78,7 +78,7 @@ def fit(backup: Path | None, *callbacks: Any, validate: bool = True, **options: 
     return built
 
 
-def goes_on(backup: Path, reference: keras.Model, *callbacks: Any, **options: Any) -> kdc.BackupAndRestore:
+def resume_and_compare(backup: Path, reference: keras.Model, *callbacks: Any, **options: Any) -> kdc.BackupAndRestore:
     """The run that follows: its end, and what it says."""
     built = tiny.model()
     callback = kdc.BackupAndRestore(backup, **grouped(**options))

@@ -1,4 +1,4 @@
-"""A job of several workers in which one alone does something, or was told something else."""
+"""A job of several workers in which one alone does something, or was given something else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-import tests.support.busy_machine  # noqa: F401 - it changes this process if it is told to
+import tests.support.busy_machine  # noqa: F401 - it changes this process on request
 from keras_dist_callbacks.testing import StepLog
 
 BATCH, STEPS = 12, 6

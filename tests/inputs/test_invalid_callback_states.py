@@ -31,8 +31,8 @@ def callbacks(directory: Path) -> list[Any]:
     ]
 
 
-def lie(backup: Path, callback: str, name: str, value: Any) -> None:
-    """Changes one value in the state of a callback in every backup, and seals them anew."""
+def change_saved_value(backup: Path, callback: str, name: str, value: Any) -> None:
+    """Changes one value in the state of a callback in every backup, and seals them again."""
     for path in (backup / "commits").iterdir():
         body = json.loads(path.read_bytes())
         del body["seal"]
@@ -43,7 +43,7 @@ def lie(backup: Path, callback: str, name: str, value: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_senseless_state_of_a_callback_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_an_invalid_state_of_a_callback_is_refused_by_its_name(tmp_path: Path) -> None:
     first = callbacks(tmp_path)
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), tmp_path / "b", [*first, tiny.StopAt(1, 3)], save_freq=1)
@@ -53,7 +53,7 @@ def test_a_senseless_state_of_a_callback_is_refused_by_its_name(tmp_path: Path) 
     for callback, name, value in LIES:
         for path, content in good.items():
             path.write_bytes(content)
-        lie(tmp_path / "b", callback, name, value)
+        change_saved_value(tmp_path / "b", callback, name, value)
         given = callbacks(tmp_path)
         with pytest.raises(BackupMismatchError, match=callback):
             tiny.fit(tiny.model(), tmp_path / "b", given, save_freq=1)
