@@ -85,8 +85,10 @@ def parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
         layers = [x for x in value._flatten_layers(include_self=False, recursive=False) if not _is_input(x)]
         for number, layer in enumerate(layers):
             yield f"layer {number}", layer, ""
-    if isinstance(value, keras.optimizers.LossScaleOptimizer):
-        yield "inner_optimizer", value.inner_optimizer, ""
+    if isinstance(value, keras.optimizers.Optimizer):  # LossScaleOptimizer, MultiOptimizer
+        wrapped = [getattr(value, "inner_optimizer", None), *(getattr(value, "optimizers", None) or ())]
+        for number, inner in enumerate(x for x in wrapped if isinstance(x, keras.optimizers.Optimizer)):
+            yield f"optimizer {number}", inner, ""
 
 
 def _parts_of_a_training(value: Any) -> Iterator[tuple[str, Any, str]]:

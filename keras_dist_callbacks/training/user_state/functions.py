@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from keras_dist_callbacks.training.user_state.walker import Walker, name_of
 
 def look_at_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at function."""
-    if is_library(value.__module__):
+    if _is_of_library(value):
         walk.add_named(path, slot, value, "constant", is_traced)
         _push_wrapped(walk, path, value, is_traced)
         return
@@ -204,6 +205,21 @@ def look_at_module(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
     for name, item in vars(value).items():
         if _may_be_setting(name, item):
             walk.push(join(f"module {value.__name__}", name), Slot("attribute", value, name), item, is_traced)
+
+
+def _is_of_library(function: types.FunctionType) -> bool:
+    defined_in = function.__globals__.get("__name__")  # functools.wraps copies the module's name, but not this
+    return is_library(function.__module__) and (defined_in not in sys.modules or is_library(defined_in))
+
+
+def replaced_methods(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Yields the user's functions that stand in for methods of a library's class, with their paths."""
+    for base in cls.__mro__:
+        if not is_library(base.__module__):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, types.FunctionType) and not _is_of_library(value):
+                yield join(f"class {name_of(base)}", name), value
 
 
 def look_at_class(walk: Walker, path: str, slot: Slot | None, value: type, is_traced: bool) -> None:

@@ -58,6 +58,9 @@ def look_at_library_layer(walk: Walker, path: str, slot: Slot | None, value: Any
 
 def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Looks at instance."""
+    if walk.is_first_of(type(value)):
+        for at, function in functions.replaced_methods(type(value)):
+            walk.push(at, None, function, is_traced)
     if library_state.is_library_layer(value):
         look_at_library_layer(walk, path, slot, value, is_traced)
         return

@@ -119,6 +119,7 @@ class Walker:
         self.found = Found()
         self._looks, self._otherwise = looks, otherwise
         self._look_of: dict[type, Look] = {}
+        self._classes: set[type] = set()
         self._start = start
         self._policy = policy
         self._limits = limits
@@ -162,6 +163,12 @@ class Walker:
         """An object is to be visited."""
         queue = self._queue if self._known is None or path in self._known else self._later
         queue.append((path, slot, value, is_traced))
+
+    def is_first_of(self, cls: type) -> bool:
+        """Returns whether no object of exactly this class was asked about before."""
+        known = len(self._classes)
+        self._classes.add(cls)
+        return len(self._classes) > known
 
     def _visit(self, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
         if path in self.found.nodes:

@@ -547,3 +547,42 @@ def test_an_assertion_that_would_lose_other_state_is_not_suggested(tmp_path: Pat
     assert backup.restored.conditions == (
         f"the callback Chains keeps no state in rates (an itertools.chain); {advice}",
     )
+
+
+PATIENCE = {"left": 3}
+
+
+def _reduces(callback: Any, epoch: int, logs: Any = None) -> None:
+    PATIENCE["left"] -= 1
+    callback.model.optimizer.learning_rate = 0.1 if PATIENCE["left"] > 1 else 0.01
+
+
+def _wrapped(method: Any) -> Any:
+    @functools.wraps(method)
+    def reduces(callback: Any, epoch: int, logs: Any = None) -> None:
+        _reduces(callback, epoch)
+
+    return reduces
+
+
+@pytest.mark.parametrize("replaced", [lambda method: _reduces, _wrapped], ids=["replaced", "wrapped"])
+def test_state_that_a_replaced_method_of_keras_reaches_is_restored(
+    replaced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class_ = keras.callbacks.ReduceLROnPlateau
+    monkeypatch.setattr(class_, "on_epoch_end", replaced(class_.on_epoch_end))
+
+    def fit(*callbacks: Any) -> keras.Model:
+        PATIENCE["left"] = 3
+        model = tiny.model()
+        tiny.fit(model, None, [class_(monitor="loss"), *callbacks])
+        return model
+
+    reference = fit()
+    with pytest.raises(tiny.Stop):
+        fit(tiny.StopAt(2, 1), kdc.BackupAndRestore(tmp_path, save_freq=1))
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=1)
+    tiny.assert_same(fit(callback), reference)
+    assert callback.restored is not None
+    assert callback.restored.verdict == "exact"
+    assert PATIENCE["left"] == 0
