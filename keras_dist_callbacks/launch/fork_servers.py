@@ -201,6 +201,11 @@ class PreloadedProcess:
         weakref.finalize(self, os.close, pidfd)
         self._code: int | None = None
 
+    @property
+    def end_descriptor(self) -> int:
+        """A file descriptor that can be read once the process has ended."""
+        return self._pipe.fileno()
+
     def poll(self) -> int | None:
         """The return code, negative for a signal; None while it runs."""
         if self._code is None and self._pipe.poll():
