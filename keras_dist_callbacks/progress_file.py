@@ -76,7 +76,7 @@ class ProgressReport:
         epoch: The epoch, from 0.
         step: Batches trained; None before it is known.
         backup: The `fit()` and the step of the newest backup; None if there is no backup.
-        entries: How often a phase other than `STEP` was entered.
+        entries: How often each phase was entered.
     """
 
     is_written: bool
@@ -85,16 +85,7 @@ class ProgressReport:
     epoch: int
     step: int | None
     backup: tuple[int, int] | None
-    entries: int
-
-    @property
-    def repeated_steps(self) -> int | None:
-        """How many steps a restart from the newest backup trains again; None if that is not known."""
-        if self.step is None:
-            return None
-        if self.backup is None or self.backup[0] != self.fit:
-            return self.step
-        return max(0, self.step - self.backup[1])
+    entries: tuple[int, ...]
 
 
 def create(path: Path) -> None:
@@ -116,7 +107,7 @@ def read(path: Path) -> ProgressReport:
         cells[_Cell.EPOCH],
         None if step == _UNKNOWN else step,
         None if backup_step == _UNKNOWN else (cells[_Cell.BACKUP_FIT], backup_step),
-        sum(cells[_Cell.ENTRIES :]),
+        tuple(cells[_Cell.ENTRIES :]),
     )
 
 

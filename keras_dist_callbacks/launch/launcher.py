@@ -20,15 +20,18 @@ from keras_dist_callbacks import progress_file
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, KdcError
 from keras_dist_callbacks.launch import guard
 from keras_dist_callbacks.launch.fork_servers import Process
+from keras_dist_callbacks.launch.hang_watch import HangWatch
 from keras_dist_callbacks.launch.launch_options import LaunchOptions
 from keras_dist_callbacks.launch.processes import WorkerProcess, reserve_ports
 from keras_dist_callbacks.launch.restart_policy import Decision, RestartPolicy, WorkerEnd, code_after_signal
+from keras_dist_callbacks.launch.warm_start import WarmStart
 from keras_dist_callbacks.launch.worker_output import WorkerOutput
 from keras_dist_callbacks.terminal import write_line
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CANNOT_START = 2
 _TICK_SECONDS = 0.5
+_ABORT_SECONDS = 5.0
 _POLL_SECONDS = 0.05  # where the system does not report the end of a process
 
 
@@ -53,8 +56,9 @@ class _Worker:
     index: int
     process: Process
     progress: Path
-    output: WorkerOutput | None
+    watch: HangWatch
     hang: str = ""
+    kill_at: float | None = None  # once it hangs
 
 
 @dataclass
@@ -86,6 +90,13 @@ class _Run:
         """The worker that knows of the newest backup: the chief, mostly."""
         return max(self.ends, key=lambda end: end.report.backup or (0, -1))
 
+    @property
+    def repeated_steps(self) -> int:
+        """How many steps a restart from the newest backup trains again."""
+        fit, first = self.newest.report.backup or (0, 0)
+        trained = max(((end.report.fit, end.report.step or 0) for end in self.ends), default=(0, 0))
+        return max(0, trained[1] - first) if trained[0] == fit else trained[1]
+
 
 class Launcher:
     """Runs all workers, and decides what follows when one has ended.
@@ -100,9 +111,11 @@ class Launcher:
         self._options = options
         self._directory = directory
         self._policy = RestartPolicy(options.max_restarts, on_error=options.restart_on_error)
+        self._warm = WarmStart() if options.warm else None
         self._selector = selectors.DefaultSelector()  # reports ends in their order
         self._arrived: list[signal.Signals] = []
         self._asked: signal.Signals | None = None  # the signal that ends the job
+        self._looked_at = time.monotonic()
         self._has_reported_no_progress = False
         self._selector.register(guarded, selectors.EVENT_READ, self._end_without_guard)
         self._listen()
@@ -148,11 +161,12 @@ class Launcher:
                 self._handle_events(self._patience(run))
                 self._collect_polled(run)
                 self._pass_signals_on(run)
+                self._look_for_hangs(run)
                 self._kill_late(run)
         finally:
             for worker in run.running:
                 worker.process.end()
-            guard.kill_descendants()
+            guard.kill_descendants(spared=() if self._warm is None else self._warm.processes)
             for output in run.outputs:
                 self._selector.unregister(output.descriptor)
                 output.close()
@@ -169,11 +183,21 @@ class Launcher:
             progress_file.create(progress)
             output = self._output(run, index, attempt)
             env = self._options.environment(index, attempt, ports, progress)
-            process = WorkerProcess(self._options.command, env, None if output is None else output.path)
-            worker = _Worker(index, process, progress, output)
+            process = self._process(env, None if output is None else output.path, is_first=attempt == 0)
+            worker = _Worker(index, process, progress, HangWatch(self._options.hang_timeout))
             run.running.append(worker)
             if (descriptor := process.end_descriptor) is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._collect, run, worker))
+
+    def _process(self, env: dict[str, str], output: Path | None, *, is_first: bool) -> Process:
+        command = self._options.command
+        if self._warm is not None and output is not None:
+            if not is_first and (forked := self._warm.start(command, env, output)) is not None:
+                return forked
+            if not is_first:
+                _say(f"a normal start, not a warm one: {self._warm.reason}")
+            self._warm.prepare(command, env)
+        return WorkerProcess(command, env, output)
 
     def _output(self, run: _Run, index: int, attempt: int) -> WorkerOutput | None:
         options = self._options
@@ -212,9 +236,22 @@ class Launcher:
         left = _TICK_SECONDS if run.kill_at is None else run.kill_at - time.monotonic()
         return max(0.0, min(_TICK_SECONDS, left))
 
+    def _look_for_hangs(self, run: _Run) -> None:
+        now = time.monotonic()
+        seconds, self._looked_at = min(now - self._looked_at, 2 * _TICK_SECONDS), now
+        for worker in run.running if self._options.hang_timeout is not None else ():
+            report = progress_file.read(worker.progress)
+            limit = worker.watch.look(report, seconds)
+            if limit is not None and not worker.hang:
+                worker.hang = f"hung {report.phase}, without progress for {limit:.0f} s"
+                worker.kill_at = now + _ABORT_SECONDS
+                _say(f"worker {worker.index} {worker.hang}: SIGABRT makes it print all stacks")
+                worker.process.send(signal.SIGABRT)
+
     def _kill_late(self, run: _Run) -> None:
-        if run.kill_at is not None and time.monotonic() >= run.kill_at:
-            for worker in run.running:
+        now = time.monotonic()
+        for worker in run.running:
+            if any(limit is not None and now >= limit for limit in (run.kill_at, worker.kill_at)):
                 worker.process.send(signal.SIGKILL)
 
     # --- signals and the guard
@@ -277,8 +314,7 @@ class Launcher:
             self._has_reported_no_progress = True
             return
         start = "from the beginning" if report.backup is None else f"from the backup of step {report.backup[1]}"
-        repeated = max((end.report.repeated_steps or 0 for end in run.ends), default=0)
-        _say(f"attempt {attempt} starts{soon} {start}; {repeated} step(s) are repeated")
+        _say(f"attempt {attempt} starts{soon} {start}; {run.repeated_steps} step(s) are repeated")
 
 
 def _say(text: str) -> None:

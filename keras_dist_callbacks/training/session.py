@@ -358,6 +358,7 @@ class FitSession:
             is_skipped=resume.mode is Mode.SKIP,
         )
         self.restored.require(self._options.strict)
+        self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
         self._options.announce(self.restored)
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.launch.processes import is_free, reserve_ports
+from tests.support import ROOT
 from tests.support.launching import Launched, is_alive, wait_for
 
 pytestmark = pytest.mark.kill
@@ -114,6 +116,21 @@ CASES = {
     "SIGUSR1 is passed on, and restarts": Case({"0": "on(10, 138); stay()"}, 0, 2, signals=(signal.SIGUSR1,)),
     "SIGUSR2 is passed on": Case({"0": "on(12, 0); stay()"}, 0, 1, signals=(signal.SIGUSR2,)),
     "SIGTERM between two runs": Case({"*": DIE}, 138, 3, signals=(signal.SIGTERM,), up=3, options={"max_restarts": 9}),
+    "a hang": Case(
+        {"0": "trained(17, 10); stay()"},
+        0,
+        2,
+        ("worker 0 hung in a step, without progress for 1 s: SIGABRT", "after step 17\n", "Current thread", "in stay"),
+        {"hang_timeout": 1.0},
+    ),
+    "a hang that ignores SIGABRT": Case(
+        {"0": "signal.signal(6, signal.SIG_IGN); trained(17, 10); stay()"},
+        0,
+        2,
+        ("hung in a step",),
+        {"hang_timeout": 1},
+    ),
+    "a start has no limit": Case({"0": "time.sleep(2)"}, 0, 1, (), {"hang_timeout": 0.5}),
     "a command that does not exist": Case({}, 2, 0, ("cannot start",), {"command": ["no-such-program"]}),
 }
 
@@ -253,3 +270,42 @@ def test_reserved_ports_are_kept_from_others_and_free_for_tensorflows_server() -
         assert is_free(port)
     with socket.create_server(("127.0.0.1", port)):
         assert not is_free(port)
+
+
+def test_warm_restarts_are_forked(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "marker.py").write_text("")
+    fresh = "if 'marker' not in sys.modules: die(9)\n"  # until the fork server is ready
+    again = "if not os.path.exists('warm'): open('warm', 'w').close(); die(9)\n"
+    env = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{tmp_path}/lib:{ROOT}"}
+    plan = {"*": f"{fresh}print(sys.argv, flush=True)\n{again}print('end')"}
+    job = Launched(tmp_path, plan, env, warm=True, preloaded=["marker"], max_restarts=9)
+    code, out, err = job.end()
+    assert (code, out) == (0, "['worker.py']\n['worker.py']\nend\n"), err
+    assert not any(map(is_alive, job.pids()))
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "reason"),
+    [
+        ({"command": ["sh", "-c", "exec $PYTHON worker.py"]}, {"PYTHON": sys.executable}, "not a Python script"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "0"}, "GPUs are visible"),
+        ({"preloaded": ["time", "no_such_package", "hangs"]}, {"PYTHONPATH": f"lib:{ROOT}"}, "not ready yet"),
+        ({"preloaded": ["threads"], "max_restarts": 5}, {"PYTHONPATH": f"lib:{ROOT}"}, "has started threads"),
+    ],
+)
+def test_what_cannot_be_forked_starts_normally(
+    tmp_path: Path, options: dict[str, Any], env: dict[str, str], reason: str
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "hangs.py").write_text("import time\ntime.sleep(60)")
+    (tmp_path / "lib" / "threads.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    last = 4 if "threads" in reason else 1  # some seconds of restarts, until it is ready
+    plan = {**{str(attempt): "die(9)" for attempt in range(last)}, str(last): "print('it ran')"}
+    job = Launched(tmp_path, plan, {"CUDA_VISIBLE_DEVICES": "-1", **env}, warm=True, **options)
+    code, out, err = job.end()
+    assert (code, out) == (0, "it ran\n"), err
+    assert "a normal start, not a warm one: " in err
+    assert reason in err

@@ -51,10 +51,11 @@ plan = {plan!r}
 exec(plan.get(f"{{attempt}}.{{index}}", plan.get(attempt, plan.get("*", ""))))
 """
 LAUNCH = """
-import json, sys
+import functools, json, sys
 from keras_dist_callbacks.launch import launcher
 from keras_dist_callbacks.launch.launch_options import LaunchOptions
 options = json.loads(sys.argv[1])
+launcher.WarmStart = functools.partial(launcher.WarmStart, options.pop("preloaded", ["json"]))
 sys.exit(launcher.launch(LaunchOptions(**options | {"command": tuple(options["command"])})))
 """
 
