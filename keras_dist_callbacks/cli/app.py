@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from keras_dist_callbacks.cli import details, exporting, formatting, listing, ou
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli.inventory import Entry, read_entries
 from keras_dist_callbacks.cli.output import Target, fail, nothing_in, opened
+from keras_dist_callbacks.cluster.schedulers import read_scheduler
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.launch import launcher
 from keras_dist_callbacks.launch.launch_options import LaunchOptions
@@ -197,8 +199,19 @@ def run(
     context: typer.Context,
     program: Annotated[str, typer.Argument(help="A Python script, or with -m a module; its arguments follow.")],
     is_module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KDC_CLUSTER", metavar="slurm|indexed", help="Set TF_CONFIG from the scheduler's environment."
+        ),
+    ] = None,
 ) -> None:
     """Runs a training script; it ends with 138 after a preemption, or when a worker or the store was lost."""
+    try:
+        if cluster:
+            os.environ["TF_CONFIG"] = read_scheduler(cluster, os.environ)
+    except ConfigError as error:
+        raise fail(str(error), output.CANNOT) from None
     try:
         run_program(program, context.args, is_module=is_module)
     except ProgramNotFoundError as error:

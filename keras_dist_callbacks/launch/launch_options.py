@@ -51,8 +51,9 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         validation.check_fields(self)
         validation.check("workers", self.workers, validation.number_of("workers", 1, _MOST_WORKERS), default=1)
-        if "TF_CONFIG" in os.environ:
-            raise ConfigError("TF_CONFIG is set: its cluster has a launcher already; unset it, or use `kdc run`")
+        for name in ("TF_CONFIG", "KDC_CLUSTER"):
+            if os.environ.get(name, "").strip():
+                raise ConfigError(f"{name} is set: its cluster has a launcher already; unset it, or use `kdc run`")
         if self.gpus_per_worker is not None:
             gpus_of(0, self.gpus_per_worker, self.workers)
 
