@@ -20,10 +20,16 @@ from tests.support import ROOT, tiny
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A progress file, which the next training of this process writes."""
+    """A progress file that is named in the environment."""
     path = tmp_path / "progress"
     progress_file.create(path)
     monkeypatch.setenv(progress_file.VARIABLE, str(path))
+    return path
+
+
+@pytest.fixture
+def ours(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that the trainings of this process write."""
     monkeypatch.setitem(PARTS, ProgressFile, ProgressFile())
     return path
 
@@ -57,9 +63,8 @@ kdc.register_callback_state(Look, None)
 
 
 @pytest.mark.slow
-def test_fit_reports_phases_steps_and_backups(tmp_path: Path, path: Path) -> None:
-    look, steps = Look(path), tiny.STEPS
-    assert not progress_file.read(path).is_written
+def test_fit_reports_phases_steps_and_backups(tmp_path: Path, ours: Path) -> None:
+    look, steps = Look(ours), tiny.STEPS
     with pytest.raises(tiny.Stop):
         tiny.fit(tiny.model(), tmp_path / "backup", [look, tiny.StopAt(1, 3)], save_freq=2)
     one_epoch = [
@@ -71,43 +76,43 @@ def test_fit_reports_phases_steps_and_backups(tmp_path: Path, path: Path) -> Non
     assert found[1 : len(one_epoch) + 1] == one_epoch
     assert found[len(one_epoch) + 1 :] == [("batch end", Phase.STEP, 1, steps + step) for step in (1, 2, 3)]
     assert {phase for hook, phase, _, _ in look.seen if hook == "test batch end"} <= {Phase.VALIDATION}
-    report = progress_file.read(path)
+    report = progress_file.read(ours)
     assert (report.fit, report.step, report.backup) == (1, steps + 3, (1, steps + 3))  # the exception left a backup
     assert report.phase is Phase.OUTSIDE
     assert report.entries[Phase.SAVE] >= 3
 
-    again = Look(path)
+    again = Look(ours)
     tiny.fit(tiny.model(), tmp_path / "backup", [again], save_freq=2, delete_checkpoint=False)
     assert next(seen for seen in again.seen if seen[0] == "batch end") == ("batch end", Phase.STEP, 1, steps + 4)
-    report = progress_file.read(path)
+    report = progress_file.read(ours)
     assert (report.fit, report.step, report.backup) == (2, 3 * steps, (2, 3 * steps))
     assert report.phase is Phase.OUTSIDE
 
 
 @pytest.mark.slow
-def test_validation_is_a_phase(tmp_path: Path, path: Path) -> None:
-    look = Look(path)
+def test_validation_is_a_phase(tmp_path: Path, ours: Path) -> None:
+    look = Look(ours)
     tiny.fit(tiny.model(), tmp_path / "backup", [look], validation_data=tiny.data())
     assert ("test batch end", Phase.VALIDATION, 0, tiny.STEPS) in look.seen
-    assert progress_file.read(path).entries[Phase.VALIDATION] == 3
+    assert progress_file.read(ours).entries[Phase.VALIDATION] == 3
 
 
 @pytest.mark.slow
-def test_a_loop_of_ones_own_reports_steps(tmp_path: Path, path: Path) -> None:
+def test_a_loop_of_ones_own_reports_steps(tmp_path: Path, ours: Path) -> None:
     model = tiny.model()
     model.optimizer.build(model.trainable_variables)
-    seen = []
+    seen, dataset = [], tiny.shuffled()
     with kdc.Checkpointer(tmp_path / "backup", model=model, optimizer=model.optimizer, save_freq=2) as checkpointer:
         checkpointer.restore()
         for _ in checkpointer.epochs(2):
-            for _ in checkpointer.batches(tiny.shuffled()):
+            for _ in checkpointer.batches(dataset):
                 checkpointer.step()
-                seen.append(progress_file.read(path))
-            assert progress_file.read(path).phase is Phase.OUTSIDE  # what follows may take its time
+                seen.append(progress_file.read(ours))
+            assert progress_file.read(ours).phase is Phase.OUTSIDE  # what follows may take its time
     assert [report.step for report in seen] == list(range(1, 2 * tiny.STEPS + 1))
     assert {report.phase for report in seen} == {Phase.STEP}
     assert seen[-1].epoch == 1
-    report = progress_file.read(path)
+    report = progress_file.read(ours)
     assert (report.phase, report.backup) == (Phase.OUTSIDE, (1, 2 * tiny.STEPS))
 
 
@@ -138,7 +143,7 @@ def test_an_empty_file_is_no_progress(path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_child_and_another_process_do_not_write_into_it(path: Path) -> None:
+def test_a_child_and_another_process_do_not_write_into_it(ours: Path) -> None:
     file = progress_file.progress_file()
     file.begin_fit()
     file.step_done(5)
@@ -148,7 +153,7 @@ def test_a_child_and_another_process_do_not_write_into_it(path: Path) -> None:
         progress_file.progress_file().step_done(7)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert progress_file.read(path).step == 5
+    assert progress_file.read(ours).step == 5
 
 
 @pytest.mark.process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ def test_a_killed_worker_is_restarted_and_the_end_is_bit_identical(tmp_path: Pat
     run = [sys.executable, "-m", "keras_dist_callbacks.cli", "run", script, "--kill-first", kill]
     options: dict[str, Any] = {"workers": workers, "log_dir": "logs"}
     command = [*run, *arguments(tmp_path / "launched", workers)]
-    code, _, err = Launched(tmp_path, {}, {**os.environ, **_WORKER_ENV}, command=command, **options).end(200)
+    code, _, err = Launched(tmp_path, {}, _WORKER_ENV, command=command, **options).end(200)
     assert code == 0, err
     for index in range(workers):
         assert_same_run(tmp_path / f"reference/run-worker{index}", tmp_path / f"launched/run-worker{index}")

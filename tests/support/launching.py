@@ -55,7 +55,8 @@ import functools, json, sys
 from keras_dist_callbacks.launch import launcher
 from keras_dist_callbacks.launch.launch_options import LaunchOptions
 options = json.loads(sys.argv[1])
-launcher.WarmStart = functools.partial(launcher.WarmStart, options.pop("preloaded", ["json"]))
+if (preloaded := options.pop("preloaded", ["json"])) is not None:
+    launcher.WarmStart = functools.partial(launcher.WarmStart, preloaded)
 sys.exit(launcher.launch(LaunchOptions(**options | {"command": tuple(options["command"])})))
 """
 
@@ -70,14 +71,14 @@ class Launched:
         (directory / "worker.py").write_text(WORKER.format(plan=dict(plan)))
         command = options.pop("command", [sys.executable, "worker.py"])
         given = json.dumps({"command": command, **options})
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, given],
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCH, given],
+                cwd=directory,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+                stdout=out,
+                stderr=err,
+            )
 
     def starts(self) -> list[str]:
         """Which workers were started, as `<attempt>.<worker>`."""
@@ -102,10 +103,11 @@ class Launched:
     def end(self, seconds: float = 60.0) -> tuple[int, str, str]:
         """Waits for the end: exit code, standard output and error."""
         try:
-            out, err = self.process.communicate(timeout=seconds)
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGKILL)
             raise
+        out, err = ((self.directory / name).read_text() for name in ("out", "err"))
         return self.process.returncode, out, err
 
     def _started(self) -> Sequence[str]:
