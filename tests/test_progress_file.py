@@ -82,7 +82,7 @@ def test_fit_reports_phases_steps_and_backups(tmp_path: Path, ours: Path) -> Non
     assert report.entries[Phase.SAVE] >= 3
 
     again = Look(ours)
-    tiny.fit(tiny.model(), tmp_path / "backup", [again], save_freq=2, delete_checkpoint=False)
+    tiny.fit(tiny.model(), tmp_path / "backup", [again], save_freq=2)
     assert next(seen for seen in again.seen if seen[0] == "batch end") == ("batch end", Phase.STEP, 1, steps + 4)
     report = progress_file.read(ours)
     assert (report.fit, report.step, report.backup) == (2, 3 * steps, (2, 3 * steps))

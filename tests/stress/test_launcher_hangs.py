@@ -15,9 +15,10 @@ from tests.support.launching import Launched, wait_for
 pytestmark = [pytest.mark.chaos, pytest.mark.kill, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize(
-    ("where", "phase"), [("input", "in a step"), ("callback", "in a step"), ("store", "in a save")]
-)
+PHASES = {"input": "in a step", "callback": "in a step", "store": "in a save"}
+
+
+@pytest.mark.parametrize("where", PHASES)
 def test_a_hang_is_found_and_restarted(
     tmp_path: Path, where: str, record_property: Callable[[str, object], None]
 ) -> None:
