@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -117,7 +118,8 @@ class Launcher:
         self._asked: signal.Signals | None = None  # the signal that ends the job
         self._looked_at = time.monotonic()
         self._has_reported_no_progress = False
-        self._selector.register(guarded, selectors.EVENT_READ, self._end_without_guard)
+        # a thread: the event loop waits while no process reads the output
+        threading.Thread(target=self._end_without_guard, args=(guarded,), daemon=True).start()
         self._listen()
 
     def run(self) -> int:
@@ -234,7 +236,7 @@ class Launcher:
         if any(worker.process.end_descriptor is None for worker in run.running):
             return _POLL_SECONDS
         left = _TICK_SECONDS if run.kill_at is None else run.kill_at - time.monotonic()
-        return max(0.0, min(_TICK_SECONDS, left))
+        return max(_POLL_SECONDS, min(_TICK_SECONDS, left))
 
     def _look_for_hangs(self, run: _Run) -> None:
         now = time.monotonic()
@@ -296,8 +298,9 @@ class Launcher:
             self._handle_events(min(_TICK_SECONDS, left))
             self._pass_signals_on(nothing)
 
-    def _end_without_guard(self) -> None:
-        """The process that the user knows is gone, so nothing may stay."""
+    def _end_without_guard(self, guarded: int) -> None:
+        """Waits until the process that the user knows is gone; then nothing may stay."""
+        os.read(guarded, 1)
         guard.kill_descendants()
         shutil.rmtree(self._directory, ignore_errors=True)
         os._exit(128 + signal.SIGKILL)

@@ -192,6 +192,20 @@ def test_nothing_stays_when_the_launcher_is_killed(tmp_path: Path, victim: str) 
     assert job.end()[0] == (-9 if victim == "guard" else 137)
 
 
+def test_nothing_stays_when_the_output_is_not_read(tmp_path: Path) -> None:
+    """The launcher waits in a write to a full pipe, and is killed there."""
+    endless = "open('up-0.0', 'w').close()\nwhile True: print('x' * 1000)"
+    os.mkfifo(tmp_path / "out")
+    reader = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
+    job = Launched(tmp_path, {"0": endless}, log_dir="logs")
+    job.wait_until_up(1)
+    log = tmp_path / "logs" / "worker-0-run-0.log"
+    wait_for(lambda: log.stat().st_size > 100_000)
+    job.send(signal.SIGKILL)
+    wait_for(lambda: not any(map(is_alive, job.pids())), 5.0)
+    os.close(reader)
+
+
 def test_what_a_worker_leaves_is_gone_before_the_next_start(tmp_path: Path) -> None:
     check = "left = [int(line.split()[1]) for line in open('starts')][:3]\n"
     check += "print('alive', [pid for pid in left if os.path.exists(f'/proc/{pid}')])"
