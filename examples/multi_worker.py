@@ -19,6 +19,7 @@ differs between chief and worker, and there is no copy of a checkpoint to delete
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,9 +88,14 @@ def train(backup: str, checkpoints: str, logs: str, extra_callbacks: Sequence[An
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backup", required=True, help="a directory that all workers can read, or a URL")
-    parser.add_argument("--checkpoints", required=True, help="where the chief's checkpoints go: a path or URL")
-    parser.add_argument("--logs", required=True, help="a directory on this machine")
+    places = {
+        "backup": "a directory that all workers can read, or a URL",
+        "checkpoints": "where the chief's checkpoints go: a path or URL",
+        "logs": "a directory on this machine, or a URL",
+    }
+    vertex = os.environ.get("AIP_CHECKPOINT_DIR", "").rstrip("/")  # set by Vertex AI
+    for name, meaning in places.items():
+        parser.add_argument(f"--{name}", required=not vertex, default=f"{vertex}/{name}", help=meaning)
     arguments = parser.parse_args()
     with kdc.restartable():
         print("\n".join(train(arguments.backup, arguments.checkpoints, arguments.logs)))

@@ -158,12 +158,12 @@ def write_line(text: str, *, after_bar: bool = False, to_stderr: bool = False) -
             stream.write(line.encode("ascii", "backslashreplace").decode())
         stream.flush()
     except BrokenPipeError:
-        _discard(stream)
+        discard(stream)
     except _FAILURES:
         return
 
 
-def _discard(stream: Any) -> None:
+def discard(stream: Any) -> None:
     """Lets a stream without a reader take what is written, as the documentation of Python's `signal` advises."""
     with contextlib.suppress(*_FAILURES), open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())

@@ -152,6 +152,11 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         """The epoch loop is running."""
         self._require_session().epoch_begin(epoch)
 
+    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Reports that validation runs."""
+        if self._session is not None:
+            self._session.validation_begin()
+
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Counts the validations of fit."""
         if self._session is not None:

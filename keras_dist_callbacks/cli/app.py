@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from keras_dist_callbacks import __version__
 from keras_dist_callbacks.checkpoints import files
@@ -15,8 +17,11 @@ from keras_dist_callbacks.cli import details, exporting, formatting, listing, ou
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli.inventory import Entry, read_entries
 from keras_dist_callbacks.cli.output import Target, fail, nothing_in, opened
+from keras_dist_callbacks.cluster.schedulers import read_scheduler
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.launch.restart import ProgramNotFoundError, run_program
+from keras_dist_callbacks.launch import launcher
+from keras_dist_callbacks.launch.launch_options import LaunchOptions
+from keras_dist_callbacks.launch.restart import ProgramNotFoundError, require_program, run_program
 
 _EXIT_CODES = (
     "Exit codes: 0 no problem; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or "
@@ -194,12 +199,103 @@ def run(
     context: typer.Context,
     program: Annotated[str, typer.Argument(help="A Python script, or with -m a module; its arguments follow.")],
     is_module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KDC_CLUSTER", metavar="slurm|indexed", help="Set TF_CONFIG from the scheduler's environment."
+        ),
+    ] = None,
 ) -> None:
     """Runs a training script; it ends with 138 after a preemption, or when a worker or the store was lost."""
+    try:
+        if cluster:
+            os.environ["TF_CONFIG"] = read_scheduler(cluster, os.environ)
+    except ConfigError as error:
+        raise fail(str(error), output.CANNOT) from None
     try:
         run_program(program, context.args, is_module=is_module)
     except ProgramNotFoundError as error:
         raise fail(str(error), output.CANNOT) from None
+
+
+class _LaunchCommand(TyperCommand):
+    """A command whose program follows `--`, or is a script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Doubles the first `--`: click takes away one that stands before the program."""
+        at = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*args[:at], *args[at : at + 1], *args[at:]])
+
+
+@app.command(
+    cls=_LaunchCommand,
+    options_metavar="[OPTIONS]",
+    epilog="Exit codes: 0; 138 after SIGTERM or SIGHUP, to be started again; 130 after Ctrl-C; 1 if restarting does "
+    "not help; otherwise that of the worker that failed first, 128 + n for a signal; 2 for wrong usage.",
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
+)
+def launch(
+    context: typer.Context,
+    program: Annotated[
+        str, typer.Argument(show_default=False, help="A Python script, run as `kdc run` does; or `-- COMMAND ARGS`.")
+    ] = "",
+    workers: Annotated[int, typer.Option(help="Above 1, each worker gets a TF_CONFIG.")] = 1,
+    max_restarts: Annotated[int, typer.Option(help="Restarts in a row without a new backup; 0 for none.")] = 3,
+    restart_on_error: Annotated[
+        bool, typer.Option("--restart-on-error", help="Restart after any code, not only 138, 143 and signals.")
+    ] = False,
+    grace: Annotated[
+        float, typer.Option(help="Seconds from a signal, or the first worker's failure, until SIGKILL for the rest.")
+    ] = 40.0,
+    log_dir: Annotated[str | None, typer.Option(help="Keep each worker's output here.")] = None,
+    gpus_per_worker: Annotated[int | None, typer.Option(help="Sets CUDA_VISIBLE_DEVICES.")] = None,
+    hang_timeout: Annotated[
+        str | None, typer.Option(metavar="SECONDS|auto", help="Restart when training makes no progress for this long.")
+    ] = None,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Restart from a process that has imported TensorFlow (Linux, CPU only).")
+    ] = False,
+    is_module: Annotated[bool, typer.Option("-m", help="Run a module, as `kdc run -m` does.")] = False,
+) -> None:
+    """Runs a training on this machine, with one or several workers, and restarts it where that helps.
+
+    All workers are restarted together. Restarts that have made a new backup are unlimited.
+    """
+    try:
+        options = LaunchOptions(
+            command=_launched([program, *context.args], is_module=is_module),
+            workers=workers,
+            max_restarts=max_restarts,
+            restart_on_error=restart_on_error,
+            grace=grace,
+            log_dir=log_dir,
+            gpus_per_worker=gpus_per_worker,
+            hang_timeout=_seconds(hang_timeout),
+            warm=warm,
+        )
+        code = launcher.launch(options)
+    except (ConfigError, OSError) as error:
+        raise fail(str(error), output.CANNOT) from None
+    raise typer.Exit(code)
+
+
+def _launched(words: list[str], *, is_module: bool) -> tuple[str, ...]:
+    """The command of each worker."""
+    if words[0] in ("", "--"):
+        if is_module or len(words) == 1:
+            raise ConfigError("name a script, or a command after `--`: see `kdc launch --help`")
+        return tuple(words[1:])
+    if "--" in words:
+        words.remove("--")  # the one that was doubled
+    require_program(words[0], is_module=is_module)
+    return (sys.executable, "-m", "keras_dist_callbacks.cli", "run", *(["-m"] if is_module else []), *words)
+
+
+def _seconds(text: str | None) -> Any:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text  # "auto", or what LaunchOptions refuses
 
 
 @app.command(epilog=_EXIT_CODES)

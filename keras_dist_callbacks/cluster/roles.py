@@ -41,6 +41,20 @@ def split_address(address: str) -> tuple[str, int]:
     )
 
 
+def tf_config(addresses: Sequence[str], index: int, *, has_chief: bool = False) -> str:
+    """The TF_CONFIG of one training worker.
+
+    Args:
+        addresses: `host:port` of all workers.
+        index: Which of them it is.
+        has_chief: Whether the first one has the role `chief` instead of `worker` 0.
+    """
+    chiefs, workers = list(addresses[:has_chief]), list(addresses[has_chief:])
+    job, place = ("chief", 0) if index < len(chiefs) else ("worker", index - len(chiefs))
+    cluster = {"chief": chiefs, "worker": workers} if chiefs else {"worker": workers}
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": place}})
+
+
 def check_addresses(named: Sequence[tuple[str, str]]) -> None:
     """Checks the addresses of all training workers.
 

@@ -27,6 +27,7 @@ from keras_dist_callbacks.engine.select_backup import latest_intact, load
 from keras_dist_callbacks.engine.worker_state import WorkerOutbox, WorkerStateExchange
 from keras_dist_callbacks.engine.writer import Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
+from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import is_shown, warn
 
@@ -128,6 +129,7 @@ class BackupEngine:
             timeout,
         )
         self._committer.newest = state.position
+        progress_file().backup(state.position.step)
         return commit, state
 
     def claim(self, info: Mapping[str, JSON], by: str = "BackupAndRestore") -> int:
@@ -156,6 +158,10 @@ class BackupEngine:
             snapshot: This worker's.
             must: Wait for the writer instead of being queued, whatever `when_busy` says.
         """
+        with progress_file().during(Phase.SAVE):
+            self._hand_over(snapshot, must=must)
+
+    def _hand_over(self, snapshot: Snapshot, *, must: bool) -> None:
         self._saves += 1
         self._skipped.record_due(snapshot.position)
         if not self._cluster.is_chief:
@@ -335,6 +341,7 @@ class BackupEngine:
         else:
             self._failed = 0
             self._skipped.record_commit(snapshot.position)
+            progress_file().backup(snapshot.position.step)
 
     def _note(self, text: str) -> None:
         self._notes.put(text)

@@ -69,7 +69,13 @@ def has_relative_path(env: Mapping[str, str]) -> bool:
 
 
 class ForkServer:
-    """The owner's side of one fork server."""
+    """The owner's side of one fork server, which imports its modules in the background.
+
+    Attributes:
+        ready: Whether it was seen to have imported them.
+    """
+
+    ready = False
 
     def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
         self.modules = tuple(modules)
@@ -86,9 +92,11 @@ class ForkServer:
                 pass_fds=[other.fileno()],
                 start_new_session=True,
             )
-        self.ready = "ready" in receive(self._pipe, _IMPORT_SECONDS)
-        if not self.ready:
-            self.close()
+
+    def wait_until_ready(self, seconds: float = _IMPORT_SECONDS) -> bool:
+        """Waits until it can start workers; whether it can."""
+        self.ready = self.ready or "ready" in receive(self._pipe, seconds)
+        return self.ready
 
     @property
     def pid(self) -> int:
@@ -159,6 +167,8 @@ class ForkServers(Shared):
             if server is None or (server.ready and not server.alive):
                 self._make_room()
                 server = ForkServer(modules, env)
+                if not server.wait_until_ready():
+                    server.close()
             self._known[key] = server
             return server if server.ready else None
 
@@ -200,6 +210,11 @@ class PreloadedProcess:
         self._pidfd = pidfd
         weakref.finalize(self, os.close, pidfd)
         self._code: int | None = None
+
+    @property
+    def end_descriptor(self) -> int:
+        """A file descriptor that can be read once the process has ended."""
+        return self._pipe.fileno()
 
     def poll(self) -> int | None:
         """The return code, negative for a signal; None while it runs."""
@@ -255,7 +270,7 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path, pre
         ConfigError: The program cannot be started.
     """
     command = [os.fspath(part) for part in command]
-    if preload and _is_possible(command, env) and (server := fork_servers().get(preload, env)) is not None:
+    if preload and not why_not_forked(command, env) and (server := fork_servers().get(preload, env)) is not None:
         log.open("wb").close()
         started = server.start(command, env, log)
         if started is not None:
@@ -263,8 +278,12 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path, pre
     return WorkerProcess(command, env, log)
 
 
-def _is_possible(command: Sequence[str], env: Mapping[str, str]) -> bool:
+def why_not_forked(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """Why a command cannot be started from a fork server; empty if it can."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return "only Linux can do that"
     if not all(isinstance(part, str) for part in command):  # bytes: Popen knows them, JSON does not
-        return False
-    on_linux = sys.platform == "linux" and hasattr(os, "pidfd_open")
-    return on_linux and command[0] == sys.executable and program(command) is not None and is_cpu_only(env)
+        return "the command is not made of texts"
+    if command[0] != sys.executable or program(command) is None:
+        return "the command is not a Python script or module"
+    return "" if is_cpu_only(env) else "GPUs are visible, and a CUDA driver does not survive a fork"

@@ -15,24 +15,33 @@ from pathlib import Path
 
 from keras_dist_callbacks.errors import ClusterError, ConfigError
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)  # below what Linux hands out to outgoing connections, which could take one meanwhile
 _PORT_TRIES = 200
 
 
 class WorkerProcess:
-    """A process in a session of its own; whatever it starts dies with it."""
+    """A process in a session of its own; whatever it starts dies with it.
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    Args:
+        command: Program and arguments.
+        env: The whole environment.
+        log: The file for its output; None for the output of this process.
+
+    Raises:
+        ConfigError: The program cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path | None) -> None:
         self.log = log
-        with log.open("wb") as output:
+        with contextlib.nullcontext() if log is None else log.open("wb") as output:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is the caller's own program
                     list(command),
                     env=dict(env),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
-                    stderr=subprocess.STDOUT,
+                    stderr=None if output is None else subprocess.STDOUT,
                     start_new_session=True,
                 )
             except OSError as error:
@@ -40,11 +49,19 @@ class WorkerProcess:
                     f"cannot start {command[0]!r}: {error.strerror or error}; check the command"
                 ) from error
         self._last_resort = weakref.finalize(self, _end, self._process, os.getpid())
+        self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        if self._pidfd is not None:
+            weakref.finalize(self, os.close, self._pidfd)
 
     @property
     def pid(self) -> int:
         """The process id, which is also the id of its group."""
         return self._process.pid
+
+    @property
+    def end_descriptor(self) -> int | None:
+        """A file descriptor that can be read once the process has ended; None where the system has none."""
+        return self._pidfd
 
     def poll(self) -> int | None:
         """The return code, negative for a signal; None while it runs.
@@ -61,22 +78,22 @@ class WorkerProcess:
             os.kill(self.pid, sig)
 
     def end(self, note: str = "") -> None:
-        """Kills the entire group, if it still runs, and says why at the end of the log."""
+        """Kills the whole group, if it still runs, and says why at the end of the log."""
         if self.poll() is not None:
             return
         self._last_resort()
         note_end(self.log, note)
 
 
-def note_end(log: Path, note: str) -> None:
+def note_end(log: Path | None, note: str) -> None:
     """Says at the end of a log why its process was killed."""
-    if note:
+    if note and log is not None:
         with log.open("a", encoding="utf-8") as output:
             output.write(f"\n[local cluster] {note}\n")
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    # WNOWAIT leaves the zombie: until it is collected, neither its id nor its group's can be used again.
+    # WNOWAIT leaves the zombie: until it is collected, neither its id nor its group's can be used anew.
     if hasattr(os, "waitid"):
         with contextlib.suppress(ChildProcessError):
             return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -92,25 +109,58 @@ def _end(process: subprocess.Popen[bytes], starter: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports of the loopback interface.
+    """Ports on which no process listens, on any interface.
+
+    Raises:
+        ClusterError: No free ones were found.
+    """
+    with contextlib.ExitStack() as stack:
+        return [stack.enter_context(reserved).getsockname()[1] for reserved in reserve_ports(count)]
+
+
+def reserve_ports(count: int) -> list[socket.socket]:
+    """Sockets that keep free ports from others as long as they are open.
+
+    A server that sets SO_REUSEADDR, as TensorFlow's does, can listen on such a port all the same.
 
     Raises:
         ClusterError: No free ones were found.
     """
     # not the shared generator: a test that seeds it would get the same ports as its neighbour
     candidates = random.SystemRandom().sample(_PORTS, _PORT_TRIES + count)
-    found = list(itertools.islice(filter(is_free, candidates), count))
+    found = list(itertools.islice(filter(None, map(_reserve, candidates)), count))
     if len(found) < count:
+        for reserved in found:
+            reserved.close()
         raise ClusterError(f"found only {len(found)} of {count} free ports between {_PORTS[0]} and {_PORTS[-1]}")
     return found
 
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on this port now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_LOOPBACK, port))
-        except OSError:
-            return False
-    return True
+    reserved = _reserve(port, is_shared=True)
+    if reserved is not None:
+        reserved.close()
+    return reserved is not None
+
+
+def _reserve(port: int, *, is_shared: bool = False) -> socket.socket | None:
+    """A socket bound to a port of all interfaces; None if another process has the port.
+
+    Args:
+        port: Its number.
+        is_shared: Take it also where another process has reserved it, or connections of it are being closed.
+    """
+    both = socket.has_dualstack_ipv6()
+    reserved = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
+    if both:
+        reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    if is_shared:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        reserved.bind(("", port))
+    except OSError:
+        reserved.close()
+        return None
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # now others may share it, if they ask for that
+    return reserved

@@ -69,11 +69,10 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool = Fal
     sys.argv = [program, *arguments]
     sys.path[0] = str(Path.cwd()) if is_module else str(Path(program).resolve().parent)
     try:
+        require_program(program, is_module=is_module)
         if is_module:
-            _require_module(program)
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
-            _require_script(program)
             runpy.run_path(program, run_name="__main__")
     except KeyboardInterrupt as error:
         _print(error)
@@ -89,6 +88,18 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool = Fal
 
 class ProgramNotFoundError(ConfigError):
     """`kdc run` was given a script or module that does not exist."""
+
+
+def require_program(program: str, *, is_module: bool) -> None:
+    """Makes sure that a program exists.
+
+    Raises:
+        ProgramNotFoundError: It does not.
+    """
+    if is_module:
+        _require_module(program)
+    else:
+        _require_script(program)
 
 
 def _require_script(path: str) -> None:

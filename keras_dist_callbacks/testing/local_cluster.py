@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,9 +14,10 @@ from typing import Any, Self
 import keras_dist_callbacks
 import keras_dist_callbacks.testing
 from keras_dist_callbacks import validation
+from keras_dist_callbacks.cluster.roles import tf_config
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.launch.fork_servers import Process, start_process
-from keras_dist_callbacks.launch.processes import free_ports, is_free
+from keras_dist_callbacks.launch.processes import LOOPBACK, free_ports, is_free
 
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 30
@@ -219,15 +219,9 @@ class LocalCluster:
         inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         env = {**inherited, **_WORKER_ENV, **self._env, **extra}
         if self.num_workers > 1:
-            env["TF_CONFIG"] = json.dumps(self._tf_config(index))
+            addresses = [f"{LOOPBACK}:{port}" for port in self.ports]
+            env["TF_CONFIG"] = tf_config(addresses, index, has_chief=self._has_chief)
         return env
-
-    def _tf_config(self, index: int) -> dict[str, object]:
-        addresses = [f"127.0.0.1:{port}" for port in self.ports]
-        if not self._has_chief:
-            return {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        task = {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
-        return {"cluster": {"chief": addresses[:1], "worker": addresses[1:]}, "task": task}
 
 
 def _words(name: str, given: Any, least: int = 1) -> list[str]:

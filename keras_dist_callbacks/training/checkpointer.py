@@ -24,6 +24,7 @@ from keras_dist_callbacks.engine.schedule import MAX_OVERHEAD, Schedule, parse_s
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.inputs.loop import LoopInput
 from keras_dist_callbacks.options import ShutdownOptions, WriteOptions, explains_arguments, group_of, open_to_write
+from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
@@ -140,6 +141,8 @@ class Checkpointer(NotCopyable):
             raise BackupError("restore() was called already; make a new Checkpointer for another run")
         self._cluster.require_same({"the backup directory": self._storage.display(), **self._facts}, "Checkpointer")
         self._engine.prepare()
+        self._reported = progress_file()
+        self._reported.begin_fit()
         self._input = LoopInput(self._trained, self._say_more)
         picked = self._engine.pick(variables.empty)
         now = describe_run(self._strategy, self._cluster.num_workers)
@@ -157,6 +160,7 @@ class Checkpointer(NotCopyable):
         """The epochs that are left of `count`; saves at each one's end if that is the time."""
         self._require_open()
         while self.epoch < validation.check("count", count, validation.Count):
+            self._reported.begin_epoch(self.epoch, self.steps)
             yield self.epoch
             self.epoch, self.batch = self.epoch + 1, 0
             self._report_missing_steps(self._input.epoch_ends())
@@ -211,9 +215,12 @@ class Checkpointer(NotCopyable):
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._input.none_left = True
-        for batch in batches:
-            self._input.none_left, self._in_step = False, True
-            yield batch
+        try:
+            for batch in batches:
+                self._input.none_left, self._in_step = False, True
+                yield batch
+        finally:
+            self._reported.enter(Phase.OUTSIDE)  # what follows is the user's, and may take its time
         self._in_step = False
 
     def step(self, batches: int = 1) -> None:
@@ -230,11 +237,18 @@ class Checkpointer(NotCopyable):
         """
         self._require_open()
         batches = validation.check("batches", batches, validation.Count)
+        self._report_step(self.steps + batches)
         self.batch, self.steps, self._in_step = self.batch + batches, self.steps + batches, False
         self._input.trained()
         self._engine.poll()
         self._exit_if_requested(self._shutdown.boundary())
         self._schedule.save_when_due(self.steps, self._engine, lambda: self._snapshot("within"))
+
+    def _report_step(self, steps: int) -> None:
+        """Of a loop whose batches are seen, it is known what follows: the next step."""
+        self._reported.step_done(steps)
+        if not self._in_step:
+            self._reported.enter(Phase.OUTSIDE)
 
     def save(self) -> None:
         """Saves now, between two steps, waiting for a backup that is being written."""
@@ -249,8 +263,10 @@ class Checkpointer(NotCopyable):
             self._report_missing_steps(self._input.has_trained_uncounted())
             self._exit_if_requested(self._shutdown.pending_at_end())
             self._open = False
+            self._reported.enter(Phase.END)
             self._engine.finish(self._snapshot("end"), delete=self._delete)
             self._shutdown.close()
+            self._reported.enter(Phase.OUTSIDE)
         except BaseException as error:
             self._end_with(error, lambda: None)
             raise

@@ -19,6 +19,7 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.schedule import SavePolicy, Schedule
 from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.inputs.position import DataPosition
+from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.shutdown.controller import STOPPED, ShutdownController
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
@@ -99,6 +100,8 @@ class FitSession:
         options: SessionOptions,
     ) -> None:
         keras_callbacks.note_begin(fit)
+        self._reported = progress_file()
+        self._reported.begin_fit()
         self._fit = fit
         self._engine = engine
         self._cluster = cluster
@@ -198,6 +201,7 @@ class FitSession:
         if self._progress.first_epoch is None:
             self._progress.first_epoch = epoch
         self._progress.count.begin_epoch(epoch)
+        self._reported.begin_epoch(epoch, self._progress.count.step)
 
     def enter_epoch(self, steps: Iterator[tuple[int, int, Any]]) -> bool:
         """Before the first batch: drops what was consumed and restores, if this is the interrupted epoch."""
@@ -220,6 +224,7 @@ class FitSession:
     def step_done(self, end_step: int) -> None:
         """A step is complete; its callbacks were not called yet."""
         self._progress.count.trained_to(end_step)
+        self._reported.step_done(self._progress.count.step)
         self._state.untracked.note_trace()
 
     def batch_end(self) -> None:
@@ -241,6 +246,7 @@ class FitSession:
     def epoch_trained(self) -> None:
         """After an epoch's last step: what follows may be interrupted, and is then done again from its start."""
         self._in_epoch = False
+        self._reported.enter(Phase.EPOCH_END)
         resume_mode.note_trained(self._options.directory)
         self._state.untracked.note_input_read()
         self._state.data.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
@@ -253,8 +259,13 @@ class FitSession:
         self._act(self._shutdown.boundary())
         self._exit_if_requested(self._after_last_step)
 
+    def validation_begin(self) -> None:
+        """A validation within fit begins."""
+        self._reported.enter(Phase.VALIDATION)
+
     def validation_end(self) -> None:
         """A validation within fit is complete."""
+        self._reported.enter(Phase.EPOCH_END)
         self._progress.validations += 1
 
     def epoch_end(self, epoch: int) -> None:
@@ -272,6 +283,7 @@ class FitSession:
 
     def train_end(self, *, delete: bool) -> None:
         """After every other callback's `on_train_end`."""
+        self._reported.enter(Phase.END)
         self._fit.clear_initial_epoch()
         resume_mode.note_fit_end(self._options.directory)
         if self._resume is not None and self.is_complete:
@@ -323,6 +335,7 @@ class FitSession:
 
     def close(self) -> None:
         """Takes every wrapper away, and gives signals back."""
+        self._reported.enter(Phase.OUTSIDE)
         self._shutdown.close()
         variables.forget(self._fit.model)
         if self._undo is not None:
@@ -345,6 +358,7 @@ class FitSession:
             is_skipped=resume.mode is Mode.SKIP,
         )
         self.restored.require(self._options.strict)
+        self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
         self._options.announce(self.restored)
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:

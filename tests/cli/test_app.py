@@ -60,7 +60,7 @@ _COMMANDS = {
 
 @pytest.mark.process
 def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_path: Path) -> None:
-    assert {c.name or c.callback.__name__ for c in app.registered_commands} == {*_COMMANDS, "export", "run"}
+    assert {c.name or c.callback.__name__ for c in app.registered_commands} == {*_COMMANDS, "export", "launch", "run"}
     store = begin(tmp_path)
     commit(store, 1)
     commit(store, 2)
@@ -76,9 +76,10 @@ def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_pa
         assert (result.returncode, result.stderr) == (0, ""), command
         assert json.loads(result.stdout)["url"] == str(tmp_path)
     (tmp_path / "script.py").write_text("print('it ran')")  # what it imports is its own affair
-    line = [sys.executable, "-c", script, "run", str(tmp_path / "script.py")]
-    result = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "it ran\n", "")
+    for command in ("run", "launch"):
+        line = [sys.executable, "-c", script, command, str(tmp_path / "script.py")]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "it ran\n", "")
 
 
 @pytest.mark.process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     others.add_argument("--early-stopping", action="store_true", help="an EarlyStopping that fires in epoch 2")
     faults = parser.add_argument_group("faults and recordings; {worker} in a path is this worker's index")
     faults.add_argument("--kill", type=KillAt.from_string, action="append", default=[])
+    faults.add_argument("--kill-first", type=KillAt.from_string, help="as --kill, in the first attempt of `kdc launch`")
+    faults.add_argument("--step-seconds", type=float, help="each step takes so much longer")
     faults.add_argument("--raise-at", help="epoch,batch: a RuntimeError at the end of that batch")
     faults.add_argument("--interrupt-at", help="epoch,batch: a KeyboardInterrupt at the end of that batch")
     faults.add_argument("--record", help="base name: writes <record>-worker<i>.npz and .json at the end")
@@ -158,6 +161,10 @@ def callbacks(args: argparse.Namespace) -> list[Any]:
     if args.interrupt_at:
         found.append(RaiseAt(args.interrupt_at, KeyboardInterrupt()))
     found += args.kill
+    if args.kill_first and os.environ.get("KDC_ATTEMPT") == "0":
+        found.append(args.kill_first)
+    if args.step_seconds:
+        found.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(args.step_seconds)))
     if args.backup_dir and not args.no_backup:
         found.append(
             kdc.BackupAndRestore(

@@ -1,0 +1,58 @@
+"""Whether a worker hangs: it reports no progress for longer than its phase ever took."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from keras_dist_callbacks.progress_file import Phase, ProgressReport
+
+_TIMES = 5
+_LEAST_SECONDS = 60.0
+_SEEN = 2
+
+
+class HangWatch:
+    """Follows the reports of one worker from its start.
+
+    What a process does outside of its phases, such as its start and the first step of each `fit()`, has no limit.
+
+    Args:
+        timeout: Seconds for any phase; "auto" for five times its longest duration and at least a minute, once it was
+            complete twice; None for no limit.
+    """
+
+    def __init__(self, timeout: float | Literal["auto"] | None) -> None:
+        self._timeout = timeout
+        self._last: ProgressReport | None = None
+        self._waited = 0.0  # since the last progress
+        self._longest: dict[Phase, float] = {}
+        self._steps = 0
+
+    def look(self, report: ProgressReport, seconds: float) -> float | None:
+        """Takes a report; returns the limit that the worker has exceeded, or None.
+
+        Args:
+            report: What the worker says now.
+            seconds: Since the last look, or less: a launcher that was stopped itself has seen nothing.
+        """
+        before, self._last = self._last, report
+        self._waited += seconds
+        if before is None or (before.entries, before.step) != (report.entries, report.step):
+            self._note_end(before)
+            self._waited = 0.0
+            return None
+        limit = self._limit(report)
+        return limit if limit is not None and self._waited > limit else None
+
+    def _note_end(self, phase: ProgressReport | None) -> None:
+        if phase is not None:
+            self._longest[phase.phase] = max(self._waited, self._longest.get(phase.phase, 0.0))
+            self._steps += phase.phase is Phase.STEP
+
+    def _limit(self, report: ProgressReport) -> float | None:
+        if report.phase is Phase.OUTSIDE:
+            return None
+        if self._timeout != "auto":
+            return self._timeout
+        seen = self._steps if report.phase is Phase.STEP else report.entries[report.phase] - 1
+        return max(_LEAST_SECONDS, _TIMES * self._longest.get(report.phase, 0.0)) if seen >= _SEEN else None

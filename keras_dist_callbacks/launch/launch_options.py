@@ -1,0 +1,107 @@
+"""What `kdc launch` was asked for, and the environment that each worker gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from keras_dist_callbacks import progress_file, validation
+from keras_dist_callbacks.cluster.roles import tf_config
+from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.launch.processes import LOOPBACK
+
+ATTEMPT = "KDC_ATTEMPT"
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_UNLESS_SET = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+_MOST_WORKERS = 1000
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How a command is run.
+
+    Attributes:
+        command: Program and arguments of each worker.
+        workers: How many there are.
+        max_restarts: Restarts in a row without a new backup; 0 for no restart.
+        restart_on_error: Restart after any exit code.
+        grace: Seconds from a signal, or from the first worker's failure, until SIGKILL for the others.
+        log_dir: Where each worker's output is kept; None for nowhere.
+        gpus_per_worker: How many GPUs each worker sees; None for all of them.
+        hang_timeout: Seconds without progress that are a hang; "auto" for five times what was seen; None for no limit.
+        warm: Fork restarted workers from a process that has imported TensorFlow.
+
+    Raises:
+        ConfigError: A value is wrong, or TF_CONFIG is set.
+    """
+
+    command: tuple[str, ...]
+    workers: validation.Some = 1
+    max_restarts: validation.Count = 3
+    restart_on_error: bool = False
+    grace: validation.SecondsFromZero = 40.0
+    log_dir: str | None = None
+    gpus_per_worker: validation.Some | None = None
+    hang_timeout: validation.Seconds | Literal["auto"] | None = None
+    warm: bool = False
+
+    def __post_init__(self) -> None:
+        validation.check_fields(self)
+        validation.check("workers", self.workers, validation.number_of("workers", 1, _MOST_WORKERS), default=1)
+        for name in ("TF_CONFIG", "KDC_CLUSTER"):
+            if os.environ.get(name, "").strip():
+                raise ConfigError(f"{name} is set: its cluster has a launcher already; unset it, or use `kdc run`")
+        if self.gpus_per_worker is not None:
+            gpus_of(0, self.gpus_per_worker, self.workers)
+
+    @property
+    def has_output_of_its_own(self) -> bool:
+        """Whether workers write to pipes, and not to the launcher's own output."""
+        return self.workers > 1 or self.log_dir is not None or self.warm
+
+    def environment(self, worker: int, attempt: int, ports: Sequence[int], progress: Path) -> dict[str, str]:
+        """All variables of one worker.
+
+        Args:
+            worker: Its index.
+            attempt: Which start it is, from 0.
+            ports: One for each worker.
+            progress: Its progress file.
+        """
+        env = {**_UNLESS_SET, **os.environ, ATTEMPT: str(attempt), progress_file.VARIABLE: str(progress)}
+        if self.workers > 1:
+            env["TF_CONFIG"] = tf_config([f"{LOOPBACK}:{port}" for port in ports], worker)
+            env.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, _cores() // self.workers)))
+        if self.gpus_per_worker is not None:
+            env[_GPUS] = ",".join(gpus_of(worker, self.gpus_per_worker, self.workers))
+        elif self.warm and not _gpus(os.environ):
+            env[_GPUS] = "-1"  # a fork server is for processes that can see no GPU
+        return env
+
+
+def gpus_of(worker: int, each: int, workers: int) -> list[str]:
+    """The names of a worker's GPUs, as CUDA_VISIBLE_DEVICES takes them.
+
+    Raises:
+        ConfigError: There are fewer GPUs than the workers need.
+    """
+    found = _gpus(os.environ)
+    if len(found) < each * workers:
+        raise ConfigError(
+            f"--gpus-per-worker {each} with {workers} worker(s) needs {each * workers} GPUs; {len(found)} are visible"
+        )
+    return found[worker * each : (worker + 1) * each]
+
+
+def _gpus(env: Mapping[str, str]) -> list[str]:
+    if _GPUS in env:
+        named = [name.strip() for name in env[_GPUS].split(",")]
+        return [name for name in named if name not in ("", "-1")]
+    return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

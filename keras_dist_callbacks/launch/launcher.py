@@ -1,0 +1,325 @@
+"""`kdc launch`: runs the workers of a job on this machine, and starts all of them again when one has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import selectors
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from keras_dist_callbacks import progress_file
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE, KdcError
+from keras_dist_callbacks.launch import guard
+from keras_dist_callbacks.launch.fork_servers import Process
+from keras_dist_callbacks.launch.hang_watch import HangWatch
+from keras_dist_callbacks.launch.launch_options import LaunchOptions
+from keras_dist_callbacks.launch.processes import WorkerProcess, reserve_ports
+from keras_dist_callbacks.launch.restart_policy import Decision, RestartPolicy, WorkerEnd, code_after_signal
+from keras_dist_callbacks.launch.warm_start import WarmStart
+from keras_dist_callbacks.launch.worker_output import WorkerOutput
+from keras_dist_callbacks.terminal import write_line
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CANNOT_START = 2
+_TICK_SECONDS = 0.5
+_ABORT_SECONDS = 5.0
+_POLL_SECONDS = 0.05  # where the system does not report the end of a process
+
+
+def launch(options: LaunchOptions) -> int:
+    """Runs a job until it is done, or cannot be done; returns the exit code."""
+
+    def work(guarded: int) -> int:
+        with tempfile.TemporaryDirectory(prefix="kdc-launch-") as directory:
+            try:
+                return Launcher(options, Path(directory), guarded).run()
+            except KdcError as error:
+                _say(str(error))
+                return _CANNOT_START
+
+    if options.log_dir is not None:
+        Path(options.log_dir).mkdir(parents=True, exist_ok=True)
+    return guard.run_guarded(work)
+
+
+@dataclass
+class _Worker:
+    index: int
+    process: Process
+    progress: Path
+    watch: HangWatch
+    hang: str = ""
+    kill_at: float | None = None  # once it hangs
+
+
+@dataclass
+class _Run:
+    """One start of all workers.
+
+    Attributes:
+        running: Those that have not ended.
+        ends: How the others have, in the order of their ends.
+        kill_at: When those that still run are killed; None as long as nothing has failed.
+        failed_before_signal: A worker had failed when the job was asked to end.
+        ports: Kept from others as long as the run lasts.
+    """
+
+    running: list[_Worker] = field(default_factory=list)
+    ends: list[WorkerEnd] = field(default_factory=list)
+    outputs: list[WorkerOutput] = field(default_factory=list)
+    kill_at: float | None = None
+    failed_before_signal: bool = False
+    ports: list[socket.socket] = field(default_factory=list)
+
+    @property
+    def failure(self) -> WorkerEnd | None:
+        """The first worker that has failed."""
+        return next((end for end in self.ends if end.returncode), None)
+
+    @property
+    def newest(self) -> WorkerEnd:
+        """The worker that knows of the newest backup: the chief, mostly."""
+        return max(self.ends, key=lambda end: end.report.backup or (0, -1))
+
+    @property
+    def repeated_steps(self) -> int:
+        """How many steps a restart from the newest backup trains again."""
+        fit, first = self.newest.report.backup or (0, 0)
+        trained = max(((end.report.fit, end.report.step or 0) for end in self.ends), default=(0, 0))
+        return max(0, trained[1] - first) if trained[0] == fit else trained[1]
+
+
+class Launcher:
+    """Runs all workers, and decides what follows when one has ended.
+
+    Args:
+        options: What was asked for.
+        directory: For pipes and progress files.
+        guarded: A file descriptor that can be read once the process that guards this one is gone.
+    """
+
+    def __init__(self, options: LaunchOptions, directory: Path, guarded: int) -> None:
+        self._options = options
+        self._directory = directory
+        self._policy = RestartPolicy(options.max_restarts, on_error=options.restart_on_error)
+        self._warm = WarmStart() if options.warm else None
+        self._selector = selectors.DefaultSelector()  # reports ends in their order
+        self._arrived: list[signal.Signals] = []
+        self._asked: signal.Signals | None = None  # the signal that ends the job
+        self._looked_at = time.monotonic()
+        self._has_reported_no_progress = False
+        # a thread: the event loop waits while no process reads the output
+        threading.Thread(target=self._end_without_guard, args=(guarded,), daemon=True).start()
+        self._listen()
+
+    def run(self) -> int:
+        """Runs the job; returns the exit code."""
+        attempt = 0
+        while True:
+            run = self._run(attempt)
+            decision = self._decide(run)
+            if decision.delay is None:
+                return decision.code
+            attempt += 1
+            self._report_restart(run, attempt, decision.delay)
+            self._wait(decision.delay)
+
+    def _decide(self, run: _Run) -> Decision:
+        failure, asked = run.failure, self._asked
+        if asked is not None and (failure is None or not run.failed_before_signal):
+            return self._after_signal(asked, run.ends)
+        if failure is None:
+            return Decision(None)
+        decision = self._policy.decide(failure, run.newest.report.backup)
+        _say(f"{failure}; {decision.reason}" if decision.reason else str(failure))
+        if asked is not None and (decision.delay is not None or asked == signal.SIGINT):
+            return self._after_signal(asked, [])
+        return decision
+
+    def _after_signal(self, number: signal.Signals, ends: list[WorkerEnd]) -> Decision:
+        code = code_after_signal(number, ends)
+        meaning = ": start again" if code == RESTART_EXIT_CODE else ""
+        _say(f"ended after {number.name} with code {code}{meaning}")
+        return Decision(None, code)
+
+    # --- one run
+
+    def _run(self, attempt: int) -> _Run:
+        run = _Run()
+        try:
+            if self._asked is None:
+                self._start(run, attempt)
+            while run.running:
+                self._handle_events(self._patience(run))
+                self._collect_polled(run)
+                self._pass_signals_on(run)
+                self._look_for_hangs(run)
+                self._kill_late(run)
+        finally:
+            for worker in run.running:
+                worker.process.end()
+            guard.kill_descendants(spared=() if self._warm is None else self._warm.processes)
+            for output in run.outputs:
+                self._selector.unregister(output.descriptor)
+                output.close()
+            for port in run.ports:
+                port.close()
+        return run
+
+    def _start(self, run: _Run, attempt: int) -> None:
+        count = self._options.workers
+        run.ports = reserve_ports(count) if count > 1 else []
+        ports = [reserved.getsockname()[1] for reserved in run.ports]
+        for index in range(count):
+            progress = self._directory / f"progress-{index}"
+            progress_file.create(progress)
+            output = self._output(run, index, attempt)
+            env = self._options.environment(index, attempt, ports, progress)
+            process = self._process(env, None if output is None else output.path, is_first=attempt == 0)
+            worker = _Worker(index, process, progress, HangWatch(self._options.hang_timeout))
+            run.running.append(worker)
+            if (descriptor := process.end_descriptor) is not None:
+                self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._collect, run, worker))
+
+    def _process(self, env: dict[str, str], output: Path | None, *, is_first: bool) -> Process:
+        command = self._options.command
+        if self._warm is not None and output is not None:
+            if not is_first and (forked := self._warm.start(command, env, output)) is not None:
+                return forked
+            if not is_first:
+                _say(f"a normal start, not a warm one: {self._warm.reason}")
+            self._warm.prepare(command, env)
+        return WorkerProcess(command, env, output)
+
+    def _output(self, run: _Run, index: int, attempt: int) -> WorkerOutput | None:
+        options = self._options
+        if not options.has_output_of_its_own:
+            return None
+        log = None if options.log_dir is None else Path(options.log_dir) / f"worker-{index}-run-{attempt}.log"
+        prefix = f"[{index}] " if options.workers > 1 else ""
+        output = WorkerOutput(self._directory / f"output-{index}", prefix, log)
+        run.outputs.append(output)
+        self._selector.register(output.descriptor, selectors.EVENT_READ, output.forward)
+        return output
+
+    def _collect(self, run: _Run, worker: _Worker) -> None:
+        """A worker has ended, as it seems."""
+        descriptor = worker.process.end_descriptor
+        code = worker.process.poll()
+        if code is None:
+            return
+        if descriptor is not None:
+            self._selector.unregister(descriptor)
+        run.running.remove(worker)
+        run.ends.append(WorkerEnd(worker.index, code, progress_file.read(worker.progress), worker.hang))
+        if code != 0 and run.running and run.kill_at is None:
+            run.kill_at = time.monotonic() + self._options.grace
+            for other in run.running:
+                other.process.send(signal.SIGTERM)
+
+    def _collect_polled(self, run: _Run) -> None:
+        for worker in [worker for worker in run.running if worker.process.end_descriptor is None]:
+            self._collect(run, worker)
+
+    def _patience(self, run: _Run) -> float:
+        """Seconds until there is something to do in any case."""
+        if any(worker.process.end_descriptor is None for worker in run.running):
+            return _POLL_SECONDS
+        left = _TICK_SECONDS if run.kill_at is None else run.kill_at - time.monotonic()
+        return max(_POLL_SECONDS, min(_TICK_SECONDS, left))
+
+    def _look_for_hangs(self, run: _Run) -> None:
+        now = time.monotonic()
+        seconds, self._looked_at = min(now - self._looked_at, 2 * _TICK_SECONDS), now
+        for worker in run.running if self._options.hang_timeout is not None else ():
+            report = progress_file.read(worker.progress)
+            limit = worker.watch.look(report, seconds)
+            if limit is not None and not worker.hang:
+                worker.hang = f"hung {report.phase}, without progress for {limit:.0f} s"
+                worker.kill_at = now + _ABORT_SECONDS
+                _say(f"worker {worker.index} {worker.hang}: SIGABRT makes it print all stacks")
+                worker.process.send(signal.SIGABRT)
+
+    def _kill_late(self, run: _Run) -> None:
+        now = time.monotonic()
+        for worker in run.running:
+            if any(limit is not None and now >= limit for limit in (run.kill_at, worker.kill_at)):
+                worker.process.send(signal.SIGKILL)
+
+    # --- signals and the guard
+
+    def _listen(self) -> None:
+        """Handles signals in the event loop; those that arrived meanwhile are delivered now."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        self._wakeup = (ours, theirs)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: ours.recv(4096))
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._arrived.append(signal.Signals(number))
+
+        for number in guard.heard():
+            signal.signal(number, note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.FORWARDED)
+
+    def _handle_events(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            act: Callable[[], object] = key.data
+            act()
+
+    def _pass_signals_on(self, run: _Run) -> None:
+        while self._arrived:
+            number = self._arrived.pop(0)
+            is_second = number == signal.SIGINT and self._asked == signal.SIGINT
+            if number in _ENDING:
+                if self._asked is None:
+                    self._asked, run.failed_before_signal = number, run.failure is not None
+                run.kill_at = run.kill_at or time.monotonic() + self._options.grace
+            for worker in run.running:
+                worker.process.send(signal.SIGKILL if is_second else number)
+
+    def _wait(self, seconds: float) -> None:
+        """Waits until the next start, or until the job is asked to end."""
+        until = time.monotonic() + seconds
+        nothing = _Run()
+        while (left := until - time.monotonic()) > 0 and self._asked is None:
+            self._handle_events(min(_TICK_SECONDS, left))
+            self._pass_signals_on(nothing)
+
+    def _end_without_guard(self, guarded: int) -> None:
+        """Waits until the process that the user knows is gone; then nothing may stay."""
+        os.read(guarded, 1)
+        guard.kill_descendants()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        os._exit(128 + signal.SIGKILL)
+
+    # --- reports
+
+    def _report_restart(self, run: _Run, attempt: int, delay: float) -> None:
+        soon = f" in {delay:g} s" if delay else ""
+        report = run.newest.report
+        if not report.is_written:
+            _say(f"attempt {attempt} starts{soon}")
+            if not self._has_reported_no_progress:
+                _say("no worker reported progress (BackupAndRestore and Checkpointer do), so all restarts count")
+            self._has_reported_no_progress = True
+            return
+        start = "from the beginning" if report.backup is None else f"from the backup of step {report.backup[1]}"
+        _say(f"attempt {attempt} starts{soon} {start}; {run.repeated_steps} step(s) are repeated")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        write_line(f"kdc launch: {text}", to_stderr=True)

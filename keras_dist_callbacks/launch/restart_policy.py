@@ -1,0 +1,122 @@
+"""Whether a job is started again after one of its workers has failed."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from keras_dist_callbacks.errors import RESTART_EXIT_CODE
+from keras_dist_callbacks.progress_file import ProgressReport
+
+TERMINATED = 128 + signal.SIGTERM
+_RESTARTABLE = (RESTART_EXIT_CODE, TERMINATED)
+_PREEMPTED = (0, *_RESTARTABLE)
+_USED_UP = 1
+_LONGEST_DELAY = 60.0
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker has ended.
+
+    Attributes:
+        worker: Its index.
+        returncode: Negative for a signal.
+        report: What its progress file says.
+        hang: Why it was terminated as hanging; empty if it was not.
+    """
+
+    worker: int
+    returncode: int
+    report: ProgressReport
+    hang: str = ""
+
+    @property
+    def code(self) -> int:
+        """The exit code that a shell reports: 128 + n for a signal."""
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+    def __str__(self) -> str:
+        return f"worker {self.worker} {self.hang or self._cause}{_place(self.report)}"
+
+    @property
+    def _cause(self) -> str:
+        if self.returncode < 0:
+            return f"was terminated by {_signal_name(-self.returncode)}"
+        meaning = {RESTART_EXIT_CODE: " (start again)", TERMINATED: " (SIGTERM)"}.get(self.returncode, "")
+        return f"exited with code {self.returncode}{meaning}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows the end of a run.
+
+    Attributes:
+        delay: Seconds until the next start; None if there is none.
+        code: The exit code without a restart.
+        reason: Why there is no restart; empty if that is clear.
+    """
+
+    delay: float | None
+    code: int = 0
+    reason: str = ""
+
+
+class RestartPolicy:
+    """Counts restarts, and decides on the next one.
+
+    Args:
+        max_restarts: How many restarts in a row there may be without a new backup; 0 for no restart at all.
+        on_error: Whether to restart after any exit code.
+    """
+
+    def __init__(self, max_restarts: int, *, on_error: bool) -> None:
+        self._max_restarts = max_restarts
+        self._on_error = on_error
+        self._newest = (0, -1)
+        self._in_a_row = 0
+
+    def decide(self, first: WorkerEnd, newest: tuple[int, int] | None) -> Decision:
+        """What follows a run that has failed.
+
+        Args:
+            first: The worker that failed first; one that fails after it may do so because of it.
+            newest: The `fit()` and the step of the newest backup.
+        """
+        if newest is not None and newest > self._newest:
+            self._newest, self._in_a_row = newest, 0
+        is_restartable = self._on_error or first.returncode < 0 or first.returncode in _RESTARTABLE
+        if not is_restartable:
+            return Decision(None, first.code, "this error would be raised again, so there is no restart")
+        if not self._max_restarts:
+            return Decision(None, first.code, "--max-restarts is 0")
+        if self._in_a_row >= self._max_restarts:
+            count = f"{self._in_a_row} restart(s) in a row without a new backup"
+            return Decision(None, _USED_UP, f"restarting does not help: {count}")
+        self._in_a_row += 1
+        return Decision(min(_LONGEST_DELAY, 2.0 ** (self._in_a_row - 2)) if self._in_a_row > 1 else 0.0)
+
+
+def code_after_signal(number: signal.Signals, ends: list[WorkerEnd]) -> int:
+    """The launcher's exit code after it was asked to end.
+
+    Args:
+        number: SIGINT, SIGTERM or SIGHUP.
+        ends: All workers that ran, in the order of their ends.
+    """
+    if number == signal.SIGINT:
+        return 128 + number
+    return next((end.code for end in ends if end.code not in _PREEMPTED), RESTART_EXIT_CODE)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _place(report: ProgressReport) -> str:
+    if report.step is None:
+        return ""
+    return f", after step {report.step}"

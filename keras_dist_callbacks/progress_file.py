@@ -1,0 +1,203 @@
+"""The memory-mapped file in which a training process shows where it is, for the process that started it.
+
+The starter makes the file and names it in `KDC_PROGRESS`. `BackupAndRestore` and `Checkpointer` write into it; a write
+is one aligned store, so a reader needs no lock, and what was written stays readable after a SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.terminal import say
+
+VARIABLE = "KDC_PROGRESS"
+_FORMAT = 0x31_43_44_4B  # "KDC1"
+_UNKNOWN = -1
+
+
+class Phase(IntEnum):
+    """What a training process does.
+
+    `OUTSIDE` is everything before the first step of a `fit()` is complete, and what follows its end.
+    """
+
+    OUTSIDE = 0
+    STEP = 1
+    VALIDATION = 2
+    EPOCH_END = 3
+    SAVE = 4
+    END = 5
+
+    def __str__(self) -> str:
+        return _PHASES[self]
+
+
+_PHASES = (
+    "outside of fit()",
+    "in a step",
+    "in validation",
+    "between two epochs",
+    "in a save",
+    "at the end of fit()",
+)
+
+
+class _Cell(IntEnum):
+    FORMAT = 0
+    PROCESS = 1
+    PHASE = 2
+    FIT = 3
+    EPOCH = 4
+    STEP = 5
+    BACKUP_FIT = 6
+    BACKUP_STEP = 7
+    ENTRIES = 8  # as many as there are phases
+
+
+_SIZE = 8 * (_Cell.ENTRIES + len(Phase))
+
+
+@dataclass(frozen=True)
+class ProgressReport:
+    """What a progress file said at one moment.
+
+    Attributes:
+        is_written: Whether a training process has begun to write.
+        phase: What it does.
+        fit: Which `fit()` of the process it is, from 1; 0 before the first.
+        epoch: The epoch, from 0.
+        step: Batches trained; None before it is known.
+        backup: The `fit()` and the step of the newest backup; None if there is no backup.
+        entries: How often each phase was entered.
+    """
+
+    is_written: bool
+    phase: Phase
+    fit: int
+    epoch: int
+    step: int | None
+    backup: tuple[int, int] | None
+    entries: tuple[int, ...]
+
+
+def create(path: Path) -> None:
+    """Makes an empty progress file; an older one is replaced."""
+    path.unlink(missing_ok=True)
+    with path.open("wb") as file:
+        file.truncate(_SIZE)
+
+
+def read(path: Path) -> ProgressReport:
+    """What a progress file says now."""
+    cells = memoryview(path.read_bytes()).cast("q")
+    is_written = cells[_Cell.FORMAT] == _FORMAT
+    step, backup_step = (cells[cell] if is_written else _UNKNOWN for cell in (_Cell.STEP, _Cell.BACKUP_STEP))
+    return ProgressReport(
+        is_written,
+        Phase(cells[_Cell.PHASE]),
+        cells[_Cell.FIT],
+        cells[_Cell.EPOCH],
+        None if step == _UNKNOWN else step,
+        None if backup_step == _UNKNOWN else (cells[_Cell.BACKUP_FIT], backup_step),
+        tuple(cells[_Cell.ENTRIES :]),
+    )
+
+
+class ProgressFile(Shared):
+    """Writes where this process is; does nothing without `KDC_PROGRESS`."""
+
+    def __init__(self) -> None:
+        self._cells = _open(os.environ.get(VARIABLE, ""))
+        self._phase = Phase.OUTSIDE
+
+    def in_child(self) -> ProgressFile:
+        """A fork does not train for its parent."""
+        child = ProgressFile.__new__(ProgressFile)
+        child._cells, child._phase = None, Phase.OUTSIDE
+        return child
+
+    def begin_fit(self) -> None:
+        """A `fit()`, or a loop, begins."""
+        if self._cells is not None:
+            self._cells[_Cell.FIT] += 1
+            self._cells[_Cell.STEP] = _UNKNOWN
+            self.enter(Phase.OUTSIDE)
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """An epoch begins after `step` trained batches."""
+        if self._cells is not None:
+            self._cells[_Cell.EPOCH] = epoch
+            self._cells[_Cell.STEP] = step
+
+    def step_done(self, step: int) -> None:
+        """A step is complete; called after each one."""
+        cells = self._cells
+        if cells is not None:
+            cells[5] = step  # _Cell.STEP, without the look-up
+            if self._phase != 1:
+                self.enter(Phase.STEP)
+
+    def enter(self, phase: Phase) -> None:
+        """Another phase begins."""
+        if self._cells is not None:
+            self._phase = phase
+            self._cells[_Cell.PHASE] = phase
+            self._cells[_Cell.ENTRIES + phase] += 1
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Enters a phase for the `with` block, and the one before again after it."""
+        before = self._phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def backup(self, step: int) -> None:
+        """A backup of this step is the newest one; called from any thread."""
+        if self._cells is not None:
+            self._cells[_Cell.BACKUP_FIT] = self._cells[_Cell.FIT]
+            self._cells[_Cell.BACKUP_STEP] = step
+
+
+def progress_file() -> ProgressFile:
+    """That of this process."""
+    return shared(ProgressFile)
+
+
+def _open(path: str) -> memoryview | None:
+    """The cells of a file; None where another process writes them, such as the parent of this one."""
+    if not path:
+        return None
+    try:
+        with open(path, "r+b") as file:
+            cells = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+    except (OSError, ValueError) as error:
+        say(f"progress is not reported to the launcher: {VARIABLE}={path}: {error}", level=logging.WARNING)
+        return None
+    if cells[_Cell.FORMAT] == _FORMAT and _is_alive(cells[_Cell.PROCESS]):
+        return None
+    cells[_Cell.PROCESS] = os.getpid()
+    cells[_Cell.PHASE] = Phase.OUTSIDE
+    cells[_Cell.STEP] = cells[_Cell.BACKUP_STEP] = _UNKNOWN
+    cells[_Cell.FORMAT] = _FORMAT
+    return cells
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process != os.getpid()

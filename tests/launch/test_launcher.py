@@ -1,0 +1,325 @@
+"""`kdc launch` restarts, stops and exits by its rules; plain Python workers take the place of trainings."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keras_dist_callbacks.cluster.roles import Role
+from keras_dist_callbacks.launch.processes import is_free, reserve_ports
+from tests.support import ROOT
+from tests.support.launching import Launched, is_alive, wait_for
+
+pytestmark = pytest.mark.kill
+
+DIE = "die(9)"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is launched, and what comes of it.
+
+    Attributes:
+        plan: What each worker does.
+        code: The launcher's exit code.
+        starts: How many workers are started in all.
+        says: Texts of the launcher's lines.
+        options: Of the launcher.
+        signals: Sent to it once `up` workers run.
+        up: How many workers must have started by then.
+    """
+
+    plan: dict[str, str]
+    code: int
+    starts: int
+    says: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    signals: tuple[int, ...] = ()
+    up: int = 1
+
+
+TWO = {"workers": 2}
+CASES = {
+    "success": Case({}, 0, 1),
+    "success of two": Case({}, 0, 2, options=TWO),
+    "restart code": Case({"0": "sys.exit(138)"}, 0, 2, ("worker 0 exited with code 138 (start again)", "attempt 1")),
+    "SIGTERM code": Case({"0": "sys.exit(143)"}, 0, 2, ("exited with code 143 (SIGTERM)",)),
+    "signal": Case({"0": DIE}, 0, 2, ("worker 0 was terminated by SIGKILL", "no worker reported progress")),
+    "crash": Case({"0": "die(signal.SIGSEGV)"}, 0, 2, ("terminated by SIGSEGV",)),
+    "error": Case({"*": "sys.exit(1)"}, 1, 1, ("exited with code 1; this error would be raised again",)),
+    "another code": Case({"*": "sys.exit(77)"}, 77, 1),
+    "error with a restart": Case({"0": "sys.exit(1)"}, 0, 2, options={"restart_on_error": True}),
+    "no restarts": Case({"*": DIE}, 137, 1, ("--max-restarts is 0",), {"max_restarts": 0}),
+    "no restarts of 138": Case({"*": "sys.exit(138)"}, 138, 1, options={"max_restarts": 0}),
+    "used up": Case(
+        {"*": DIE}, 1, 3, ("restarting does not help: 2 restart(s) in a row", "in 1 s"), {"max_restarts": 2}
+    ),
+    "used up by errors": Case(
+        {"*": "sys.exit(5)"}, 1, 2, ("restarting does not help",), {"max_restarts": 1, "restart_on_error": True}
+    ),
+    "progress": Case(
+        {"*": "n = int(attempt); trained(10 * n + 5, 10 * n)\nif n < 4: die(9)"},
+        0,
+        5,
+        ("attempt 2 starts from the backup of step 10; 5 step(s) are repeated"),
+        {"max_restarts": 1},
+    ),
+    "the same backup again is no progress": Case(
+        {"*": "trained(15, 10); die(9)"}, 1, 2, ("restarting does not help",), {"max_restarts": 1}
+    ),
+    "a backup of a later fit is progress": Case(
+        {"0": "trained(90, 80); die(9)", "1": "trained(5, 2, fit=2); die(9)"}, 0, 3, options={"max_restarts": 1}
+    ),
+    "no backup": Case({"0": "trained(7); die(9)"}, 0, 2, ("starts from the beginning; 7 step(s) are repeated",)),
+    "the first failure decides for a restart": Case(
+        {"0.0": "on(15, 1); stay()", "0.1": "after('0.0'); die(9)"}, 0, 4, ("worker 1 was terminated",), TWO
+    ),
+    "the first failure decides against a restart": Case(
+        {"0.0": "on(15, 138); stay()", "0.1": "after('0.0'); sys.exit(3)"}, 3, 2, ("worker 1 exited with code 3",), TWO
+    ),
+    "others are killed after the grace period": Case(
+        {"0.0": "signal.signal(15, signal.SIG_IGN); stay()", "0.1": "after('0.0'); die(9)"},
+        0,
+        4,
+        options={**TWO, "grace": 0.5},
+    ),
+    "one that is done does not stop others": Case({"0.0": "time.sleep(0.5)"}, 0, 2, options=TWO),
+    "SIGTERM after a backup": Case({"0": "on(15, 138); stay()"}, 138, 1, ("start again",), signals=(signal.SIGTERM,)),
+    "SIGTERM without a handler": Case({"0": "stay()"}, 138, 1, signals=(signal.SIGTERM,)),
+    "SIGTERM and the end": Case({"0": "on(15, 0); stay()"}, 138, 1, signals=(signal.SIGTERM,)),
+    "SIGTERM to two": Case(
+        {"0.0": "on(15, 138); stay()", "0.1": "on(15, 0); stay()"}, 138, 2, (), TWO, (signal.SIGTERM,), 2
+    ),
+    "SIGTERM and an error": Case(
+        {"0.0": "on(15, 138); stay()", "0.1": "on(15, 4); stay()"}, 4, 2, (), TWO, (signal.SIGTERM,), 2
+    ),
+    "SIGTERM, and one hangs": Case(
+        {"0": "signal.signal(15, signal.SIG_IGN); stay()"}, 137, 1, (), {"grace": 0.5}, (signal.SIGTERM,)
+    ),
+    "SIGHUP": Case({"0": "on(1, 138); stay()"}, 138, 1, signals=(signal.SIGHUP,)),
+    "SIGHUP without a handler": Case({"0": "stay()"}, 129, 1, signals=(signal.SIGHUP,)),
+    "SIGINT": Case({"0": "on(2, 0); stay()"}, 130, 1, signals=(signal.SIGINT,)),
+    "a second SIGINT kills": Case(
+        {"0": "signal.signal(2, lambda *_: open('heard', 'w')); stay()\nstay()"},
+        130,
+        1,
+        signals=(signal.SIGINT, signal.SIGINT),
+    ),
+    "SIGUSR1 is passed on, and restarts": Case({"0": "on(10, 138); stay()"}, 0, 2, signals=(signal.SIGUSR1,)),
+    "SIGUSR2 is passed on": Case({"0": "on(12, 0); stay()"}, 0, 1, signals=(signal.SIGUSR2,)),
+    "SIGTERM between two runs": Case({"*": DIE}, 138, 3, signals=(signal.SIGTERM,), up=3, options={"max_restarts": 9}),
+    "a hang": Case(
+        {"0": "trained(17, 10); stay()"},
+        0,
+        2,
+        ("worker 0 hung in a step, without progress for 1 s: SIGABRT", "after step 17\n", "Current thread", "in stay"),
+        {"hang_timeout": 1.0},
+    ),
+    "a hang that ignores SIGABRT": Case(
+        {"0": "signal.signal(6, signal.SIG_IGN); trained(17, 10); stay()"},
+        0,
+        2,
+        ("hung in a step",),
+        {"hang_timeout": 1},
+    ),
+    "a start has no limit": Case({"0": "time.sleep(2)"}, 0, 1, (), {"hang_timeout": 0.5}),
+    "a command that does not exist": Case({}, 2, 0, ("cannot start",), {"command": ["no-such-program"]}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_rule_and_exit_code(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    job = Launched(tmp_path, case.plan, **case.options)
+    if case.signals:
+        if "between" in name:
+            job.wait_for_starts(case.up)
+            wait_for(lambda: not is_alive(job.pids()[-1]))
+        else:
+            job.wait_until_up(case.up)
+    for number in case.signals:
+        job.send(number)
+        if number == signal.SIGINT and len(case.signals) > 1:
+            wait_for((tmp_path / "heard").exists)
+    code, _, err = job.end()
+    assert (code, len(job.starts())) == (case.code, case.starts), err
+    for text in case.says:
+        assert text in err
+    assert not any(is_alive(pid) for pid in job.pids())
+
+
+ORPHANS = """
+import subprocess
+child = [sys.executable, "-c", "import time; time.sleep(120)"]
+pids = [subprocess.Popen(child).pid, subprocess.Popen(child, start_new_session=True).pid]
+if os.fork() == 0:  # a daemon of the second generation
+    os.setsid()
+    if os.fork() == 0:
+        open("daemon", "w").write(str(os.getpid()))
+        time.sleep(120)
+    os._exit(0)
+os.wait()
+with open("starts", "a") as file:
+    for pid in pids:
+        file.write(f"child {pid}\\n")
+while not os.path.exists("daemon") or not open("daemon").read():
+    time.sleep(0.01)
+"""
+
+
+def everything(job: Launched) -> list[int]:
+    return [*job.pids(), int((job.directory / "daemon").read_text())]
+
+
+@pytest.mark.parametrize("victim", ["guard", "supervisor"])
+def test_nothing_stays_when_the_launcher_is_killed(tmp_path: Path, victim: str) -> None:
+    job = Launched(tmp_path, {"0": ORPHANS + "stay()"})
+    job.wait_until_up(1)
+    pids = everything(job)
+    assert len(pids) == 4
+    assert all(map(is_alive, pids))
+    supervisor = int(Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text())
+    os.kill(job.process.pid if victim == "guard" else supervisor, signal.SIGKILL)
+    wait_for(lambda: not any(map(is_alive, [*pids, supervisor])), 5.0)
+    assert job.end()[0] == (-9 if victim == "guard" else 137)
+
+
+def test_nothing_stays_when_the_output_is_not_read(tmp_path: Path) -> None:
+    """The launcher waits in a write to a full pipe, and is killed there."""
+    endless = "open('up-0.0', 'w').close()\nwhile True: print('x' * 1000)"
+    os.mkfifo(tmp_path / "out")
+    reader = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
+    job = Launched(tmp_path, {"0": endless}, log_dir="logs")
+    job.wait_until_up(1)
+    log = tmp_path / "logs" / "worker-0-run-0.log"
+    wait_for(lambda: log.stat().st_size > 100_000)
+    job.send(signal.SIGKILL)
+    wait_for(lambda: not any(map(is_alive, job.pids())), 5.0)
+    os.close(reader)
+
+
+def test_what_a_worker_leaves_is_gone_before_the_next_start(tmp_path: Path) -> None:
+    check = "left = [int(line.split()[1]) for line in open('starts')][:3]\n"
+    check += "print('alive', [pid for pid in left if os.path.exists(f'/proc/{pid}')])"
+    job = Launched(tmp_path, {"0": ORPHANS + "die(9)", "1": check})
+    code, out, err = job.end()
+    assert (code, out) == (0, "alive []\n"), err
+    assert not any(map(is_alive, everything(job)))
+
+
+def test_the_output_of_workers_has_prefixes_and_is_kept(tmp_path: Path) -> None:
+    plan = {
+        "0.0": "print('one\\ntwo', flush=True); sys.stderr.write('no line end'); sys.stderr.flush(); stay()",
+        "0.1": "after('0.0'); die(9)",
+        "1.0": "print('x' * 50_000)",
+    }
+    code, out, err = Launched(tmp_path, plan, workers=2, log_dir="logs").end()
+    assert (code, out) == (0, f"[0] one\n[0] two\n[0] no line end\n[0] {'x' * 50_000}\n"), err
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert logs == {
+        "worker-0-run-0.log": "one\ntwo\nno line end",
+        "worker-1-run-0.log": "",
+        "worker-0-run-1.log": "x" * 50_000 + "\n",
+        "worker-1-run-1.log": "",
+    }
+
+
+def test_one_worker_has_the_output_of_the_launcher(tmp_path: Path) -> None:
+    code, out, err = Launched(tmp_path, {"*": "print('out'); sys.stderr.write('err')"}).end()
+    assert (code, out, err) == (0, "out\n", "err")
+
+
+SHOW = """
+import json
+names = ("TF_CONFIG", "TF_NUM_INTRAOP_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
+json.dump({name: os.environ.get(name) for name in names}, open(f"env-{attempt}.{index}", "w"))
+"""
+
+
+def shown(directory: Path, place: str) -> dict[str, str | None]:
+    found: dict[str, str | None] = json.loads((directory / f"env-{place}").read_text())
+    return found
+
+
+def test_the_environment_of_one_worker(tmp_path: Path) -> None:
+    assert Launched(tmp_path, {"*": SHOW}, env={"PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": "-1"}).end()[0] == 0
+    assert shown(tmp_path, "0.0") == {
+        "TF_CONFIG": None,
+        "TF_NUM_INTRAOP_THREADS": None,
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "PYTHONUNBUFFERED": "",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def test_the_environment_of_two_workers(tmp_path: Path) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "4,GPU-a, 6,7,8"}
+    job = Launched(tmp_path, {"*": SHOW + "if attempt == '0': die(9)"}, env=env, workers=2, gpus_per_worker=2)
+    assert job.end()[0] == 0
+    found = {place: shown(tmp_path, place) for place in job.starts()}
+    assert [found[f"1.{index}"]["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["4,GPU-a", "6,7"]
+    assert {env["TF_NUM_INTRAOP_THREADS"] for env in found.values()} == {str(max(1, os.cpu_count() or 1) // 2 or 1)}
+    roles = {place: Role.detect({"TF_CONFIG": env["TF_CONFIG"] or ""}) for place, env in found.items()}
+    assert [roles[f"1.{index}"].worker_index for index in (0, 1)] == [0, 1]
+    assert roles["1.0"].addresses == roles["1.1"].addresses
+    assert roles["1.0"].addresses != next(role for place, role in roles.items() if place[0] == "0").addresses
+
+
+def test_reserved_ports_are_kept_from_others_and_free_for_tensorflows_server() -> None:
+    (reserved,) = reserve_ports(1)
+    port = reserved.getsockname()[1]
+    with reserved, socket.socket() as greedy:
+        with pytest.raises(OSError, match="in use"):
+            greedy.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port), reuse_port=False) as server:
+            assert server.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert is_free(port)
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free(port)
+
+
+def test_warm_restarts_are_forked(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "marker.py").write_text("")
+    fresh = "if 'marker' not in sys.modules: die(9)\n"  # until the fork server is ready
+    again = "if not os.path.exists('warm'): open('warm', 'w').close(); die(9)\n"
+    env = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{tmp_path}/lib:{ROOT}"}
+    plan = {"*": f"{fresh}print(sys.argv, flush=True)\n{again}print('end')"}
+    job = Launched(tmp_path, plan, env, warm=True, preloaded=["marker"], max_restarts=9)
+    code, out, err = job.end()
+    assert (code, out) == (0, "['worker.py']\n['worker.py']\nend\n"), err
+    assert not any(map(is_alive, job.pids()))
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "reason"),
+    [
+        ({"command": ["sh", "-c", "exec $PYTHON worker.py"]}, {"PYTHON": sys.executable}, "not a Python script"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "0"}, "GPUs are visible"),
+        ({"preloaded": ["time", "no_such_package", "hangs"]}, {"PYTHONPATH": f"lib:{ROOT}"}, "not ready yet"),
+        ({"preloaded": ["threads"], "max_restarts": 5}, {"PYTHONPATH": f"lib:{ROOT}"}, "has started threads"),
+    ],
+)
+def test_what_cannot_be_forked_starts_normally(
+    tmp_path: Path, options: dict[str, Any], env: dict[str, str], reason: str
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "hangs.py").write_text("import time\ntime.sleep(60)")
+    (tmp_path / "lib" / "threads.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    last = 4 if "threads" in reason else 1  # some seconds of restarts, until it is ready
+    plan = {**{str(attempt): "die(9)" for attempt in range(last)}, str(last): "print('it ran')"}
+    job = Launched(tmp_path, plan, {"CUDA_VISIBLE_DEVICES": "-1", **env}, warm=True, **options)
+    code, out, err = job.end()
+    assert (code, out) == (0, "it ran\n"), err
+    assert "a normal start, not a warm one: " in err
+    assert reason in err
