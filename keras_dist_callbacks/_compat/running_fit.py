@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_dist_callbacks._compat.shortened import most_batches, shorten
 from keras_dist_callbacks.errors import CompatError
 
 
@@ -170,6 +171,7 @@ class RunningFit:
             )
             if type(iterator.data_adapter).__name__ == "ArrayDataAdapter":
                 return None
+            shorten(iterator, most_batches(self.epoch_iterator))
             self.model._eval_epoch_iterator = iterator
         return self.model._eval_epoch_iterator
 
