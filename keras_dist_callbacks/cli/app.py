@@ -205,7 +205,7 @@ def run(
 
 @app.command(
     epilog="Exit codes: 0 the killed run equals the uninterrupted ones; 1 it differs, or a resume failed; 2 nothing was"
-    " shown: wrong usage, a script that fails by itself, a time-out, no BackupAndRestore; 3 two uninterrupted runs differ.",
+    " shown: wrong usage, a script that fails, a time-out, no BackupAndRestore; 3 two uninterrupted runs differ.",
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 def rehearse(

@@ -20,8 +20,8 @@ _SHORTENED = (
     "shows whether that is the reason"
 )
 _BUG = (
-    "the resume said that it is exact, and it is not: this is a bug in keras_dist_callbacks; please report it, with the "
-    "script if possible"
+    "the resume said that it is exact, and it is not: this is a bug in keras_dist_callbacks; please report it, with "
+    "the script if possible"
 )
 
 
