@@ -29,7 +29,7 @@ _KILL_SECONDS = 90.0
 
 
 @dataclasses.dataclass
-class _Fits(Shared):
+class Fits(Shared):
     """How many fits of this process were rehearsed."""
 
     count: int = 0
@@ -64,8 +64,8 @@ class RehearsedSession(FitSession):
         super().__init__(
             fit, engine, cluster, shutdown, dataclasses.replace(options, policy=SavePolicy(self._save_freq))
         )
-        shared(_Fits).count += 1
-        self._number = shared(_Fits).count
+        shared(Fits).count += 1
+        self._number = shared(Fits).count
         self._kill = plan.kill if self._number == 1 else None
         self._saved_at: int | None = None  # the step of the newest backup of this process in the epoch of the kills
         self._last_step, self._mark = 0, time.perf_counter()
@@ -157,7 +157,7 @@ class RehearsedSession(FitSession):
             if found is not None:
                 self._note(
                     "restored",
-                    commit=found.commit,
+                    at=str(found.position),
                     verdict=found.verdict,
                     notes=list(found.notes),
                     conditions=list(found.conditions),

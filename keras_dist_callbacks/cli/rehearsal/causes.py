@@ -25,12 +25,12 @@ _BUG = (
 )
 
 
-def of_irreproducible(manifest: Manifest, difference: Difference) -> list[str]:
+def of_irreproducible(manifest: Manifest, difference: Difference | None) -> list[str]:
     """What may make two uninterrupted runs equal.
 
     Args:
         manifest: The first backup of one of them.
-        difference: Of the two.
+        difference: The first one; None where only positions differ.
     """
     state = manifest.workers[0].state
     found = [] if manifest.info.get("seed") is not None else [_SEED]
@@ -48,8 +48,8 @@ def _of_input(manifest: Manifest) -> list[str]:
     return [*untracked.get("unordered", ()), *verdict.conditions(state)]
 
 
-def _is_of_input(difference: Difference) -> bool:
-    return any(variable.kind == "input" for variable in difference.variables)
+def _is_of_input(difference: Difference | None) -> bool:
+    return difference is not None and any(variable.kind == "input" for variable in difference.variables)
 
 
 def of_inexact(resumes: Sequence[Resume], difference: Difference | None) -> list[str]:

@@ -5,16 +5,16 @@ Values are read only of tensors that differ, to say how far apart they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.manifest import CALLBACK, INPUT_PYTHON, PYTHON
+from keras_dist_callbacks.backups.manifest import CALLBACK, INPUT_PYTHON, PYTHON, TRACED
 from keras_dist_callbacks.backups.reading import read_tensors
-from keras_dist_callbacks.backups.snapshot import JSON, VARIABLE, Manifest, Position, TensorInfo
+from keras_dist_callbacks.backups.snapshot import ARCHITECTURE, JSON, VARIABLE, Manifest, Position, TensorInfo
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.validation import format_value
 
@@ -84,6 +84,16 @@ class State:
     one: str
     other: str
 
+    @property
+    def name(self) -> str:
+        """To tell it from others."""
+        return f"{self.topic}: {self.path}"
+
+    @property
+    def is_of_objects(self) -> bool:
+        """Whether it is what the user's objects hold, which may differ in any two runs, such as a time."""
+        return self.topic in _OF_OBJECTS or self.topic.startswith("callback ")
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -102,28 +112,71 @@ class Difference:
     states: tuple[State, ...]
 
 
-def first_difference(one: Backups, other: Backups) -> Difference | None:
-    """What differs at the first position that both have and where anything does."""
+@dataclass(frozen=True)
+class Gap:
+    """What differs between two backups of the same position, before values are read.
+
+    Attributes:
+        position: Where.
+        tensors: The tensors, with both manifests.
+        states: The rest.
+    """
+
+    position: Position
+    tensors: tuple[_Tensors, ...]
+    states: tuple[State, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What differs, to tell it from others."""
+        return frozenset([*(found.name for found in self.tensors), *(state.name for state in self.states)])
+
+    @property
+    def is_about_training(self) -> bool:
+        """Whether numbers of training differ, and not only what the user's objects hold beside them."""
+        others = {_kind_of_tensor(found.name)[0] for found in self.tensors} - {"callback", "script"}
+        return bool(others) or any(not state.is_of_objects for state in self.states)
+
+
+def gaps(one: Backups, other: Backups, ignored: Collection[str] = ()) -> Iterator[Gap]:
+    """What differs, at each position that both have, in the order of training.
+
+    Args:
+        one: The backups of one run; of several at a position the newest counts.
+        other: Those of the other one; all of them count.
+        ignored: Names of what is not compared.
+    """
     for position in one.positions:
         reference = one.at(position)[-1]
         for manifest in other.at(position):
-            states, tensors = _states(reference, manifest), _tensors(reference, manifest)
-            if states or tensors:
-                variables = tuple(_variable(one.store, other.store, *found) for found in tensors)
-                return Difference(str(position), position.step, variables, tuple(states))
-    return None
+            tensors = tuple(t for t in _tensors(reference, manifest) if t.name not in ignored)
+            states = tuple(state for state in _states(reference, manifest) if state.name not in ignored)
+            if tensors or states:
+                yield Gap(position, tensors, states)
+
+
+def describe(gap: Gap, one: Backups, other: Backups) -> Difference:
+    """A gap in words, for which the tensors that differ are read."""
+    variables = tuple(_variable(one.store, other.store, found) for found in gap.tensors)
+    return Difference(str(gap.position), gap.position.step, variables, gap.states)
+
+
+def first_difference(one: Backups, other: Backups, ignored: Collection[str] = ()) -> Difference | None:
+    """What differs at the first position that both have and where anything does."""
+    gap = next(gaps(one, other, ignored), None)
+    return None if gap is None else describe(gap, one, other)
 
 
 def missing_positions(one: Backups, other: Backups) -> list[str]:
-    """Where one run has saved and the other has not, a sentence each."""
+    """Where the first run has saved and the second one has not, or the other way round, a sentence each."""
     return [
-        f"{has} run has saved at {position}, and the {has_not} run has not"
-        for has, has_not, first, second in (
-            ("the uninterrupted", "killed", one, other),
-            ("the killed", "uninterrupted", other, one),
+        f"{text} at {position}"
+        for text, positions, others in (
+            ("only the first run has saved", one.positions, other.positions),
+            ("only the second run has saved", other.positions, one.positions),
         )
-        for position in first.positions
-        if position not in second.positions
+        for position in positions
+        if position not in others
     ]
 
 
@@ -133,7 +186,17 @@ def _order(position: Position) -> tuple[int, bool]:
 
 # --- tensors
 
-_Found = tuple[str, int, TensorInfo | None, Manifest, TensorInfo | None, Manifest]
+
+@dataclass(frozen=True)
+class _Tensors:
+    """A tensor of a worker in two backups."""
+
+    name: str
+    worker: int
+    one: TensorInfo | None
+    in_one: Manifest
+    other: TensorInfo | None
+    in_other: Manifest
 
 
 def _workers(manifest: Manifest) -> Iterator[tuple[Mapping[str, TensorInfo], Mapping[str, JSON]]]:
@@ -143,15 +206,15 @@ def _workers(manifest: Manifest) -> Iterator[tuple[Mapping[str, TensorInfo], Map
         yield {**chief.tensors, **record.tensors}, {**chief.state, **record.state}
 
 
-def _tensors(one: Manifest, other: Manifest) -> list[_Found]:
-    found: list[_Found] = []
+def _tensors(one: Manifest, other: Manifest) -> list[_Tensors]:
+    found: list[_Tensors] = []
     known: set[tuple[Any, ...]] = set()
     for worker, ((first, _), (second, _)) in enumerate(zip(_workers(one), _workers(other), strict=True)):
         for name in sorted({*first, *second}):
             pair = _content(first.get(name)), _content(second.get(name))
             if pair[0] != pair[1] and (name, *pair) not in known:
                 known.add((name, *pair))
-                found.append((name, worker, first.get(name), one, second.get(name), other))
+                found.append(_Tensors(name, worker, first.get(name), one, second.get(name), other))
     return found
 
 
@@ -159,18 +222,16 @@ def _content(info: TensorInfo | None) -> tuple[Any, ...] | None:
     return None if info is None else (info.dtype, info.shape, info.hash)
 
 
-def _variable(one: BackupStore, other: BackupStore, *found: Any) -> Variable:
-    name, worker, first, first_in, second, second_in = found
-    kind, shown = _kind_of_tensor(name)
-    shown = f"{shown} (worker {worker})" if worker else shown
+def _variable(one: BackupStore, other: BackupStore, found: _Tensors) -> Variable:
+    kind, shown = _kind_of_tensor(found.name)
+    shown = f"{shown} (worker {found.worker})" if found.worker else shown
+    first, second = found.one, found.other
     if first is None or second is None:
         return Variable(f"{shown}, which only {'the second' if first is None else 'the first'} run has", kind)
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return Variable(f"{shown}, {first.dtype}{list(first.shape)} and {second.dtype}{list(second.shape)}", kind)
-    values = [
-        _read(store, info, manifest) for store, info, manifest in ((one, first, first_in), (other, second, second_in))
-    ]
-    return Variable(shown, kind, *_distance(*values))
+    distance = _distance(_read(one, first, found.in_one), _read(other, second, found.in_other))
+    return Variable(shown, kind, *distance)
 
 
 def _read(store: BackupStore, info: TensorInfo, manifest: Manifest) -> np.ndarray[Any, Any]:
@@ -197,6 +258,8 @@ def _kind_of_tensor(name: str) -> tuple[str, str]:
         return "variable", path if replica == "0" else f"{path} (replica {replica})"
     if kind == "callbacks":
         return "callback", rest
+    if kind in ("description", ARCHITECTURE):
+        return "script", name
     return ("input", name) if kind == "input" else ("state", name)
 
 
@@ -253,16 +316,12 @@ _TOPICS = {
 }
 
 
+_OF_OBJECTS = {_TOPICS[PYTHON], _TOPICS[INPUT_PYTHON], TRACED}
+
+
 def _topic_in_words(topic: str) -> str:
     if topic.startswith(f"{CALLBACK}History("):
         return "History"
     if topic.startswith(CALLBACK):
         return f"callback {topic.removeprefix(CALLBACK).removesuffix('()')}"
     return _TOPICS.get(topic, topic)
-
-
-def topics_of(differences: Iterable[Difference | None]) -> Sequence[str]:
-    """What differs, in words, each once."""
-    found = [d for d in differences if d is not None]
-    states = [state.topic for d in found for state in d.states]
-    return list(dict.fromkeys([*(v.kind for d in found for v in d.variables), *states]))

@@ -39,7 +39,7 @@ class Resume:
 
     Attributes:
         killed: Where, in words.
-        resumed: The backup's name; empty if the restart has found none.
+        resumed: Where the backup was made, in words; empty if nothing was restored.
         verdict: What the restart has printed.
         notes: Why it is not exact.
         conditions: On what it depends.
@@ -85,6 +85,7 @@ class Rehearsal:
         between: Which two runs differ.
         difference: The first difference.
         problems: What else is wrong, a sentence each.
+        unstable: What the user's objects hold and is another one in any two runs, which was not compared.
         advice: What helps.
         costs: Of backups and restarts.
         files: Files that the script opened for writing, outside of the scratch directory.
@@ -101,6 +102,7 @@ class Rehearsal:
     between: str = ""
     difference: Difference | None = None
     problems: tuple[str, ...] = ()
+    unstable: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     costs: Costs | None = None
     files: tuple[str, ...] = ()
@@ -162,33 +164,17 @@ class Rehearsing:
             return replace(known, exit_code=DIFFERENT, summary=summary, output=tuple(killed.failed.tail()))
         ones, twos, ends = (self._backups(run) for run in (first, second, killed))
         known = replace(known, costs=costs.measure([first, second], killed, ones[0]))
-        unlike = _compare(ones, twos, "two uninterrupted runs")
-        gaps = _gaps(ones, ends)
-        if unlike is not None:
+        unlike, unstable = _between_uninterrupted(ones, twos)
+        gaps, apart = _gaps(ones, ends), _gaps(ones, twos)
+        if unlike is not None or apart:
             advice = causes.of_irreproducible(ones[0].manifests[0], unlike)
             summary = "two uninterrupted runs differ, so nothing can be said about a resume"
-            code = DIFFERENT if gaps and not _gaps(ones, twos) else NOT_REPRODUCIBLE
+            code = DIFFERENT if gaps and not apart else NOT_REPRODUCIBLE
             return replace(
                 known, exit_code=code, summary=summary, between="two uninterrupted runs", difference=unlike,
-                advice=tuple(advice), problems=tuple(gaps),
+                advice=tuple(advice), problems=tuple(apart or gaps),
             )  # fmt: skip
-        return self._compare_with_killed(known, ones, ends, gaps)
-
-    def _compare_with_killed(
-        self, known: Rehearsal, ones: Sequence[Backups], ends: Sequence[Backups], gaps: Sequence[str]
-    ) -> Rehearsal:
-        difference = _compare(ones, ends, "")
-        if difference is None and not gaps and all(resume.resumed for resume in known.resumes):
-            count = sum(len(end.manifests) for end in ends)
-            return replace(
-                known, summary=f"the killed run equals the uninterrupted ones, bit for bit, at all {count} backups"
-            )
-        between = "the uninterrupted run and the killed one"
-        lost = [f"the restart after the kill {r.killed} found no backup" for r in known.resumes if not r.resumed]
-        return replace(
-            known, exit_code=DIFFERENT, summary="the killed run differs from the uninterrupted ones", between=between,
-            difference=difference, problems=(*gaps, *lost), advice=tuple(causes.of_inexact(known.resumes, difference)),
-        )  # fmt: skip
+        return _compare_with_killed(replace(known, unstable=tuple(sorted(unstable))), ones, ends, gaps)
 
     def _backups(self, run: Run) -> list[Backups]:
         return [Backups.read(BackupStore(self._open(place), max_manifest_bytes=MOST_BYTES)) for place in run.places]
@@ -229,9 +215,7 @@ def _resumes(killed: Run) -> list[Resume]:
         place = _PLACES[str(before.kill)]
         if restored:
             last = restored[0]
-            found.append(
-                Resume(place, last["commit"], last["verdict"], tuple(last["notes"]), tuple(last["conditions"]))
-            )
+            found.append(Resume(place, last["at"], last["verdict"], tuple(last["notes"]), tuple(last["conditions"])))
         else:
             found.append(Resume(place, "", "nothing was restored"))
     return found
@@ -243,12 +227,36 @@ def _files(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(r["path"] for process in processes for r in process if r["event"] == "file"))
 
 
-def _compare(ones: Sequence[Backups], others: Sequence[Backups], what: str) -> Difference | None:
-    for one, other in zip(ones, others, strict=False):
-        difference = comparison.first_difference(one, other)
-        if difference is not None:
-            return difference
-    return None
+def _compare_with_killed(
+    known: Rehearsal, ones: Sequence[Backups], ends: Sequence[Backups], gaps: Sequence[str]
+) -> Rehearsal:
+    pairs = list(zip(ones, ends, strict=False))
+    found = (comparison.first_difference(one, end, known.unstable) for one, end in pairs)
+    difference = next((difference for difference in found if difference is not None), None)
+    if difference is None and not gaps and all(resume.resumed for resume in known.resumes):
+        count = sum(len(end.manifests) for end in ends)
+        return replace(
+            known, summary=f"the killed run equals the uninterrupted ones, bit for bit, at all {count} backups"
+        )
+    between = "the uninterrupted run and the killed one"
+    lost = [f"the restart after the kill {r.killed} found no backup" for r in known.resumes if not r.resumed]
+    return replace(
+        known, exit_code=DIFFERENT, summary="the killed run differs from the uninterrupted ones", between=between,
+        difference=difference, problems=(*gaps, *lost), advice=tuple(causes.of_inexact(known.resumes, difference)),
+    )  # fmt: skip
+
+
+def _between_uninterrupted(
+    ones: Sequence[Backups], twos: Sequence[Backups]
+) -> tuple[Difference | None, frozenset[str]]:
+    """The first difference of training between two uninterrupted runs; and what differs besides, such as times."""
+    unstable: set[str] = set()
+    for one, two in zip(ones, twos, strict=False):
+        for gap in comparison.gaps(one, two):
+            if gap.is_about_training:
+                return comparison.describe(gap, one, two), frozenset()
+            unstable |= gap.names
+    return None, frozenset(unstable)
 
 
 def _gaps(ones: Sequence[Backups], others: Sequence[Backups]) -> list[str]:

@@ -8,7 +8,7 @@ from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.rehearsal.comparison import Difference
 from keras_dist_callbacks.cli.rehearsal.costs import Costs
-from keras_dist_callbacks.cli.rehearsal.rehearse import EQUAL, Rehearsal
+from keras_dist_callbacks.cli.rehearsal.rehearse import EQUAL, Rehearsal, Resume
 
 _SHOWN = 6
 
@@ -24,6 +24,9 @@ def show_rehearsal(page: Page, found: Rehearsal) -> None:
         if lines:
             page.line(title)
             page.facts(("-", line) for line in lines)
+    if found.unstable:
+        page.line("These values differ between any two runs, and were not compared:")
+        page.facts(("-", name) for name in found.unstable)
     if found.costs is not None:
         page.line("Costs, as figures of a short run:")
         page.facts(_costs(found.costs))
@@ -45,10 +48,16 @@ def _facts(found: Rehearsal) -> Iterator[tuple[str, str]]:
         batches = f"{fit.batches} batch{'es' if fit.batches > 1 else ''}"
         yield "fit", f"{fit.epochs} of {fit.asked} epochs, {batches} each at most, a backup every {fit.save_freq}{rest}"
     for resume in found.resumes:
-        conditions = f" {'; and if '.join(resume.conditions)}" if resume.verdict == "exact if" else ""
-        notes = f": {'; '.join(resume.notes)}" if resume.notes else ""
-        source = f", resumed from {resume.resumed}" if resume.resumed else ""
-        yield "kill", f"{resume.killed}{source}: {resume.verdict}{conditions}{notes}"
+        source = f", resumed at {resume.resumed}" if resume.resumed else ""
+        details = "" if found.advice else _details(resume)
+        yield "kill", f"{resume.killed}{source}: {resume.verdict}{details}"
+
+
+def _details(resume: Resume) -> str:
+    """Why a resume is not certain to be exact, where nothing else says it."""
+    if resume.notes:
+        return f": {'; '.join(resume.notes)}"
+    return f" {'; and if '.join(resume.conditions)}" if resume.conditions else ""
 
 
 def _differences(found: Difference) -> Iterator[tuple[str, str]]:
