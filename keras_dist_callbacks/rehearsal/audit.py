@@ -79,8 +79,9 @@ def _is_ignored(path: str, ignored: tuple[str, ...]) -> bool:
 def _ignored_directories(plan: Plan) -> list[str]:
     """The rehearsal's own, Python's, and temporary files by the names that `tempfile` and this package give them."""
     temporary = tempfile.gettempdir()
+    own = [place for place in (plan.scratch, plan.out) if "://" not in place]
     return [
-        *([] if "://" in plan.scratch else [f"{plan.scratch.rstrip('/')}/"]),
+        *(f"{place.rstrip('/')}/" for place in own),
         *(f"{place}/" for place in {sys.prefix, sys.base_prefix} if place != "/usr"),
         "/usr/lib/",
         *(os.path.join(temporary, prefix) for prefix in ("tmp", "kdc-")),  # noqa: PTH118 - of names, not a path

@@ -157,8 +157,9 @@ class Runner:
         directory = settings.own / f"{name}-{number}"
         directory.mkdir()
         scratch = f"{settings.scratch.rstrip('/')}/{name}"
-        plan = Plan(scratch, str(directory), settings.steps, settings.epochs, 1, kill)
-        command = [part.replace(OUT, str(settings.own / "out")) for part in settings.command]
+        out = str(settings.own / "out")
+        plan = Plan(scratch, str(directory), out, settings.steps, settings.epochs, 1, kill)
+        command = [part.replace(OUT, out) for part in settings.command]
         path = settings.own / f"plan-{number}.json"
         env = {**settings.env, VARIABLE: str(path)}
         began, moment = time.time(), time.monotonic()
