@@ -110,6 +110,8 @@ class RehearsedSession(FitSession):
         """Saves if that is due, alone: the backup before is written first, so that each one's costs are its own."""
         step, writing = self._progress.count.step, self._engine.writing
         self._note("step", step=step, seconds=time.perf_counter() - self._mark, writing=writing)
+        if self._saved_at is not None and step >= self._saved_at + _STEPS_AFTER_SAVE:
+            self._kill_if("steps")
         is_due = step // self._save_freq > self._last_step // self._save_freq
         self._last_step = step
         if is_due:
@@ -119,8 +121,6 @@ class RehearsedSession(FitSession):
         if is_due:
             self._note("save", step=step, seconds=time.perf_counter() - began)
             self._kill_after_save(step)
-        elif self._saved_at is not None and step >= self._saved_at + _STEPS_AFTER_SAVE:
-            self._kill_if("steps")
         self._mark = time.perf_counter()
 
     def epoch_trained(self) -> None:

@@ -147,7 +147,7 @@ def test_a_run_that_is_killed_at_all_places_equals_an_uninterrupted_one(
     assert [events(found, "kill")[0]["place"] for found in attempts[:-1]] == KILLS
     assert all(events(found, "restored") for found in attempts[1:])
     one, other = backups(whole), backups(attempts[-1])
-    assert len({manifest.id.generation for manifest in other.manifests}) >= 3
+    assert len({manifest.id.generation for manifest in other.manifests}) > 1
     assert missing_positions(one, other) == []
     assert first_difference(one, other) is None
 
@@ -202,8 +202,7 @@ def test_checkpoints_and_logs_go_to_scratch_and_the_real_directories_stay_as_the
 ) -> None:
     real = tmp_path / "real"
     real.mkdir()
-    for _ in range(2):
-        tiny.model().fit(tiny.shuffled(), epochs=1, verbose=0, callbacks=_writers(real))
+    tiny.model().fit(tiny.shuffled(), epochs=1, verbose=0, callbacks=_writers(real))
     before = files(real)
     assert before
     for _ in range(2):

@@ -210,7 +210,7 @@ def _tensors(one: Manifest, other: Manifest) -> list[_Tensors]:
     found: list[_Tensors] = []
     known: set[tuple[Any, ...]] = set()
     for worker, ((first, _), (second, _)) in enumerate(zip(_workers(one), _workers(other), strict=True)):
-        for name in sorted({*first, *second}):
+        for name in dict.fromkeys([*first, *second]):
             pair = _content(first.get(name)), _content(second.get(name))
             if pair[0] != pair[1] and (name, *pair) not in known:
                 known.add((name, *pair))
