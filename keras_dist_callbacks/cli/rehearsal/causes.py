@@ -33,19 +33,14 @@ def of_irreproducible(manifest: Manifest, difference: Difference | None) -> list
         difference: The first one; None where only positions differ.
     """
     state = manifest.workers[0].state
-    found = [] if manifest.info.get("seed") is not None else [_SEED]
-    found += _of_input(manifest)
-    environment = state.get(ENVIRONMENT) or {}
-    if manifest.info.get("seed") is not None and environment.get("deterministic") == "False":
+    unordered = (state.get(verdict.UNTRACKED_INPUT) or {}).get("unordered", ())
+    found = [*([] if manifest.info.get("seed") is not None else [_SEED]), *unordered]
+    if found:
+        return found
+    found = verdict.conditions(WorkerState(manifest.position, {}, state, manifest.info))
+    if (state.get(ENVIRONMENT) or {}).get("deterministic") == "False":
         found.append(_DETERMINISM)
     return [*found, _SHORTENED] if not found or _is_of_input(difference) else found
-
-
-def _of_input(manifest: Manifest) -> list[str]:
-    """The stages of the input that have no fixed order, and its Python code."""
-    state = WorkerState(manifest.position, {}, manifest.workers[0].state, manifest.info)
-    untracked = state.state.get(verdict.UNTRACKED_INPUT) or {}
-    return [*untracked.get("unordered", ()), *verdict.conditions(state)]
 
 
 def _is_of_input(difference: Difference | None) -> bool:
