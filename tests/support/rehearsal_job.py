@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
 import time
@@ -42,8 +43,8 @@ class Hidden(keras.callbacks.Callback):
 
 
 def stateful_batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Draws from a generator of its own, which each pass moves on."""
-    while True:
+    """Draws from a generator of random numbers that each pass moves on: a resume does not read past epochs again."""
+    for _ in range(BATCHES):
         x = RANDOM.normal(size=(BATCH, 6)).astype("float32")
         yield x, x[:, :1]
 
@@ -52,6 +53,9 @@ RANDOM = np.random.default_rng(3)
 
 
 def data(case: str) -> Any:
+    if case == "generator":
+        kinds = (tf.TensorSpec((BATCH, 6), tf.float32), tf.TensorSpec((BATCH, 1), tf.float32))
+        return tf.data.Dataset.from_generator(stateful_batches, output_signature=kinds)
     x = np.random.default_rng(0).normal(size=(BATCHES * BATCH, 6)).astype("float32")
     rows = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(BATCHES * BATCH)
     if case == "unordered":
@@ -75,19 +79,20 @@ def model(case: str) -> keras.Model:
     return built
 
 
-def train(case: str, directory: str) -> None:
-    callbacks = [Hidden()] if case == "counter" else []
-    backup = [] if case == "no-backup" else [kdc.BackupAndRestore(f"{directory}/backup", save_freq=100)]
-    best = kdc.ModelCheckpoint(f"{directory}/checkpoints/best.keras", save_best_only=True, monitor="loss")
-    steps = BATCHES if case == "generator" else None
-    fits = 2 if case == "two-fits" else 1
-    for _ in range(fits):
-        x = stateful_batches() if case == "generator" else data(case)
-        built = model(case)
-        built.fit(
-            x, epochs=5, steps_per_epoch=steps, validation_data=data("plain") if case == "validation" else None,
-            verbose=2, callbacks=[*callbacks, best, *backup],
-        )  # fmt: skip
+def train(case: str, directory: str, options: dict[str, Any] | None) -> None:
+    best = kdc.ModelCheckpoint(
+        f"{directory}/checkpoints/best.keras", save_best_only=True, monitor="loss", storage_options=options
+    )
+    callbacks: list[Any] = [Hidden()] if case == "counter" else []
+    callbacks += [best, kdc.TensorBoard(f"{directory}/logs", storage_options=options)]
+    if case != "no-backup":
+        callbacks.append(kdc.BackupAndRestore(f"{directory}/backup", save_freq=100, storage_options=options))
+    for _ in range(2 if case == "two-fits" else 1):
+        strategy = kdc.make_strategy()
+        with strategy.scope():
+            built = kdc.make_or_restore_model(lambda: model(case), f"{directory}/checkpoints", storage_options=options)
+        validation = data("plain") if case == "validation" else None
+        built.fit(data(case), epochs=5, validation_data=validation, verbose=2, callbacks=callbacks)
 
 
 def main() -> None:
@@ -95,6 +100,7 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--case", default="plain")
     parser.add_argument("--log", type=Path)
+    parser.add_argument("--storage-options", type=json.loads)
     args = parser.parse_args()
     if args.log is not None:
         args.log.parent.mkdir(parents=True, exist_ok=True)
@@ -105,9 +111,11 @@ def main() -> None:
         time.sleep(600)
     if args.case != "no-seed":
         keras.utils.set_random_seed(1)
+    if args.case == "deterministic":
+        tf.config.experimental.enable_op_determinism()
     if args.case == "loop":
         kdc.Checkpointer(f"{args.directory}/backup", model=model("plain"))
-    train(args.case, args.directory)
+    train(args.case, args.directory, args.storage_options)
 
 
 if __name__ == "__main__":
