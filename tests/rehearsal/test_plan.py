@@ -203,7 +203,7 @@ def test_a_plan_that_ends_before_fit_lets_no_step_be_trained(
     callbacks = [tiny.CountSteps(), kdc.BackupAndRestore(tmp_path / "run")]
     case(path)
     with pytest.raises(ConfigError, match=NOT_IN_FORCE[case]):
-        tiny.model().fit(tiny.shuffled(), epochs=3, verbose=0, callbacks=callbacks)
+        tiny.model().fit(tiny.shuffled(), epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
     assert callbacks[0].trained == []
 
 
@@ -214,7 +214,7 @@ def test_a_plan_that_comes_into_force_after_the_callback_was_made_lets_no_step_b
     place = tmp_path / "plan.json"
     monkeypatch.setenv(VARIABLE, str(place))
     with published(place, plan(tmp_path)), pytest.raises(ConfigError, match="has changed since"):
-        tiny.model().fit(tiny.shuffled(), epochs=3, verbose=0, callbacks=[steps, backup])
+        tiny.model().fit(tiny.shuffled(), epochs=3, verbose=0, shuffle=False, callbacks=[steps, backup])
     assert steps.trained == []
     assert not (tmp_path / "run").exists()
 
@@ -225,7 +225,7 @@ def test_a_variable_that_was_removed_after_the_callback_was_made_lets_no_step_be
     callbacks: list[keras.callbacks.Callback] = [tiny.CountSteps(), kdc.BackupAndRestore(tmp_path / "run")]
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(ConfigError, match="has changed since"):
-        tiny.model().fit(tiny.shuffled(), epochs=3, verbose=0, callbacks=callbacks)
+        tiny.model().fit(tiny.shuffled(), epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
     assert callbacks[0].trained == []
 
 
