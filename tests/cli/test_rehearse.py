@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -244,7 +245,7 @@ def test_costs_follow_from_the_recorded_times(tmp_path: Path) -> None:
 def test_a_result_is_printed_for_people_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from keras_dist_callbacks.cli.formatting import Page
 
-    found = replace(judge(Runs(tmp_path, {"killed": 1.5})), files=("/somewhere/metrics.csv",), kept="/scratch")
+    found = replace(judge(Runs(tmp_path, {"killed": 1.5})), files=("/somewhere/metrics.csv",), kept=("/scratch",))
     report.show_rehearsal(Page(), found)
     shown = capsys.readouterr().out
     for part in (
@@ -371,6 +372,30 @@ def test_a_script_that_fails_is_code_2_with_the_end_of_its_output(tmp_path: Path
     assert "no fit() with BackupAndRestore took part" in result.stdout
 
 
+@pytest.mark.process
+def test_a_command_that_is_terminated_ends_its_processes_and_its_plan(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, time; from pathlib import Path\n"
+        "Path(sys.argv[1]).write_text(os.environ['KDC_REHEARSAL']); Path(sys.argv[2]).write_text(str(os.getpid()))\n"
+        "time.sleep(120)"
+    )
+    plan, pid = tmp_path / "plan", tmp_path / "pid"
+    command = [sys.executable, "-m", "keras_dist_callbacks.cli", "rehearse", str(script), str(plan), str(pid)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=env) as running:
+        deadline = time.monotonic() + 60.0
+        while not (pid.exists() and pid.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert Path(plan.read_text()).exists()
+        running.terminate()
+        assert running.wait(60) == 143
+    assert not _is_alive(int(pid.read_text()))
+    assert not Path(plan.read_text()).exists()
+    assert not list(tmp_path.glob("kdc-*"))
+
+
 # --- a real rehearsal
 
 
@@ -386,5 +411,5 @@ def test_the_digits_example_resumes_exactly(tmp_path: Path, monkeypatch: pytest.
     assert "bit for bit" in found["summary"]
     assert [resume["verdict"] for resume in found["resumes"]] == ["exact", "exact"]
     assert found["costs"]["save_freq"] >= 1
-    assert (found["files"], found["kept"]) == ([], "")
+    assert (found["files"], found["kept"]) == ([], [])
     assert list(tmp_path.iterdir()) == []

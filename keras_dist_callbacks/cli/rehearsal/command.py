@@ -7,9 +7,11 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,12 +55,11 @@ def run(words: Sequence[str], limits: Limits, scratch: str | None, options: str 
         typer.Exit: With the exit code.
     """
     own = temporary.make_directory("rehearsal")
-    place = f"{scratch.rstrip('/')}/rehearsal-{uuid.uuid4().hex[:12]}" if scratch else str(own / "scratch")
-    if scratch and "://" not in scratch:
-        place = str(Path(place).absolute())
+    place = _scratch_place(scratch) if scratch else str(own / "scratch")
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, own, ignore_errors=True)
-        with opened(place, options, as_json) as target:
+        stack.enter_context(_ending_with_its_processes())
+        with opened(place, options if "://" in place else None, as_json) as target:
             reject_credentials(place)
             env = {OPTIONS_VARIABLE: json.dumps(target.options)} if target.options else {}
             settings = Settings(
@@ -70,14 +71,30 @@ def run(words: Sequence[str], limits: Limits, scratch: str | None, options: str 
                 return Storage.open(url, target.options, retry=target.storage.retry)
 
             found = Rehearsing(Runner(settings), limits.kills, open_place, _say_progress)()
-            if found.exit_code != EQUAL:
-                kept = temporary.keep(own)
-                found = dataclasses.replace(found, kept=str(kept))
-            elif scratch:
-                found = dataclasses.replace(found, kept=place)
+            kept = [str(temporary.keep(own))] if found.exit_code != EQUAL else []
+            found = dataclasses.replace(found, kept=(*kept, *([place] if scratch else [])))
             target.report(found, show_rehearsal)
             if found.exit_code != EQUAL:
                 raise typer.Exit(found.exit_code)
+
+
+def _scratch_place(scratch: str) -> str:
+    """A new directory in the one that the user gave."""
+    name = f"rehearsal-{uuid.uuid4().hex[:12]}"
+    return f"{scratch.rstrip('/')}/{name}" if "://" in scratch else str(Path(scratch, name).absolute())
+
+
+@contextlib.contextmanager
+def _ending_with_its_processes() -> Iterator[None]:
+    """SIGTERM ends the command as an exception does, which ends the processes that it has started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _command(words: Sequence[str]) -> tuple[str, ...]:

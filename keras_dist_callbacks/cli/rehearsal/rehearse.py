@@ -90,7 +90,7 @@ class Rehearsal:
         costs: Of backups and restarts.
         files: Files that the script opened for writing, outside of the scratch directory.
         output: The end of the output of a process that failed.
-        kept: Where the scratch directory is, if it was kept.
+        kept: Directories that were kept: the scratch directory, and the output of each process.
     """
 
     exit_code: int
@@ -107,7 +107,7 @@ class Rehearsal:
     costs: Costs | None = None
     files: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
-    kept: str = ""
+    kept: tuple[str, ...] = ()
 
 
 class Rehearsing:

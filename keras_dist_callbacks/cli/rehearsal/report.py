@@ -37,7 +37,7 @@ def show_rehearsal(page: Page, found: Rehearsal) -> None:
         page.line("The end of its output:")
         page.facts(("|", line) for line in found.output)
     if found.kept:
-        page.line(f"Everything is kept in {found.kept}")
+        page.line(f"What the runs have written is kept in {' and '.join(found.kept)}")
 
 
 def _facts(found: Rehearsal) -> Iterator[tuple[str, str]]:
