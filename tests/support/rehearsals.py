@@ -13,6 +13,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli.rehearsal.comparison import Backups
 from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.rehearsal import records
+from keras_dist_callbacks.rehearsal import scratch as scratch_module
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill, Plan, published
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.training import rehearsed_session, resume_mode
@@ -51,6 +52,7 @@ def rehearsing(
         patch.setitem(PARTS, rehearsed_session.Fits, rehearsed_session.Fits())
         patch.setitem(PARTS, resume_mode.Runs, resume_mode.Runs())
         patch.setattr(rehearsed_session.os, "kill", _raise)
+        patch.setattr(scratch_module, "watch_files", lambda plan: None)  # its hook could not be taken away again
         yield found
     for process in records.read(attempt):
         found += process
