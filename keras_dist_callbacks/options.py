@@ -13,9 +13,13 @@ from typing import Any, Literal, TypeVar
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.rehearsal.scratch import place_of
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import PathLike, Storage
 from keras_dist_callbacks.validation import Bytes, Rate, Seconds, Some
+
+MAX_OVERHEAD = 0.02
+"""The share of the training time that backups may cost, unless it is given."""
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -169,9 +173,10 @@ class ShutdownOptions:
 
 
 def open_to_write(url: PathLike, storage_options: Mapping[str, Any] | None, write: WriteOptions) -> Storage:
-    """Returns a directory with the options of writing; raises what `Storage.open` does."""
+    """Returns a directory with the options of writing, in a rehearsal its place there; raises like `Storage.open`."""
+    place, options = place_of(url, storage_options)
     return Storage.open(
-        url, storage_options, fsync=write.fsync, retry=write.retry, max_bytes_per_second=write.max_bytes_per_second
+        place, options, fsync=write.fsync, retry=write.retry, max_bytes_per_second=write.max_bytes_per_second
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks._compat.running_fit import RunningFit, list_of_callbacks
+from keras_dist_callbacks._compat.shortened import most_batches, shorten
 
 _ITERATOR_METHODS = ("_enumerate_iterator", "catch_stop_iteration")
 
@@ -168,6 +169,7 @@ class _Seam:
         iterator = getattr(self._fit.model, "_eval_epoch_iterator", None)
         if iterator is None or "catch_stop_iteration" in vars(iterator):
             return
+        shorten(iterator, most_batches(self._fit.epoch_iterator))
         catch = iterator.catch_stop_iteration
         self._wrap(iterator, "catch_stop_iteration", lambda: _Watched(catch(), self._leaves))
 

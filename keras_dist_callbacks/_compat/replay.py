@@ -16,6 +16,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks._compat.shortened import most_batches, own_steps
 from keras_dist_callbacks.errors import BackupError
 
 _ALL = 2**62
@@ -99,7 +100,7 @@ def read_epochs(
         _read_epoch(fit.epoch_iterator, advance, by_count.get(past))
         if validation is not None and validations and fit.validates(past):
             if fit.builds_before_evaluating:
-                *_, data = next(_own_steps(validation))
+                *_, data = next(own_steps(validation))
                 _pull(data, 1)
             validation.reset()
             _read_epoch(validation, lambda count: None)
@@ -107,7 +108,7 @@ def read_epochs(
 
 
 def _read_epoch(iterator: Any, advance: Callable[[int], None], by_count: int | None = None) -> None:
-    for begin, *_, data in _own_steps(iterator):
+    for begin, *_, data in own_steps(iterator):
         if by_count is not None and begin >= by_count:
             iter(iterator._get_iterator())
             iterator.data_adapter.on_epoch_end()
@@ -118,12 +119,6 @@ def _read_epoch(iterator: Any, advance: Callable[[int], None], by_count: int | N
             iterator._current_iterator = None
             iterator.data_adapter.on_epoch_end()
             return
-
-
-def _own_steps(iterator: Any) -> Iterator[tuple[Any, ...]]:
-    """Keras' own enumeration, without what is wrapped around it."""
-    steps: Iterator[tuple[Any, ...]] = type(iterator)._enumerate_iterator.__get__(iterator)()
-    return steps
 
 
 def drop_steps(
@@ -204,10 +199,10 @@ class _StandIns:
 
 
 def _count_epoch(iterator: Any, by_count: int | None = None) -> None:
-    steps = _own_steps(iterator)
+    steps = own_steps(iterator)
     if not (iterator.steps_per_epoch or iterator._num_batches):
         *_, data = next(steps)  # of unknown length: one iterator, read to its end, mostly
-        data.pulled = by_count or _ALL
+        data.pulled = by_count or most_batches(iterator) or _ALL
         if by_count:
             iterator._get_iterator()
         iterator.data_adapter.on_epoch_end()
@@ -218,7 +213,7 @@ def _count_epoch(iterator: Any, by_count: int | None = None) -> None:
 
 def _count_validation(fit: RunningFit, iterator: Any) -> None:
     if fit.builds_before_evaluating:
-        *_, data = next(_own_steps(iterator))
+        *_, data = next(own_steps(iterator))
         data.pulled = 1
     iterator.reset()
     _count_epoch(iterator)

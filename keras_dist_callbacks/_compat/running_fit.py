@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from keras_dist_callbacks._compat.incompatible import incompatible
+from keras_dist_callbacks._compat.shortened import most_batches, shorten
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ class RunningFit:
             )
             if type(iterator.data_adapter).__name__ == "ArrayDataAdapter":
                 return None
+            shorten(iterator, most_batches(self.epoch_iterator))
             self.model._eval_epoch_iterator = iterator
         return self.model._eval_epoch_iterator
 

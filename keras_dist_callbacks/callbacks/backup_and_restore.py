@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import keras
@@ -18,14 +19,23 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.schedule import MAX_OVERHEAD, parse_save_freq
+from keras_dist_callbacks.engine.schedule import parse_save_freq
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.options import ShutdownOptions, WriteOptions, explains_arguments, group_of, open_to_write
+from keras_dist_callbacks.options import (
+    MAX_OVERHEAD,
+    ShutdownOptions,
+    WriteOptions,
+    explains_arguments,
+    group_of,
+    open_to_write,
+)
+from keras_dist_callbacks.rehearsal.plan import VARIABLE, Plan, plan_in_force
 from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import is_first, say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
+from keras_dist_callbacks.training.rehearsed_session import RehearsedSession
 from keras_dist_callbacks.training.restored import Restored, reproducibility_advice
 from keras_dist_callbacks.training.session import FitSession, SessionOptions
 from keras_dist_callbacks.validation import check, path, verbosity
@@ -108,7 +118,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._options = EngineOptions(double_checkpoint, self.verbose > 0, write)
         self.double_checkpoint = double_checkpoint
         self._shutdown = group_of("shutdown_options", shutdown_options, ShutdownOptions)
-        self._storage = open_to_write(backup_dir, storage_options, write)
+        self._plan, self._finished = plan_in_force(), 0
+        self._root = self._storage = open_to_write(backup_dir, storage_options, write)
 
     def set_model(self, model: Any) -> None:
         """Chooses the backup to resume from, and becomes the last callback of the list."""
@@ -171,6 +182,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         session = self._require_session()
         session.train_end(delete=self.delete_checkpoint)
         self._session = None
+        self._finished += 1
 
     def _open(self, fit: seam.RunningFit, callbacks: list[Any]) -> None:
         if self._session is not None:
@@ -182,8 +194,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self._cluster = cluster = Cluster.detect()
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
-        name = resume_mode.next_name("backup")
-        engine = BackupEngine.open(self._storage, cluster, name, self._options)
+        name, plan = resume_mode.next_name("backup"), self._require_plan()
+        engine = BackupEngine.open(self._storage, cluster, name, replace(self._options, keep_all=plan is not None))
         engine.prepare()
         shutdown = ShutdownController(
             self._shutdown, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)
@@ -196,7 +208,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             strict=self._strict,
             read_again=self._read_again,
         )
-        session = FitSession(fit, engine, cluster, shutdown, options)
+        parts = (fit, engine, cluster, shutdown, options)
+        session = FitSession(*parts) if plan is None else RehearsedSession(*parts, plan)
         saved = session.pick()
         self._session = session
         if saved is not None:
@@ -217,6 +230,15 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             "the number of batches": str(fit.steps_per_epoch or fit.num_batches),
             "epochs": str(fit.epochs),
         }
+
+    def _require_plan(self) -> Plan | None:
+        """The plan in force, as it was when this object was made; it keeps what a real fit() would delete apart."""
+        plan = plan_in_force()
+        if plan != self._plan:
+            raise ConfigError(f"{VARIABLE} has changed since BackupAndRestore was made; nothing is trained")
+        if plan is not None and self.delete_checkpoint:
+            self._storage = self._root.child(f"fit-{self._finished + 1}")
+        return plan
 
     def _end_preparation(self) -> None:
         if self._prepared is not None:

@@ -22,6 +22,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.rehearsal.scratch import place_of
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
@@ -198,7 +199,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
             if directory is None:
                 continue
             reject_credentials(directory)
-            if not self._is_native(directory):
+            if not self._is_native(directory, self._storage_options):
                 Storage.open(directory, self._storage_options)
 
     def set_model(self, model: Any) -> None:
@@ -218,11 +219,11 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         self._writes = agree_on_writers(cluster, "TensorBoard", self._write_on, own, elsewhere=elsewhere)
         if cluster.is_evaluator:
             self._writes = not elsewhere  # no other worker was given this directory to write to
-        target = self._target(cluster)
+        target, options = self._place(cluster)
         storage = (
             None
-            if target is None or self._is_native(target)
-            else open_to_write(target, self._storage_options, self._write_options)
+            if target is None or self._is_native(target, options)
+            else open_to_write(target, options, self._write_options)
         )
         if cluster.is_evaluator:
             self._probe(target, storage)
@@ -295,6 +296,10 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         name = cluster.name.replace(" ", "-")
         return f"{self._worker_dir.rstrip('/')}/{name}"
 
+    def _place(self, cluster: Cluster) -> tuple[str | None, Mapping[str, Any] | None]:
+        target = self._target(cluster)
+        return (None, None) if target is None else place_of(target, self._storage_options)
+
     def _directory(self, target: str | None, storage: Storage | None) -> str:
         """Returns where TensorFlow shall write."""
         if target is not None and storage is None:
@@ -313,9 +318,9 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         if storage is not None:
             storage.probe()
 
-    def _is_native(self, directory: str) -> bool:
+    def _is_native(self, directory: str, options: Mapping[str, Any] | None) -> bool:
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
-        return scheme in {"", "file", "ram"} or (scheme == "gs" and not self._storage_options)
+        return scheme in {"", "file", "ram"} or (scheme == "gs" and not options)
 
 
 def _profile_batch(given: Any) -> int | tuple[int, int]:

@@ -18,6 +18,7 @@ from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.options import explains_arguments
+from keras_dist_callbacks.rehearsal.scratch import place_of
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
@@ -77,6 +78,7 @@ def latest_checkpoint(
         StorageError: The store cannot be read.
     """
     directory, template = _split(checkpoint_dir)
+    directory, storage_options = place_of(directory, storage_options)
     storage = Storage.open(directory, storage_options, retry=retry)
     checkpoint = files.latest_verified(storage, template)
     if checkpoint is None:
@@ -138,6 +140,7 @@ def make_or_restore_model(
     adopt, verbose = validation.check("adopt", adopt, bool), validation.verbosity("verbose", verbose)
     cluster = _training_cluster()
     directory, template = _split(checkpoint_dir)
+    directory, storage_options = place_of(directory, storage_options)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
     with temporary.directory("restore") as copies:
         checkpoint = _same_on_all(cluster, storage, template, copies, warns=not adopt)

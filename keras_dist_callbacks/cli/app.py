@@ -17,6 +17,7 @@ from keras_dist_callbacks.cli import details, exporting, formatting, listing, ou
 from keras_dist_callbacks.cli import doctor as diagnosing
 from keras_dist_callbacks.cli.inventory import Entry, read_entries
 from keras_dist_callbacks.cli.output import Target, fail, nothing_in, opened
+from keras_dist_callbacks.cli.rehearsal import command as rehearsing
 from keras_dist_callbacks.cluster.schedulers import read_scheduler
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.launch import launcher
@@ -296,6 +297,36 @@ def _seconds(text: str | None) -> Any:
         return None if text is None else float(text)
     except ValueError:
         return text  # "auto", or what LaunchOptions refuses
+
+
+@app.command(
+    epilog="Exit codes: 0 the killed run equals the uninterrupted ones; 1 it differs, or a resume failed; 2 nothing was"
+    " shown: wrong usage, a script that fails, a time-out, no BackupAndRestore; 3 two uninterrupted runs differ.",
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def rehearse(
+    context: typer.Context,
+    program: Annotated[
+        str, typer.Argument(help="A Python script, or after `--` any command; its arguments follow, with {out}.")
+    ],
+    steps: Annotated[int, typer.Option(min=4, help="Batches per epoch and per validation, at most.")] = 20,
+    epochs: Annotated[int, typer.Option(min=2, help="Epochs per fit(), at most.")] = 2,
+    kills: Annotated[int, typer.Option(min=1, max=4, help="How often the run is killed.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes of a cluster on this machine, on CPUs.")] = 1,
+    scratch: Annotated[
+        str | None, typer.Option(help="Where backups, checkpoints and logs go: a path or URL. [default: temporary]")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, max=1e7, help="Seconds for each process.")] = 600.0,
+    storage_options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Proves on your own script that it resumes exactly: runs it shortened, kills it, restarts it, and compares.
+
+    The script is not changed. What it would save with this package goes to a scratch directory; `{out}` in its
+    arguments becomes a directory of the run's own, for what it writes by itself.
+    """
+    limits = rehearsing.Limits(steps, epochs, kills, workers, timeout)
+    rehearsing.run([program, *context.args], limits, scratch, storage_options, as_json=as_json)
 
 
 @app.command(epilog=_EXIT_CODES)

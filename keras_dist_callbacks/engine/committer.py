@@ -39,6 +39,7 @@ class EngineOptions:
         double_checkpoint: A commit shares no blob with the one before it.
         progress: Print what happens, and show long uploads on a terminal.
         write: The options of writing.
+        keep_all: No backup is deleted when newer ones are there.
 
     Raises:
         ConfigError: A value is wrong.
@@ -47,6 +48,7 @@ class EngineOptions:
     double_checkpoint: bool = False
     progress: bool = False
     write: WriteOptions = field(default_factory=WriteOptions)
+    keep_all: bool = False
 
     def __post_init__(self) -> None:
         validation.check_fields(self, but={"write"})
@@ -116,7 +118,8 @@ class Committer:
                 self._publish(snapshot, prints, others)
             except StorageError as again:
                 raise self._with_need(again) from error
-        self._tidy(self._prune)
+        if not self._options.keep_all:
+            self._tidy(self._prune)
 
     def _with_need(self, error: StorageError) -> StorageError:
         """The same error; if the disk is full, with the space that backups take."""

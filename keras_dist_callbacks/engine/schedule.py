@@ -21,12 +21,12 @@ from keras_dist_callbacks import validation
 from keras_dist_callbacks.backups.snapshot import Snapshot
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.options import MAX_OVERHEAD
 
 if TYPE_CHECKING:
     from keras_dist_callbacks.engine.engine import BackupEngine
 
 
-MAX_OVERHEAD = 0.02
 _Share = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1, such as 0.02 for 2 %")]
 
 

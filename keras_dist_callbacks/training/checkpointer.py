@@ -20,11 +20,20 @@ from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.engine.committer import EngineOptions
 from keras_dist_callbacks.engine.engine import BackupEngine
-from keras_dist_callbacks.engine.schedule import MAX_OVERHEAD, Schedule, parse_save_freq
-from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.engine.schedule import Schedule, parse_save_freq
+from keras_dist_callbacks.errors import BackupError, ConfigError
 from keras_dist_callbacks.inputs.loop import LoopInput
-from keras_dist_callbacks.options import ShutdownOptions, WriteOptions, explains_arguments, group_of, open_to_write
+from keras_dist_callbacks.options import (
+    MAX_OVERHEAD,
+    ShutdownOptions,
+    WriteOptions,
+    explains_arguments,
+    group_of,
+    open_to_write,
+)
 from keras_dist_callbacks.progress_file import Phase, progress_file
+from keras_dist_callbacks.rehearsal import records
+from keras_dist_callbacks.rehearsal.plan import plan_in_force
 from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
@@ -107,6 +116,7 @@ class Checkpointer(NotCopyable):
         write_options: WriteOptions | None = None,
         shutdown_options: ShutdownOptions | None = None,
     ) -> None:
+        _refuse_rehearsal()
         verbose = verbosity("verbose", verbose)
         write = group_of("write_options", write_options, WriteOptions)
         shutdown = group_of("shutdown_options", shutdown_options, ShutdownOptions)
@@ -357,3 +367,10 @@ def _is_alive(owner: Any) -> Callable[[], bool]:
     """Returns whether an object still exists; asking for it does not keep it."""
     known = weakref.ref(owner)
     return lambda: known() is not None
+
+
+def _refuse_rehearsal() -> None:
+    plan = plan_in_force()
+    if plan is not None:
+        records.note(plan, "loop")
+        raise ConfigError("`kdc rehearse` rehearses fit() with BackupAndRestore, and no loop with Checkpointer")

@@ -1,0 +1,126 @@
+"""What backups and restarts cost in the short runs of a rehearsal, and the save_freq that follows from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from keras_dist_callbacks.backups.codec import tensor_bytes
+from keras_dist_callbacks.backups.snapshot import Manifest
+from keras_dist_callbacks.cli.rehearsal.comparison import Backups
+from keras_dist_callbacks.cli.rehearsal.runs import Attempt, Run
+from keras_dist_callbacks.options import MAX_OVERHEAD
+from keras_dist_callbacks.rehearsal.records import Record
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Figures of short runs.
+
+    Attributes:
+        state_bytes: Of a complete backup.
+        step_seconds: The median of steps during which nothing was written.
+        delay_seconds: By how much one backup has delayed training, on average.
+        written_seconds: From a backup's step until it was committed, on average.
+        restart_seconds: What a restart took until its first step was trained, by part: `import` of the script's
+            modules, `start` of the script until fit(), `restore`, and `trace` of the first step.
+        save_freq: The smallest one with which backups take less than 2 % of the time.
+        lost_steps: How many steps a kill at a random moment costs with it, on average.
+        lost_seconds: The seconds of these steps, and of a restart.
+    """
+
+    state_bytes: int
+    step_seconds: float
+    delay_seconds: float
+    written_seconds: float
+    restart_seconds: dict[str, float]
+    save_freq: int
+    lost_steps: float
+    lost_seconds: float
+
+
+def measure(uninterrupted: Sequence[Run], killed: Run, backups: Backups) -> Costs | None:
+    """The costs in the first fit of each run; None where there are too few steps.
+
+    Args:
+        uninterrupted: The runs in which backups are measured.
+        killed: The run in which restarts are.
+        backups: Those of the first uninterrupted run.
+    """
+    logs = [run.attempts[0] for run in uninterrupted]
+    quiet = [seconds for attempt in logs for seconds in _quiet_steps(attempt)]
+    delays = [delay for attempt in logs for delay in _delays(attempt, statistics.median(quiet or [0.0]))]
+    if not quiet or not delays or not backups.manifests:
+        return None
+    step, delay = statistics.median(quiet), statistics.fmean(delays)
+    written = _written(logs[0], backups.manifests)
+    save_freq = max(1, math.ceil(delay / MAX_OVERHEAD / step), math.ceil(written / step))
+    restart = _restart([attempt for attempt in killed.attempts[1:] if attempt.events("restored")], step)
+    return Costs(
+        state_bytes=sum(tensor_bytes(i) for record in backups.manifests[-1].workers for i in record.tensors.values()),
+        step_seconds=step,
+        delay_seconds=delay,
+        written_seconds=written,
+        restart_seconds=restart,
+        save_freq=save_freq,
+        lost_steps=save_freq / 2,
+        lost_seconds=save_freq / 2 * step + sum(restart.values()),
+    )
+
+
+def _steps_after_first(attempt: Attempt) -> list[Record]:
+    """Steps and saves of the first fit, without its first step, which is traced."""
+    found = [record for record in attempt.chief if record["event"] in ("step", "save") and record["fit"] == 1]
+    return found[1:]
+
+
+def _quiet_steps(attempt: Attempt) -> Iterator[float]:
+    is_disturbed = False
+    for record in _steps_after_first(attempt):
+        if record["event"] == "step" and not record["writing"] and not is_disturbed:
+            yield record["seconds"]
+        is_disturbed = record["event"] == "save" or record["writing"]
+
+
+def _delays(attempt: Attempt, step: float) -> Iterator[float]:
+    """Of each backup: how long it held training up, and by how much the steps during its writing were slower."""
+    delay: float | None = None
+    slower, is_writing = 0.0, False
+    for record in _steps_after_first(attempt):
+        if record["event"] == "save":
+            if delay is not None:
+                yield delay + max(0.0, slower)
+            delay, slower, is_writing = record["seconds"], 0.0, True
+        elif is_writing:
+            slower, is_writing = slower + record["seconds"] - step, record["writing"]
+    if delay is not None:
+        yield delay + max(0.0, slower)
+
+
+def _written(attempt: Attempt, manifests: Sequence[Manifest]) -> float:
+    created: dict[int, float] = {m.position.step: m.info["created"] for m in manifests if not m.done}
+    begun = {record["step"]: record["time"] - record["seconds"] for record in attempt.events("save", 1)}
+    found = [created[step] - begun[step] for step in begun if step in created]
+    return max(0.0, statistics.fmean(found)) if found else 0.0
+
+
+def _restart(attempts: Sequence[Attempt], step: float) -> dict[str, float]:
+    parts = [_parts(attempt, step) for attempt in attempts]
+    complete = [part for part in parts if part is not None]
+    if not complete:
+        return {}
+    return {name: statistics.fmean(part[name] for part in complete) for name in complete[0]}
+
+
+def _parts(attempt: Attempt, step: float) -> dict[str, float] | None:
+    first = {record["event"]: record for record in reversed(attempt.chief)}
+    if not {"watching", "open", "epoch", "step"} <= first.keys():
+        return None  # it had no step left to train
+    moments = [attempt.began, *(first[event]["time"] for event in ("watching", "open", "epoch"))]
+    spans = [max(0.0, after - before) for before, after in itertools.pairwise(moments)]
+    return dict(
+        zip(("import", "start", "restore", "trace"), [*spans, max(0.0, first["step"]["seconds"] - step)], strict=True)
+    )

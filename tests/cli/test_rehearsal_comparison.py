@@ -1,0 +1,244 @@
+"""What differs between the backups of two runs is found and named: every topic of the state, every kind of tensor."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_dist_callbacks.backups import manifest as manifests
+from keras_dist_callbacks.backups.snapshot import Position
+from keras_dist_callbacks.cli.rehearsal.comparison import (
+    Backups,
+    first_difference,
+    gaps,
+    missing_positions,
+)
+from tests.support.cli_backups import begin, commit
+from tests.support.states import fit_state, random_states
+
+TENSORS: dict[str, Any] = {
+    "variable/dense/kernel@0": np.arange(6, dtype="float32").reshape(2, 3),
+    "variable/dense/kernel@1": np.arange(6, dtype="float32").reshape(2, 3) + 1,
+    "variable/dense/half@0": np.arange(4).astype(ml_dtypes.bfloat16),
+    "variable/seed_generator/state@0": np.array([1, 2], "int64"),
+    "variable/flag@0": np.array(True),
+    "variable/nothing@0": np.zeros((0, 3), "float32"),
+    "input/epoch_end/0": np.frombuffer(b"random states", np.uint8),
+    "callbacks/Own/values": np.ones(3),
+    "logs/by_class": np.ones(2),
+    "description/python": np.frombuffer(b"{}", np.uint8),
+    "architecture": np.frombuffer(b"{}", np.uint8),
+}
+KINDS = {
+    "variable": "variable", "input": "input", "callbacks": "callback", "logs": "state", "description": "script",
+    "architecture": "script",
+}  # fmt: skip
+
+CHANGED: dict[str, tuple[Any, Any]] = {
+    "rng": (random_states(), random_states(1)),
+    "rng_at_epoch": (random_states(), random_states(1)),
+    "rng_before_epoch": (random_states(), random_states(1)),
+    "rng_at_input": (random_states(), random_states(1)),
+    "fit": ({"number": 0, "epochs": 5, "initial_epoch": 0}, {"number": 1, "epochs": 5, "initial_epoch": 0}),
+    "num_batches": (10, 11),
+    "first_epoch": (0, 1),
+    "num_validations": (1, 2),
+    "shares_input": (True, False),
+    "is_finalized": (False, True),
+    "stop_training": (False, True),
+    "logs": ({"loss": 0.5}, {"loss": 0.25}),
+    "metric_variables": (["loss/total"], []),
+    "input_variables": ([["a", "float32[2]"]], []),
+    "untracked_variables": ([["a", "float32[2]"]], []),
+    "epochs_by_count": ([[0, 1, 5]], [[0, 2, 5]]),
+    manifests.PYTHON: ({"the callback Own.count": (3, "x")}, {"the callback Own.count": (4, "y")}),
+    manifests.TRACED: ({"Own.rate": (3, "x")}, {"Own.rate": (4, "y")}),
+    manifests.INPUT_PYTHON: ({"the PyDataset.place": (3, "x")}, {"the PyDataset.place": (4, "y")}),
+    "lost_state": ([], ["the state of Own is not restored"]),
+    manifests.ENVIRONMENT: ({"cpu": "one"}, {"cpu": "other"}),
+    "untracked_input": ({"python": [], "unordered": []}, {"python": ["a map"], "unordered": []}),
+    "random_operations": ([], ["RandomStandardNormal"]),
+    "not_saved": ([], ["a"]),
+    "conditions": ([], ["a condition"]),
+    "callbacks_not_called": ([], ["Own"]),
+    "local_state_dropped": (False, True),
+    "input": ({"position": 3}, {"position": 4}),
+    manifests.COMPILED: ({"run_eagerly": False}, {"run_eagerly": True}),
+    "user": ({"value": 1}, {"value": 2}),
+    "callback:History()": ({"epoch": [0], "history": {"loss": [0.5]}}, {"epoch": [0], "history": {"loss": [0.25]}}),
+    "callback:EarlyStopping(monitor=loss)": ({"wait": 1}, {"wait": 0}),
+}
+
+
+def run(place: Path, tensors: dict[str, Any] | None = None, state: dict[str, Any] | None = None) -> Backups:
+    store = begin(place)
+    for step in (1, 2):
+        late = {} if step == 1 else {**(tensors or {})}
+        position = Position("within", 1, step, step)
+        commit(store, step, {**TENSORS, **late}, position=position, states=({**(state or {})},))
+    return Backups.read(store)
+
+
+def test_equal_backups_have_no_difference_though_their_creation_times_differ(tmp_path: Path) -> None:
+    one, other = run(tmp_path / "one"), run(tmp_path / "other")
+    assert one.manifests[0].info["created"] != other.manifests[0].info["created"]
+    assert list(gaps(one, other)) == []
+
+
+def test_each_topic_that_a_manifest_holds_is_among_the_cases() -> None:
+    assert manifests._TYPES.keys() <= CHANGED.keys()
+
+
+@pytest.mark.parametrize("topic", CHANGED)
+def test_a_topic_that_differs_is_named_with_both_values(tmp_path: Path, topic: str) -> None:
+    one, other = (run(tmp_path / str(n), state={topic: copy.deepcopy(CHANGED[topic][n])}) for n in (0, 1))
+    found = first_difference(one, other)
+    assert found is not None
+    assert found.variables == ()
+    assert found.step == 1
+    assert {state.topic for state in found.states} == {_in_words(topic)}
+    assert all(state.one != state.other or "a list of" in state.one for state in found.states)
+
+
+def _in_words(topic: str) -> str:
+    words = {
+        "rng": "random states", "logs": "logs of the epoch", "input": "position of the input",
+        "untracked_input": "input", "callback:History()": "History", manifests.PYTHON: "Python state",
+        "callback:EarlyStopping(monitor=loss)": "callback EarlyStopping(monitor=loss)",
+    }  # fmt: skip
+    known = {
+        "rng_at_epoch": "random states at the begin of the epoch",
+        "rng_before_epoch": "random states before the epoch",
+        "rng_at_input": "random states at the begin of the input",
+        "input_variables": "variables of the input",
+        manifests.INPUT_PYTHON: "Python state of the input",
+    }
+    return {**words, **known}.get(topic, topic)
+
+
+def _altered(name: str) -> np.ndarray:
+    value = np.array(TENSORS[name])
+    if value.size == 0:
+        return np.zeros((0, 4), value.dtype)
+    flat = value.reshape(-1)
+    flat[-1] = not flat[-1] if value.dtype == bool else flat[-1] + flat.dtype.type(1)
+    return value
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_that_differs_is_named_with_its_kind_and_distance(tmp_path: Path, name: str) -> None:
+    one, other = run(tmp_path / "one"), run(tmp_path / "other", {name: _altered(name)})
+    found = first_difference(one, other)
+    assert found is not None
+    assert found.step == 2
+    (variable,) = found.variables
+    kind, _, rest = name.partition("/")
+    assert variable.kind == KINDS[kind]
+    assert rest.partition("@")[0] in variable.name
+    if TENSORS[name].size:
+        assert (variable.differ, variable.size, variable.largest) == (1, TENSORS[name].size, 1.0)
+
+
+def test_a_nan_in_a_tensor_counts_by_its_bits_and_not_in_the_distance(tmp_path: Path) -> None:
+    name = "variable/dense/kernel@0"
+    with_nan = np.full((2, 3), np.nan, "float32")
+    same = first_difference(run(tmp_path / "a", {name: with_nan}), run(tmp_path / "b", {name: with_nan.copy()}))
+    assert same is None
+    found = first_difference(run(tmp_path / "c", {name: with_nan}), run(tmp_path / "d"))
+    assert found is not None
+    assert (found.variables[0].differ, found.variables[0].largest) == (6, None)
+
+
+def test_nan_in_a_log_is_no_difference(tmp_path: Path) -> None:
+    one, other = (run(tmp_path / str(n), state={"logs": {"loss": float("nan")}}) for n in (0, 1))
+    assert first_difference(one, other) is None
+
+
+def test_the_order_of_the_newest_checkpoint_is_not_compared_and_its_best_value_is(tmp_path: Path) -> None:
+    def saved(best: float, generation: int) -> dict[str, Any]:
+        state = {"best": best, "counters": [1, 0], "last_saved": [generation, 7]}
+        return {"callback:kdc.ModelCheckpoint(monitor=loss)": state}
+
+    one, other = run(tmp_path / "a", state=saved(0.5, 1)), run(tmp_path / "b", state=saved(0.5, 2))
+    assert first_difference(one, other) is None
+    found = first_difference(one, run(tmp_path / "c", state=saved(0.25, 1)))
+    assert found is not None
+    assert [state.path for state in found.states] == ["best"]
+
+
+def test_a_missing_tensor_and_a_missing_topic_are_differences(tmp_path: Path) -> None:
+    one = run(tmp_path / "a", {"variable/more@0": np.ones(2)}, {"callback:Own()": {"count": 1}})
+    found = first_difference(one, run(tmp_path / "b"))
+    assert found is not None
+    assert (found.states[0].topic, found.states[0].other) == ("callback Own", "nothing")
+    second = list(gaps(one, run(tmp_path / "c")))[1]
+    assert [t.name for t in second.tensors] == ["variable/more@0"]
+
+
+def test_what_another_worker_has_of_its_own_is_compared_too(tmp_path: Path) -> None:
+    def two_workers(place: Path, value: float) -> Backups:
+        store = begin(place)
+        own = {"variable/moving_mean@0": np.full(3, value)}
+        commit(store, 1, [{"variable/moving_mean@0": np.zeros(3)}, own], states=({}, {"logs": {"loss": value}}))
+        return Backups.read(store)
+
+    found = first_difference(two_workers(tmp_path / "a", 1.0), two_workers(tmp_path / "b", 2.0))
+    assert found is not None
+    assert [variable.name for variable in found.variables] == ["moving_mean (worker 1)"]
+    assert [state.topic for state in found.states] == ["logs of the epoch"]
+
+
+def test_every_backup_of_a_position_is_compared_also_that_of_a_killed_process(tmp_path: Path) -> None:
+    one, place = run(tmp_path / "one"), tmp_path / "other"
+    store = begin(place)
+    commit(store, 1, {**TENSORS, "variable/flag@0": np.array(False)}, position=Position("within", 1, 1, 1))
+    store = begin(place)
+    commit(store, 1, TENSORS, position=Position("within", 1, 1, 1))
+    other = Backups.read(store)
+    assert [manifest.id.generation for manifest in other.at(Position("within", 1, 1, 1))] == [1, 2]
+    found = first_difference(one, other)
+    assert found is not None
+    assert [variable.name for variable in found.variables] == ["flag"]
+
+
+def test_positions_that_one_run_lacks_are_named(tmp_path: Path) -> None:
+    one, store = run(tmp_path / "one"), begin(tmp_path / "other")
+    commit(store, 1, TENSORS, position=Position("within", 1, 1, 1))
+    commit(store, 2, TENSORS, position=Position("end", 1, 0, 1))
+    lacks = missing_positions(one, Backups.read(store))
+    assert lacks == [
+        "only the first run has saved at epoch 2, batch 2 (step 2)",
+        "only the second run has saved at the end of epoch 1 (step 1)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "tensors", "is_about_training"),
+    [
+        ({manifests.PYTHON: ({}, {"Own.start": (3, "x")})}, {}, False),
+        ({"callback:Own()": ({"began": 1.0}, {"began": 2.0})}, {}, False),
+        ({}, {"description/python": np.frombuffer(b"[]", np.uint8)}, False),
+        ({"logs": CHANGED["logs"]}, {}, True),
+        ({"rng": CHANGED["rng"]}, {}, True),
+        ({"callback:History()": CHANGED["callback:History()"]}, {}, True),
+        ({}, {"variable/flag@0": np.array(False)}, True),
+    ],
+)
+def test_what_objects_hold_is_told_from_numbers_of_training(
+    tmp_path: Path, state: dict[str, Any], tensors: dict[str, Any], *, is_about_training: bool
+) -> None:
+    one = run(tmp_path / "a", state={topic: pair[0] for topic, pair in state.items()})
+    other = run(tmp_path / "b", tensors, {topic: pair[1] for topic, pair in state.items()})
+    found = list(gaps(one, other))
+    assert found
+    assert {gap.is_about_training for gap in found} == {is_about_training}
+    assert list(gaps(one, other, {name for gap in found for name in gap.names})) == []
+
+
+def test_the_states_of_these_tests_are_complete() -> None:
+    assert set(fit_state()) <= CHANGED.keys()
