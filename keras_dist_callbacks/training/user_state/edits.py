@@ -165,12 +165,12 @@ def _is_time(value: float) -> bool:
 
 def normalized(text: str) -> str:
     """Returns a text without what differs from run to run: times, process and host, directories, addresses."""
+    if "/" in text and _is_temporary(text):
+        return "<temporary>"
     text = _ID.sub("<id>", _ADDRESS.sub("", _DATE.sub(_date, text)))
     text = re.sub(rf"\b{os.getpid()}\b", "<pid>", text.replace(socket.gethostname(), "<host>"))
     text = re.sub(r"\d{10}(?:\.\d+)?", lambda m: "<time>" if abs(float(m[0]) - time.time()) < _NEAR else m[0], text)
-    if "/" not in text:
-        return text
-    return "<temporary>" if _is_temporary(text) else text.rstrip("/").rpartition("/")[2]
+    return text.rstrip("/").rpartition("/")[2] if "/" in text else text
 
 
 def _is_temporary(path: str) -> bool:
