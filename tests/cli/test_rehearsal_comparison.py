@@ -171,6 +171,11 @@ def test_the_order_of_the_newest_checkpoint_is_not_compared_and_its_best_value_i
     assert [state.path for state in found.states] == ["best"]
 
 
+def test_a_process_that_has_traced_no_step_does_not_differ_by_that(tmp_path: Path) -> None:
+    one = run(tmp_path / "a", state={manifests.TRACED: {"Own.rate": (3, "x")}})
+    assert first_difference(one, run(tmp_path / "b")) is None
+
+
 def test_a_missing_tensor_and_a_missing_topic_are_differences(tmp_path: Path) -> None:
     one = run(tmp_path / "a", {"variable/more@0": np.ones(2)}, {"callback:Own()": {"count": 1}})
     found = first_difference(one, run(tmp_path / "b"))

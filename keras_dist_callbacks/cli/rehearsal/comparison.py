@@ -270,6 +270,8 @@ def _states(one: Manifest, other: Manifest) -> list[State]:
     found: list[State] = []
     for (_, first), (_, second) in zip(_workers(one), _workers(other), strict=True):
         for topic in sorted({*first, *second}):
+            if topic == TRACED and not (topic in first and topic in second):
+                continue  # a process that had no step left to train has traced none
             pair = [_comparable(topic, state.get(topic)) for state in (first, second)]
             found += [State(_topic_in_words(topic), *gap) for gap in _gaps(*pair)]
     return list(dict.fromkeys(found))
