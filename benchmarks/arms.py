@@ -23,7 +23,7 @@ import keras_dist_callbacks as kdc
 from benchmarks.gate import Arm
 from benchmarks.models import Workload
 from benchmarks.parts import Watch
-from keras_dist_callbacks.engine.background import CpuShareEstimator, Priority
+from keras_dist_callbacks.engine.background import lower_priority
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.engine.writer import shared_writer
 
@@ -214,13 +214,11 @@ def writes_beside(path: Path, workload: Workload, *, fsync: bool) -> tuple[Arm, 
 def _beside(name: str, work: Callable[[], Any], held: Arm | None = None) -> tuple[Arm, list[float]]:
     spent: list[float] = []
     running: list[threading.Thread] = []
-    pace = CpuShareEstimator()
 
-    def run(share: float) -> None:
-        Priority().take(share)
+    def run() -> None:
+        lower_priority()
         began = time.thread_time()
-        with pace.done():
-            work()
+        work()
         if held is not None:
             held.drain()
         spent.append(round((time.thread_time() - began) * 1e3, 3))
@@ -229,7 +227,7 @@ def _beside(name: str, work: Callable[[], Any], held: Arm | None = None) -> tupl
         drain()
         if held is not None:
             held.save()
-        running.append(threading.Thread(target=run, args=(pace.due(),)))
+        running.append(threading.Thread(target=run))
         running[0].start()
 
     def drain() -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_dist_callbacks.backups.codec import StreamedBlob
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.engine import committer
 from keras_dist_callbacks.storage import direct_io
@@ -40,7 +39,7 @@ class Watch:
         Args:
             by_part: Look into parts.
         """
-        commit, publish, iterate = committer.Committer.commit, BackupStore.commit, StreamedBlob.__iter__
+        commit, publish = committer.Committer.commit, BackupStore.commit
 
         def watched(writer: Any, *given: Any) -> None:
             self._spent = dict.fromkeys(PARTS, 0.0) if by_part and len(self.made) % 2 else None
@@ -53,14 +52,10 @@ class Watch:
             publish(store, manifest)
             self.complete = time.perf_counter()
 
-        def hashed(draft: StreamedBlob) -> Iterator[Any]:
-            return iterate(draft) if self._spent is None else self._each("hash", iterate(draft))
-
         committer.Committer.commit = watched  # type: ignore[method-assign]
         BackupStore.commit = published  # type: ignore[method-assign]
         if not by_part:
             return
-        StreamedBlob.__iter__ = hashed  # type: ignore[method-assign]
         committer.fingerprints = self._part("hash", committer.fingerprints)  # type: ignore[attr-defined]
         direct_io._Stream._copy = self._part("copy", direct_io._Stream._copy)  # type: ignore[method-assign]
         for name, part in {"pwrite": "write", "write": "write", "ftruncate": "write", "fsync": "flush"}.items():
@@ -81,11 +76,6 @@ class Watch:
                 spent[name] += time.thread_time() - began
 
         return call
-
-    def _each(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
-        advance = self._part(name, lambda: next(items, None))
-        while (item := advance()) is not None:
-            yield item
 
 
 def _rounded(seconds: float) -> float:

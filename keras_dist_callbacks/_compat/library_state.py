@@ -72,7 +72,7 @@ def attributes(value: Any, *, of_training: bool, is_listed: bool = False) -> Ite
 
 
 def _parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
-    """The variables of what is not part of the model in training, and the layers within a layer."""
+    """Variables of what is not part of the model in training, layers within a layer, an optimizer within another."""
     import keras
 
     kinds = (keras.Layer, keras.optimizers.Optimizer, keras.Metric, keras.random.SeedGenerator)
@@ -85,6 +85,8 @@ def _parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
         layers = [x for x in value._flatten_layers(include_self=False, recursive=False) if not _is_input(x)]
         for number, layer in enumerate(layers):
             yield f"layer {number}", layer, ""
+    if isinstance(value, keras.optimizers.LossScaleOptimizer):
+        yield "inner_optimizer", value.inner_optimizer, ""
 
 
 def _parts_of_a_training(value: Any) -> Iterator[tuple[str, Any, str]]:

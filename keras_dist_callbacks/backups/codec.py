@@ -29,7 +29,7 @@ class Packer:
     A tensor with the same content as one in the commit it is compared with is referred to, not written again;
     components of a variable that are equal on all replicas are written once. A blob of which less than half is
     still needed is not referred to: what is needed of it is written again, so that the store does not fill with
-    blobs that live for one small tensor each. A tensor without a fingerprint is written, and gets one on the way.
+    blobs that live for one small tensor each.
     """
 
     def __init__(
@@ -49,20 +49,18 @@ class Packer:
         """
         self._known = {Fingerprint(t.hash, t.dtype, t.shape): t for t in known.values()}
         self._places: dict[Fingerprint, TensorInfo] = {}
-        self._drafts: list[StreamedBlob] = []
-        self._found: dict[str, Fingerprint] = {}  # of tensors that had none, by their names in blobs
         self._directory = directory
         self._sizes = sizes or {}
         self._copy = copy
 
     def pack(
         self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
-    ) -> Iterator[Blob | StreamedBlob]:
+    ) -> Iterator[Blob]:
         """Yields the blobs that must be written, a few tensors at a time.
 
         Args:
             tensors: What is to be found, by name.
-            prints: Their fingerprints; whatever has none must differ from all else, and its blob is a draft.
+            prints: Their fingerprints.
             prefix: Of their names in blobs.
         """
         fresh, moved = self._to_write(tensors, prints)
@@ -71,27 +69,21 @@ class Packer:
 
     def bytes_to_write(self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint]) -> int:
         """About how many bytes `pack` will yield, before it is called."""
-        fresh = {prints.get(name, name): name for name in tensors if prints.get(name) not in self._known}
+        fresh = {prints[name]: name for name in tensors if prints[name] not in self._known}
         return sum(tensors[name].array().nbytes for name in fresh.values())
 
-    def locate(
-        self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
-    ) -> dict[str, TensorInfo]:
-        """Returns where each tensor is found, once all blobs of `pack` were written."""
-        self._settle()
-        return {name: self._places[prints.get(name) or self._found[prefix + name]] for name in tensors}
+    def locate(self, tensors: Iterable[str], prints: Mapping[str, Fingerprint]) -> dict[str, TensorInfo]:
+        """Where each tensor is found, once all blobs of `pack` were written."""
+        return {name: self._places[prints[name]] for name in tensors}
 
     def _to_write(
         self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint]
     ) -> tuple[list[str], list[str]]:
-        self._settle()
-        fresh: dict[Fingerprint | str, str] = {}
+        fresh: dict[Fingerprint, str] = {}
         found: dict[Fingerprint, str] = {}
         for name in tensors:
-            fingerprint = prints.get(name)
-            if fingerprint is None:
-                fresh[name] = name
-            elif fingerprint not in self._places:
+            fingerprint = prints[name]
+            if fingerprint not in self._places:
                 (found if fingerprint in self._known else fresh).setdefault(fingerprint, name)
         live: dict[str, int] = {}
         for fingerprint, name in found.items():
@@ -108,7 +100,7 @@ class Packer:
 
     def _pack(
         self, names: Sequence[str], tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint], prefix: str
-    ) -> Iterator[Blob | StreamedBlob]:
+    ) -> Iterator[Blob]:
         group: dict[str, np.ndarray[Any, Any]] = {}
         size = 0
         for name in names:
@@ -123,30 +115,15 @@ class Packer:
 
     def _packed(
         self, group: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], prefix: str
-    ) -> Blob | StreamedBlob:
+    ) -> Blob:
         arrays = {prefix + name: array for name, array in group.items()}
-        known = {prefix + name: prints[name] for name in group if name in prints}
-        if len(known) < len(arrays):
-            draft = StreamedBlob(arrays, known, self._directory, self._copy)
-            self._drafts.append(draft)
-            return draft
-        blob = encode_blob(arrays, known, self._directory, self._copy)
-        self._register(blob, known)
-        return blob
-
-    def _settle(self) -> None:
-        """Drafts have been written: their names and fingerprints are known."""
-        for draft in self._drafts:
-            prints = {key: draft.fingerprint(key) for key in draft.tensors}
-            self._register(draft.blob(), prints)
-            self._found |= prints
-        self._drafts.clear()
-
-    def _register(self, blob: Blob, prints: Mapping[str, Fingerprint]) -> None:
-        for key, fingerprint in prints.items():
-            self._places[fingerprint] = TensorInfo(
-                blob.info.path, key, blob.starts[key], fingerprint.dtype, fingerprint.shape, fingerprint.hash
+        blob = encode_blob(arrays, {prefix + name: prints[name] for name in group}, self._directory, self._copy)
+        for name in group:
+            found, key = prints[name], prefix + name
+            self._places[found] = TensorInfo(
+                blob.info.path, key, blob.starts[key], found.dtype, found.shape, found.hash
             )
+        return blob
 
 
 def referenced_blobs(records: Sequence[WorkerRecord], known: Mapping[str, BlobInfo]) -> tuple[BlobInfo, ...]:
@@ -155,7 +132,6 @@ def referenced_blobs(records: Sequence[WorkerRecord], known: Mapping[str, BlobIn
     return tuple(known[path] for path in sorted(paths))
 
 
-_PIECE = 2**18  # bytes that are hashed at once on the way: they fit into the processor's cache
 _DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SHOWN = 40
 _DTYPES = {
@@ -261,64 +237,12 @@ def encode_blob(
         copy: Blobs with the same content and another number have another name.
     """
     head = _head(tensors)
-    return _sealed(tensors, head, {name: prints[name].hash for name in tensors}, directory, copy)
-
-
-class StreamedBlob:
-    """A blob with tensors that are hashed while it is written; its name is known only then.
-
-    Args:
-        tensors: What goes into it, by name.
-        prints: The fingerprints of those that are not to be hashed.
-        directory: Where it will be.
-        copy: As for `encode_blob`.
-
-    Attributes:
-        tensors: What goes into it, by name.
-        like: A path as it may have.
-        size: Bytes of it.
-    """
-
-    def __init__(
-        self, tensors: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], directory: str, copy: int
-    ) -> None:
-        self.tensors = tensors
-        self._known = {name: prints[name].hash for name in tensors if name in prints}
-        self._found: dict[str, str] = {}
-        self._blob: Blob | None = None
-        self._head, self._directory, self._copy = _head(tensors), directory, copy
-        self.size = len(self._head) + sum(array.nbytes for array in tensors.values())
-        self.like = _path(directory, "0" * 32)
-
-    def __iter__(self) -> Iterator[memoryview | bytes]:
-        """Its content in pieces, each of them hashed just before: it is copied while it is in the processor's cache."""
-        yield self._head
-        for name, array in self.tensors.items():
-            raw = raw_bytes(array)
-            if name in self._known:
-                yield raw
-            else:
-                yield from self._hashed(name, raw)
-
-    def _hashed(self, name: str, raw: memoryview) -> Iterator[memoryview]:
-        digest = xxhash.xxh3_128()
-        for start in range(0, len(raw), _PIECE):
-            piece = raw[start : start + _PIECE]
-            digest.update(piece)
-            yield piece
-        self._found[name] = digest.hexdigest()
-
-    def blob(self) -> Blob:
-        """It with its name, once all pieces were taken."""
-        if self._blob is None:
-            hashes = {**self._known, **self._found}
-            self._blob = _sealed(self.tensors, self._head, hashes, self._directory, self._copy)
-        return self._blob
-
-    def fingerprint(self, name: str) -> Fingerprint:
-        """That of a tensor, once all pieces were taken."""
-        array = self.tensors[name]
-        return Fingerprint(self._known.get(name) or self._found[name], dtype_name(array.dtype), tuple(array.shape))
+    hashes = "".join(prints[name].hash for name in tensors)
+    name = xxhash.xxh3_128_hexdigest(head + hashes.encode(), seed=copy)
+    ends = list(itertools.accumulate((array.nbytes for array in tensors.values()), initial=len(head)))
+    info = BlobInfo(f"{directory}/{name}.safetensors", ends[-1], len(head), xxhash.xxh3_128_hexdigest(head))
+    starts = dict(zip(tensors, ends, strict=False))
+    return Blob(info, (head, *(raw_bytes(array) for array in tensors.values())), starts)
 
 
 def _head(tensors: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
@@ -335,20 +259,6 @@ def _head(tensors: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)  # so that tensors begin where vector instructions like them to
     return len(text).to_bytes(8, "little") + text
-
-
-def _sealed(
-    tensors: Mapping[str, np.ndarray[Any, Any]], head: bytes, hashes: Mapping[str, str], directory: str, copy: int
-) -> Blob:
-    name = xxhash.xxh3_128_hexdigest(head + "".join(hashes[n] for n in tensors).encode(), seed=copy)
-    ends = list(itertools.accumulate((array.nbytes for array in tensors.values()), initial=len(head)))
-    info = BlobInfo(_path(directory, name), ends[-1], len(head), xxhash.xxh3_128_hexdigest(head))
-    starts = dict(zip(tensors, ends, strict=False))
-    return Blob(info, (head, *(raw_bytes(array) for array in tensors.values())), starts)
-
-
-def _path(directory: str, name: str) -> str:
-    return f"{directory}/{name}.safetensors"
 
 
 def check_header(header: bytes | memoryview, tensors: Iterable[TensorInfo], size: int, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from keras_dist_callbacks.backups.codec import Blob, StreamedBlob
+from keras_dist_callbacks.backups.codec import Blob
 from keras_dist_callbacks.backups.snapshot import BlobInfo
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -36,7 +36,7 @@ class Staging:
         """The store may have lost what was written: everything is looked at again."""
         self._written.clear()
 
-    def stage_all(self, blobs: Iterable[Blob | StreamedBlob]) -> None:
+    def stage_all(self, blobs: Iterable[Blob]) -> None:
         """Writes blobs, several at a time where the store is far away; none that was written before."""
         if self.storage.is_local:
             for blob in blobs:
@@ -68,37 +68,19 @@ class Staging:
             self.storage.delete(path)
             del self._spares[path]
 
-    def stage(self, blob: Blob | StreamedBlob) -> BlobInfo:
-        """Writes a blob, unless the same content was written before; a draft only into a local directory."""
-        if isinstance(blob, StreamedBlob):
-            whole = self._written_from(blob)
-        else:
-            whole = blob
-            if blob.info.path not in self._written:
-                self._create(blob)
-        self._written[whole.info.path] = whole.info
-        self._spares.pop(whole.info.path, None)
-        return whole.info
-
-    def _written_from(self, draft: StreamedBlob) -> Blob:
-        spare = self._spare_for(draft.size, draft.like)
-        try:
-            self.storage.create_named_after_write(draft.like, draft, lambda: draft.blob().info.path, spare)
-        except FileExistsError:
-            self._restore(draft.blob())
-        return draft.blob()
-
-    def _create(self, blob: Blob) -> None:
-        try:
-            self.storage.create(blob.info.path, blob.parts, self._spare_for(blob.info.size, blob.info.path))
-        except FileExistsError:
-            self._restore(blob)
-
-    def _restore(self, blob: Blob) -> None:
-        """Its name is taken: it is ours, from before a failed save, and may have been harmed since."""
-        if blob.info.path not in self._written and not self._holds(blob):
-            self.storage.delete(blob.info.path)
-            self.storage.create(blob.info.path, blob.parts)
+    def stage(self, blob: Blob) -> BlobInfo:
+        """Writes a blob, unless the same content was written before."""
+        path = blob.info.path
+        if path not in self._written:
+            try:
+                self.storage.create(path, blob.parts, self._spare_for(blob.info.size, path))
+            except FileExistsError:  # it is ours, from before a failed save, and may have been harmed since
+                if not self._holds(blob):
+                    self.storage.delete(path)
+                    self.storage.create(path, blob.parts)
+        self._written[path] = blob.info
+        self._spares.pop(path, None)
+        return blob.info
 
     def _spare_for(self, size: int, path: str) -> str | None:
         """Returns the unneeded file of the nearest size, if reusing it is worth while."""

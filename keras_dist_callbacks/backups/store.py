@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_dist_callbacks.backups import names, owner_records, record_io
-from keras_dist_callbacks.backups.codec import Blob, StreamedBlob
+from keras_dist_callbacks.backups.codec import Blob
 from keras_dist_callbacks.backups.manifest import check_content, decode_manifest, encode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, owner_name
 from keras_dist_callbacks.backups.reading import Allocate, check_sizes, read_tensors, verify_tensors
@@ -100,7 +100,7 @@ class BackupStore:
 
     # --- writing
 
-    def stage_all(self, blobs: Iterable[Blob | StreamedBlob]) -> None:
+    def stage_all(self, blobs: Iterable[Blob]) -> None:
         """Writes blobs of this owner's generation, unless it wrote the same content before."""
         self._staging.stage_all(blobs)
 

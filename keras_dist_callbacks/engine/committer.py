@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
-import xxhash
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.backups.codec import (
     Fingerprint,
     Packer,
-    dtype_name,
     fingerprints,
-    raw_bytes,
     referenced_blobs,
 )
 from keras_dist_callbacks.backups.snapshot import (
@@ -27,7 +19,6 @@ from keras_dist_callbacks.backups.snapshot import (
     CommitId,
     Manifest,
     Position,
-    SharedTensor,
     Snapshot,
     TensorInfo,
     WorkerRecord,
@@ -37,47 +28,7 @@ from keras_dist_callbacks.engine.background import gc_paused
 from keras_dist_callbacks.engine.worker_state import LocalState, WorkerStateExchange
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.options import WriteOptions
-from keras_dist_callbacks.storage.direct_io import least
 from keras_dist_callbacks.terminal import data_size, uploads
-
-_LEAST = 2**18  # bytes of the smallest tensor that is worth it
-_PLACES = 256
-_WIDTH = 64  # bytes at each place: what a processor reads at once
-
-
-class ContentSample(NamedTuple):
-    """A part of a tensor's content: equal for equal tensors, and maybe for different ones."""
-
-    sample: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def content_samples(tensors: Mapping[str, SharedTensor]) -> dict[str, ContentSample]:
-    """The samples of the large tensors."""
-    found, smallest = {}, least(_LEAST)
-    for name, held in tensors.items():
-        array = held.array()
-        if array.nbytes >= smallest:
-            sample = xxhash.xxh3_128_hexdigest(_places(np.frombuffer(raw_bytes(array), np.uint8)).tobytes())
-            found[name] = ContentSample(sample, dtype_name(array.dtype), tuple(array.shape))
-    return found
-
-
-def _places(raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    step = len(raw) // _PLACES
-    return raw if step < _WIDTH else raw[: step * _PLACES].reshape(_PLACES, step)[:, :_WIDTH]
-
-
-def definitely_changed(seen: Mapping[str, ContentSample], known: Collection[ContentSample]) -> set[str]:
-    """The names of tensors that differ from each other, from all others of `seen` and from all that were known.
-
-    Args:
-        seen: The tensors now.
-        known: Of every tensor that they would be compared with.
-    """
-    often = Counter(seen.values())
-    return {name for name, sample in seen.items() if often[sample] == 1 and sample not in known}
 
 
 @dataclass(frozen=True)
@@ -102,7 +53,6 @@ class EngineOptions:
 
 
 KEPT_COMMITS = 2
-_LOOKS = 20  # saves, those that failed too: what they wrote is found again
 
 
 class Committer:
@@ -126,17 +76,11 @@ class Committer:
         self._store, self._exchange, self._options, self._note = store, exchange, options, note
         self._sequence = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
-        self._looks = collections.deque[frozenset[ContentSample]](maxlen=_LOOKS)  # at what may be staged
         self._orphans_deleted = self._orphans_collected = False
         self._needs_cleanup = False
         self.info: Mapping[str, JSON] = {}
         self.newest: Position | None = None
         self.state_bytes = 0
-
-    @property
-    def has_committed(self) -> bool:
-        """Whether this run knows of a backup of its own."""
-        return bool(self._known)
 
     def commit(self, save: int, snapshot: Snapshot) -> None:
         """Writes and publishes a snapshot, then deletes what it makes needless.
@@ -151,7 +95,9 @@ class Committer:
             BackupError: Another worker did not deliver its part.
         """
         try:
-            prints = self._prints(snapshot)
+            self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
+            with gc_paused():
+                prints = fingerprints(snapshot.tensors)
         except BaseException:
             self._exchange.skip(save)
             raise
@@ -244,20 +190,6 @@ class Committer:
             tuple(records),
             {**self.info, "created": time.time()},
         )
-
-    def _prints(self, snapshot: Snapshot) -> dict[str, Fingerprint]:
-        """The fingerprints of all tensors but those that are hashed while they are written."""
-        with gc_paused():
-            self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
-            seen = content_samples(snapshot.tensors) if self._may_hash_later else {}
-            later = definitely_changed(seen, frozenset().union(*self._looks))
-            self._looks.append(frozenset(seen.values()))
-            return fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
-
-    @property
-    def _may_hash_later(self) -> bool:
-        """Whether tensors may be hashed while they are written: other workers, and stores, must know before."""
-        return self._store.storage.is_local and self._exchange.cluster.num_workers == 1
 
     def _shared_tensors(self) -> Mapping[str, TensorInfo]:
         """The tensors that a commit may refer to instead of writing them again."""

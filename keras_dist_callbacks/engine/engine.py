@@ -184,8 +184,7 @@ class BackupEngine:
                 self._skip(overtaken, snapshot.position)
             self._writer.wait()
         write = functools.partial(self._write_or_note, self._saves, snapshot)
-        what, urgent = f"backup at {snapshot.position}", not self._committer.has_committed
-        self._save_queue.enter(self._saves, write, what, lasting=waits, urgent=urgent)
+        self._save_queue.enter(self._saves, write, f"backup at {snapshot.position}", lasting=waits)
 
     def _may_be_queued(self, snapshot: Snapshot) -> bool:
         """Whether a backup may be queued after the one that is being written, in place of the one queued now."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.engine.background import CpuShareEstimator
 from keras_dist_callbacks.engine.writer import Writer
 
 
@@ -28,12 +27,11 @@ class SaveQueue:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._lock = threading.Lock()
-        self._pace = CpuShareEstimator()
         self._unfinished = 0
         self.is_busy = False
         self._last: tuple[int, int] | None = None  # ticket and number of the newest save, if it may be superseded
 
-    def enter(self, save: int, write: Callable[[], None], what: str, *, lasting: bool, urgent: bool) -> None:
+    def enter(self, save: int, write: Callable[[], None], what: str, *, lasting: bool) -> None:
         """Hands over a backup.
 
         Args:
@@ -41,24 +39,19 @@ class SaveQueue:
             write: Writes it, and raises what is to end training.
             what: For messages.
             lasting: No newer one supersedes it.
-            urgent: As in `Writer.submit`.
         """
 
         def run() -> None:
             try:
-                with self._pace.done():
-                    write()
+                write()
             finally:
-                self._one_less()
+                self._count(-1)
 
-        share = self._pace.due()
-        with self._lock:
-            late = self.is_busy
-            self._count(1)
+        self._count(1)
         try:
-            ticket = self._writer.submit(run, what, urgent=urgent, late=late, share=share)
+            ticket = self._writer.submit(run, what)
         except BaseException:
-            self._one_less()
+            self._count(-1)
             raise
         self._last = None if lasting else (ticket, save)
 
@@ -72,16 +65,13 @@ class SaveQueue:
         if self._last is None or not self._writer.withdraw(self._last[0]):
             return None
         (_, save), self._last = self._last, None
-        self._one_less()
+        self._count(-1)
         return save
 
-    def _one_less(self) -> None:
-        with self._lock:
-            self._count(-1)
-
     def _count(self, change: int) -> None:
-        self._unfinished += change
-        self.is_busy = self._unfinished > 0
+        with self._lock:
+            self._unfinished += change
+            self.is_busy = self._unfinished > 0
 
 
 _LEAST_RISK = 30.0  # seconds of training that no backup holds

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keras_dist_callbacks.engine.background import Priority, cpu_times
+from keras_dist_callbacks.engine.background import lower_priority
 from keras_dist_callbacks.process import Shared, shared
 
 
@@ -22,9 +22,6 @@ class _Job:
     run: Callable[[], None]
     what: str
     ticket: int
-    urgent: bool
-    late: bool
-    share: float
 
 
 class Writer(Shared):
@@ -36,7 +33,6 @@ class Writer(Shared):
         self._tickets = itertools.count(1)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._priority = Priority()
 
     def in_child(self) -> Writer:
         """A forked child has neither the thread nor what may hold the lock."""
@@ -53,23 +49,18 @@ class Writer(Shared):
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
         return self._failure is not None
 
-    def submit(
-        self, run: Callable[[], None], what: str, *, urgent: bool = False, late: bool = False, share: float = 0.0
-    ) -> int:
+    def submit(self, run: Callable[[], None], what: str) -> int:
         """Appends a job.
 
         Args:
             run: What to do; it must not call a TensorFlow collective.
             what: For messages, such as `"backup at step 1200"`.
-            urgent: Nothing is saved yet: training that leaves no processor idle must not hold it up.
-            late: It came due before the one of its kind that is still being written was done.
-            share: Of one processor's time, what it needs to be done before the next one of its kind comes due.
 
         Returns:
             A number for `withdraw`.
         """
         with self._condition:
-            job = _Job(run, what, next(self._tickets), urgent, late, share)
+            job = _Job(run, what, next(self._tickets))
             self._jobs.append(job)
             if self._thread is None:
                 try:
@@ -118,20 +109,11 @@ class Writer(Shared):
         self._thread = thread
 
     def _work(self) -> None:
-        """Gives each job a thread of its own, and keeps training's priority itself.
-
-        A thread may lower its priority and not raise it again, and what it starts gets no higher one.
-        """
+        lower_priority()
         job = self._next()
         while job is not None:
-            thread = threading.Thread(target=self._run, args=(job,), name="kdc-writer-job")
-            try:
-                thread.start()
-            except RuntimeError:  # there can be no further thread
-                self._attempt(job)
-            else:
-                thread.join()
-            del job, thread  # who waits for the end must not find what was written still held
+            self._run(job)
+            del job  # who waits for the end must not find what was written still held
             job = self._next()
 
     def _next(self) -> _Job | None:
@@ -143,13 +125,6 @@ class Writer(Shared):
             return None
 
     def _run(self, job: _Job) -> None:
-        if not job.urgent:
-            self._priority.take(job.share)
-        self._attempt(job)
-        with self._condition:
-            self._priority.learn(cpu_times(), late=any(waiting.late for waiting in self._jobs))
-
-    def _attempt(self, job: _Job) -> None:
         try:
             job.run()
         except BaseException as error:  # noqa: BLE001 - surfaces in raise_failure

@@ -48,11 +48,6 @@ class Buffers(Shared):
         return Buffers()
 
 
-def least(usual: int) -> int:
-    """From how many bytes on something is large: `usual`, unless tests ask for no difference."""
-    return 1 if os.environ.get(VARIABLE) == "all" else usual
-
-
 class DirectWrites:
     """Whether a directory's file system takes such writes: found out at the first one, once for all.
 
@@ -64,7 +59,7 @@ class DirectWrites:
     def __init__(self) -> None:
         is_off = _FLAG is None or os.environ.get(VARIABLE) == "0"
         self.works: bool | None = False if is_off else None
-        self.least = least(_LEAST)
+        self.least = 1 if os.environ.get(VARIABLE) == "all" else _LEAST
 
     def write(self, root: str, path: str, parts: Iterable[Buffer], traffic: RateLimiter) -> int | None:
         """Writes a new file.

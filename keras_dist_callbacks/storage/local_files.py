@@ -11,14 +11,14 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 
 from keras_dist_callbacks.storage import plain_files
 from keras_dist_callbacks.storage.direct_io import DirectWrites
-from keras_dist_callbacks.storage.transfer import Chunks, RateLimiter
+from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter
 
 TEMPORARY_MARK = ".tmp-"
 _MARKED = re.compile(r"\.(?P<final>.+)\.tmp-[0-9a-f]{32}", re.DOTALL)
@@ -106,17 +106,14 @@ class LocalFiles:
         with self._reading(path) as file, open(target, "wb") as copy:
             _copy(file, copy)
 
-    def create(
-        self, path: str, parts: Chunks, spare: str | None = None, named: Callable[[], str] | None = None
-    ) -> None:
+    def create(self, path: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
         """Publishes a new file.
 
         Args:
-            path: Its path; with `named`, one like it.
+            path: Its path.
             parts: Its content.
             spare: A file that is not needed any more: its memory in the page cache is written over, which costs a busy
                 CPU much less than new pages do. It loses its name.
-            named: Returns its path in the same directory, once it was written.
 
         Raises:
             FileExistsError: The name is taken.
@@ -124,19 +121,18 @@ class LocalFiles:
         directory = self._made_directory_of(path)
         with _temporary(path) as temporary:
             self._write_temporary(temporary, parts, spare)
-            final = path if named is None else named()
             try:
-                os.link(temporary, final, follow_symlinks=False)
+                os.link(temporary, path, follow_symlinks=False)
             except FileExistsError:
-                if not os.path.islink(final):  # noqa: PTH114
+                if not os.path.islink(path):  # noqa: PTH114
                     # else a search for the next free name would never end
-                    plain_files.require_regular(final, Path(final).lstat().st_mode)
+                    plain_files.require_regular(path, Path(path).lstat().st_mode)
                 raise
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
                 # A file system without hard links: readers are protected by the digest inside the file.
-                self._write_directly(final, parts)
+                self._write_directly(path, parts)
         self._flush_directory(directory)
 
     def replace(self, path: str, source: Path) -> None:
@@ -210,8 +206,8 @@ class LocalFiles:
         except OSError:  # it is gone or was exchanged: a new file does as well
             return None
 
-    def _write_temporary(self, path: str, parts: Chunks, spare: str | None) -> None:
-        if parts.size >= self.direct.least:
+    def _write_temporary(self, path: str, parts: Sequence[Buffer], spare: str | None) -> None:
+        if sum(map(len, parts)) >= self.direct.least:
             descriptor = self.direct.write(self.root, path, parts, self.traffic)
             if descriptor is not None:
                 try:
@@ -225,7 +221,7 @@ class LocalFiles:
         file = None if spare is None else self._take_over(spare, path)
         self._write(plain_files.new_file(self.root, path) if file is None else FileIO(file, "wb"), parts)
 
-    def _write(self, file: FileIO, parts: Chunks) -> None:
+    def _write(self, file: FileIO, parts: Sequence[Buffer]) -> None:
         with file:
             descriptor = file.fileno()
             for part in parts:
@@ -233,7 +229,7 @@ class LocalFiles:
             os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))  # a spare file may have been longer
             self._flush(descriptor)
 
-    def _write_directly(self, path: str, parts: Chunks) -> None:
+    def _write_directly(self, path: str, parts: Sequence[Buffer]) -> None:
         file = plain_files.new_file(self.root, path)
         try:
             self._write(file, parts)

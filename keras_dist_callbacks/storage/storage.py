@@ -29,7 +29,7 @@ from keras_dist_callbacks.storage.redaction import Redactor, redact, reject_cred
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.store_errors import RetryNotice, open_error_hint, translate_error
-from keras_dist_callbacks.storage.transfer import Buffer, ChunkList, Chunks, FileInfo, RateLimiter, UnfinishedUpload
+from keras_dist_callbacks.storage.transfer import Buffer, FileInfo, RateLimiter, UnfinishedUpload
 from keras_dist_callbacks.terminal import escape_controls, warn
 
 
@@ -230,25 +230,10 @@ class Storage:
         path = self._path_of(name)
         if self.is_local:
             other = None if spare is None else self._path_of(spare)
-            create = partial(self._local.create, path, ChunkList(parts), other)
+            create = partial(self._local.create, path, parts, other)
             self._run("create", name, create, sum(map(len, parts)))
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
-
-    def create_named_after_write(
-        self, like: str, parts: Chunks, named: Callable[[], str], spare: str | None = None
-    ) -> None:
-        """As `create`, of a local file whose name is known once it was written.
-
-        Args:
-            like: A name as it may be, in the same directory: an unfinished file is called after it.
-            parts: The content; it may be read more than once.
-            named: Returns its name, after that.
-            spare: As in `create`.
-        """
-        other = None if spare is None else self._path_of(spare)
-        create = partial(self._local.create, self._path_of(like), parts, other, lambda: self._path_of(named()))
-        self._run("create a file in", str(PurePosixPath(like).parent), create, parts.size)  # it has no name yet
 
     def replace(self, name: str, source: Path) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part.

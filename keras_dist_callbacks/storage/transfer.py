@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from keras_dist_callbacks import validation
 
@@ -36,35 +35,6 @@ class UnfinishedUpload:
 
     name: str
     age: float
-
-
-class Chunks(Protocol):
-    """The content of a file in pieces, from its begin as often as it is asked for."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of them all."""
-        ...
-
-    def __iter__(self) -> Iterator[Buffer]:
-        """The pieces, in order."""
-        ...
-
-
-@dataclass(frozen=True)
-class ChunkList:
-    """Pieces that are known beforehand."""
-
-    pieces: Sequence[Buffer]
-
-    @property
-    def size(self) -> int:
-        """Bytes of them all."""
-        return sum(map(len, self.pieces))
-
-    def __iter__(self) -> Iterator[Buffer]:
-        """The pieces, in order."""
-        return iter(self.pieces)
 
 
 class RateLimiter:

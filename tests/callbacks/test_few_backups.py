@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -14,10 +12,8 @@ import pytest
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine import save_queue
-from keras_dist_callbacks.engine.background import Priority
-from keras_dist_callbacks.engine.writer import Writer, shared_writer
+from keras_dist_callbacks.engine.writer import shared_writer
 from tests.support import tiny
-from tests.support.busy_machine import REAL_TAKE
 
 
 class NoteWarnings(keras.callbacks.Callback):
@@ -59,34 +55,3 @@ def test_backups_that_do_not_come_through_are_reported_early_at_the_line_of_fit(
     assert 3 < noted.first < 15  # the first backup waits, and some intervals of the next ones are at risk
     assert told[0].filename == __file__
     assert told[0].category is RuntimeWarning
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own there")
-def test_only_the_first_backup_is_written_with_the_priority_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Priority, "take", REAL_TAKE)
-    writer, found = Writer(), []
-
-    def note() -> None:
-        found.append((os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
-
-    training = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    for urgent in (True, False):
-        writer.submit(note, "a test", urgent=urgent)
-        writer.wait()
-    assert found == [training, (os.SCHED_BATCH, 19)]
-
-
-def test_backups_are_urgent_until_one_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    urgencies: list[bool] = []
-    submit = Writer.submit
-
-    def note(self: Writer, run: Any, what: str, *, urgent: bool = False, **others: Any) -> int:
-        if what.startswith("backup"):
-            urgencies.append(urgent)
-        return submit(self, run, what, urgent=urgent, **others)
-
-    monkeypatch.setattr(Writer, "submit", note)
-    backup = kdc.BackupAndRestore(tmp_path, save_freq=2, write_options=kdc.WriteOptions(when_busy="wait"))
-    tiny.model().fit(tiny.shuffled(), verbose=0, shuffle=False, callbacks=[backup])
-    assert urgencies[0]
-    assert urgencies.count(True) == 1 < len(urgencies)

@@ -232,7 +232,7 @@ def forged(**changes: object) -> Files:
         ({"path": "/etc/passwd", "blob": "/etc/passwd"}, "is not valid"),
         ({"blob": "blobs/000009/" + "0" * 32 + ".safetensors"}, "not listed among the blobs"),
         ({"dtype": "object"}, "unknown numeric type"),
-        ({"dtype": "nonsense"}, "unknown type"),
+        ({"dtype": "nonsense"}, "unknown numeric type"),
     ],
 )
 def test_a_manifest_that_claims_too_much_or_leads_outside_is_refused(

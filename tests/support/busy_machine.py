@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 
-from keras_dist_callbacks.engine.background import Priority
+from keras_dist_callbacks.engine import writer
 
-REAL_TAKE = Priority.take
+REAL_PRIORITY = writer.lower_priority
 VARIABLE = "KDC_TESTS_SHARE_PROCESSORS"
 
 
 def share_processors() -> None:
     """Lets background threads and inputs of this process be as quick as the tests next to it.
 
-    Writers have the lowest priority, so that a neighbour which never waits would starve them. And on busy processors
-    the deletion of an iterator sometimes waits for its tuning thread, with the GIL held: a test of 4 s took 140 s.
+    Writers have a low priority, so that a neighbour which never waits would hold them up. And on busy processors the
+    deletion of an iterator sometimes waits for its tuning thread, with the GIL held: a test of 4 s took 140 s.
     """
     import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops, iterator_ops
 
-    Priority.take = lambda self, share=0.0: None  # type: ignore[method-assign]
+    writer.lower_priority = lambda: None
     create, options_of = iterator_ops.OwnedIterator._create_iterator, dataset_ops.DatasetV2.options
 
     def options(self: tf.data.Dataset) -> tf.data.Options:

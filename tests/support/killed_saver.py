@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engine.test_one_pass import Saver
+from tests.engine.test_committer import Saver
 
 
 def main() -> None:

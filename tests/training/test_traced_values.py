@@ -99,6 +99,45 @@ def test_values_of_the_trace_and_later_ones_are_restored(name: str, where: tuple
     assert (resumed.scale, resumed.drop.rate) == (reference.scale, reference.drop.rate)
 
 
+class Wrapping(keras.optimizers.SGD):
+    """An optimizer of the user's that lets another one do its work."""
+
+    def __init__(self, wrapped: Any) -> None:
+        super().__init__(0.05)
+        self.wrapped = wrapped
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        return self.wrapped.apply(grads, trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [(lambda inner: keras.optimizers.LossScaleOptimizer(inner, 4.0), "inner_optimizer"), (Wrapping, "wrapped")],
+    ids=["of Keras", "of the user"],
+)
+def test_settings_of_an_optimizer_within_another_are_restored(wrap: Any, name: str, tmp_path: Path) -> None:
+    def wrapped() -> keras.Model:
+        model = scaled()
+        model.compile(wrap(keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=1.0)), "mse")
+        return model
+
+    def inner(model: Any) -> Any:
+        return getattr(model.optimizer, name)
+
+    def clips() -> keras.callbacks.Callback:
+        return AtEpoch({1: to("clipnorm", 0.01, of=inner, traces=True)})
+
+    reference, resumed, callback = wrapped(), wrapped(), kdc.BackupAndRestore(tmp_path)
+    tiny.fit(reference, None, [clips()])
+    with pytest.raises(tiny.Stop):
+        tiny.fit(wrapped(), tmp_path, [clips(), tiny.StopAt(2, 1)])
+    tiny.fit(resumed, None, [clips(), callback])
+    assert callback.restored is not None
+    assert inner(resumed).clipnorm == 0.01
+    tiny.assert_same(resumed, reference)
+    assert callback.restored.verdict == "exact"
+
+
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read"])
 def test_a_value_that_an_earlier_fit_has_traced_and_the_script_changed_is_a_condition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
