@@ -41,6 +41,6 @@ def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, 
         other = "" if path == paths[0] else f", to {path}"
         say(
             f"{cluster.name} does not write for {callback}: only the chief does, to {paths[0]}. With write_on='all' "
-            f"this worker writes too{other}"
+            f"this worker writes too{other or ', to a path of its own'}"
         )
     return cluster.is_chief

@@ -183,7 +183,7 @@ def test_a_file_of_that_name_is_taken_if_it_is_whole_and_replaced_if_it_is_not(t
     + [(way, f"write:{number}") for way in ("all", "0") for number in (1, 2)],
 )
 def test_a_kill_while_one_is_written_harms_nothing_and_leaves_nothing(tmp_path: Path, way: str, where: str) -> None:
-    """The process is killed before that call of the second save; the first one is whole, and the next run cleans up."""
+    """Killed before that call of the second save: the first one is intact, and the next run cleans up."""
     name, _, number = where.partition(":")
     name = "pwrite" if (name, way) == ("write", "all") else name
     command = [sys.executable, "-m", "tests.support.killed_saver", str(tmp_path), name, number]

@@ -107,7 +107,7 @@ def test_workers_write_files_of_their_own_only_if_asked_to(tmp_path: Path, write
         assert events == [True, False]
         chiefs = [("ModelCheckpoint", "{epoch}.keras"), ("TensorBoard", "logs")]
         assert sorted(told) == [(name, f"{tmp_path}/worker0/{path}") for name, path in chiefs]
-        assert f"with write_on='all' this worker writes too, to {tmp_path}/worker1/logs" in logs[1]
+        assert f"With write_on='all' this worker writes too, to {tmp_path}/worker1/logs" in logs[1]
 
 
 @pytest.mark.cluster
