@@ -13,7 +13,6 @@ import operator
 import pathlib
 import random
 import re
-import sys
 import types
 import uuid
 import warnings
@@ -205,9 +204,14 @@ def keeps_order(value: set[Any] | frozenset[Any]) -> bool:
     """
     items = list(value)
     made = set(items)
-    return list(made) == items and sys.getsizeof(made) == sys.getsizeof(
+    return list(made) == items and _table_bytes(made) == _table_bytes(
         set(value) if isinstance(value, frozenset) else value
     )
+
+
+def _table_bytes(value: set[Any]) -> int:
+    """Returns the size of a set's table, also of the sets in which Keras wraps those that are attributes of a model."""
+    return set.__sizeof__(value) - type(value).__basicsize__
 
 
 def array_token(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:

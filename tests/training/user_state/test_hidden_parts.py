@@ -17,11 +17,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.utils.tracking import TrackedSet
 from numpy.random import default_rng
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.training.callback_state import own_state
 from keras_dist_callbacks.training.user_state.changes import changes_between
+from keras_dist_callbacks.training.user_state.nodes import keeps_order
 from tests.support import tiny
 from tests.support.exactness_hidden import Forecasts
 from tests.training.user_state.test_changes import Holder, carried_over, looked_at
@@ -586,3 +588,15 @@ def test_state_that_a_replaced_method_of_keras_reaches_is_restored(
     assert callback.restored is not None
     assert callback.restored.verdict == "exact"
     assert PATIENCE["left"] == 0
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, TrackedSet])
+def test_only_a_set_that_can_be_made_again_in_its_order_keeps_it(kind: Any) -> None:
+    assert keeps_order(kind({3, 1, 2}))
+    shrunk = set(range(1000))
+    shrunk.difference_update(range(2, 1000))
+    assert keeps_order(frozenset(shrunk))  # a copy has a table of its own
+    tracked = kind(range(1000))
+    if kind is not frozenset:
+        tracked.difference_update(range(2, 1000))
+        assert not keeps_order(tracked)
