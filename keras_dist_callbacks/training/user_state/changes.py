@@ -696,7 +696,7 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
 
 def _fill(present: Any, value: Any) -> bool:
     """Makes a container or array what another one is, because others may hold on to it; False if it cannot be."""
-    kind: Any = next((kind for kind in (list, dict, np.ndarray) if isinstance(present, kind)), type(present))
+    kind: Any = next((kind for kind in (list, dict, set, np.ndarray) if isinstance(present, kind)), type(present))
     if not isinstance(value, kind):
         return False
     if isinstance(present, np.ndarray):

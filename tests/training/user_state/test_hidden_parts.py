@@ -600,3 +600,26 @@ def test_only_a_set_that_can_be_made_again_in_its_order_keeps_it(kind: Any) -> N
     if kind is not frozenset:
         tracked.difference_update(range(2, 1000))
         assert not keeps_order(tracked)
+
+
+def test_a_set_that_keras_wraps_is_restored_in_place(tmp_path: Path) -> None:
+    class Counts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.seen.add(len(self.model.seen))
+
+    def fit(*callbacks: Any) -> Any:
+        model = tiny.model()
+        model.seen = set()
+        seen = model.seen
+        tiny.fit(model, None, [Counts(), *callbacks])
+        assert model.seen is seen
+        return model
+
+    reference = fit()
+    for place in ((1, 1), (2, 1)):  # what the first resume restored is saved by it and restored again
+        with pytest.raises(tiny.Stop):
+            fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(*place))
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=1)
+    assert fit(callback).seen == reference.seen
+    assert callback.restored is not None
+    assert callback.restored.verdict == "exact"
