@@ -101,7 +101,7 @@ def test_options_that_a_client_does_not_take_are_clear_errors(
 
 
 def test_secrets_are_not_shown_even_if_the_store_repeats_them(remote: Place, proxy: FaultProxy) -> None:
-    signed = b"https://host/b/o?X-Amz-Signature=abcdef&sig=c2VjcmV0 AccountKey=c2VjcmV0; Bearer ya29.c2VjcmV0"
+    signed = b"https://host/b/o?X-Amz-Signature=abcdef&sig=c2VjcmV0 Authorization: Bearer ya29.c2VjcmV0"
     bodies = {
         "gs": b'{"error": {"code": 403, "message": "%s"}}' % signed,
         "s3": b"<Error><Code>AccessDenied</Code><Message>%s</Message></Error>" % signed.replace(b"&", b"&amp;"),
