@@ -117,10 +117,10 @@ def restore_model(model: Any, prefix: str) -> None:
         ValueError: No part of the checkpoint has a value for every variable of the model.
     """
     names = [name for name in _children_of_the_root(prefix) if not name.startswith("_") and name != "save_counter"]
-    beside = [name for name in names if "opt" in name.lower()]
+    of_optimizer = [name for name in names if "opt" in name.lower()]
     reasons: list[str] = []
-    for root in ["", *(name for name in names if name not in beside)]:
-        parts = {root: model, **dict.fromkeys(beside, model.optimizer)}
+    for root in ["", *(name for name in names if name not in of_optimizer)]:
+        parts = {root: model, **dict.fromkeys(of_optimizer, model.optimizer)}
         checkpoint = tf.train.Checkpoint(**parts) if root else tf.train.Checkpoint(model)
         try:
             status = checkpoint.restore(prefix).expect_partial()

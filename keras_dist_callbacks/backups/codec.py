@@ -26,7 +26,7 @@ class Packer:
 
     A tensor with the same content as one in the commit it is compared with is referred to, not written again;
     components of a variable that are equal on all replicas are written once. A blob of which less than half is
-    still needed is not referred to: what is needed of it is written anew, so that the store does not fill up with
+    still needed is not referred to: what is needed of it is written again, so that the store does not fill up with
     blobs that live for one small tensor each.
     """
 

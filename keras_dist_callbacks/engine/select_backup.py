@@ -53,7 +53,7 @@ def latest_intact(
     for _ in range(_LISTINGS):
         found, damaged, vanished = _search(store, lambda commit: _read_intact(store, commit, workers, allocate))
         if found or not vanished:
-            break  # else a run that still goes on has pruned what was listed: look again
+            break  # else a run that is still active has pruned what was listed: look again
     if found is None and vanished:
         return None
     finished = [c for c in damaged if store.has_committed(c.generation) or store.is_readable(c)]
@@ -97,7 +97,7 @@ def find_backup(
                 warn(f"a damaged backup was skipped: {passed}")
             return found
         if not vanished:
-            break  # else a run that goes on has pruned what was listed: look again
+            break  # else an active run has pruned what was listed: look again
     errors = list(damaged.values())
     if errors and name is not None:
         raise errors[0]  # of the others nothing is known

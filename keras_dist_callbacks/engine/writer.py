@@ -113,7 +113,7 @@ class Writer(Shared):
         job = self._next()
         while job is not None:
             self._run(job)
-            del job  # whoever waits for the end must not find what was written still held
+            del job  # the snapshot must be released when waiters are notified
             job = self._next()
 
     def _next(self) -> _Job | None:

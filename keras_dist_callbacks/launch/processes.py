@@ -93,7 +93,7 @@ def note_end(log: Path | None, note: str) -> None:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    # WNOWAIT leaves the zombie: until it is collected, neither its id nor its group's can be used anew.
+    # WNOWAIT leaves the zombie: until it is collected, neither its id nor its group's can be used again.
     if hasattr(os, "waitid"):
         with contextlib.suppress(ChildProcessError):
             return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
