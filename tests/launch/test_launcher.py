@@ -204,6 +204,7 @@ def test_nothing_stays_when_the_output_is_not_read(tmp_path: Path) -> None:
     job.send(signal.SIGKILL)
     wait_for(lambda: not any(map(is_alive, job.pids())), 5.0)
     os.close(reader)
+    assert job.process.wait(10) == -signal.SIGKILL
 
 
 def test_what_a_worker_leaves_is_gone_before_the_next_start(tmp_path: Path) -> None:
