@@ -117,7 +117,7 @@ class Rehearsing:
         runner: Starts the runs.
         kills: How many.
         open_storage: Opens a directory of the scratch directory.
-        progress: Told of each run before it starts.
+        progress: Called with a line for each run before it starts.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ def _compare_with_killed(
 def _between_uninterrupted(
     ones: Sequence[Backups], twos: Sequence[Backups]
 ) -> tuple[Difference | None, frozenset[str]]:
-    """The first difference of training between two uninterrupted runs; and what differs besides, such as times."""
+    """The first difference of training between two uninterrupted runs; and what else differs, such as times."""
     unstable: set[str] = set()
     for one, two in zip(ones, twos, strict=False):
         for gap in comparison.gaps(one, two):
