@@ -15,9 +15,13 @@ _MOST = "_kdc_most_batches"
 
 
 def shorten(iterator: Any, most: int | None) -> None:
-    """Makes each epoch of an epoch iterator of Keras' end after so many batches; None changes nothing."""
+    """Makes each epoch of an epoch iterator of Keras' end after so many batches at most; None changes nothing.
+
+    An epoch has at least one step, of `steps_per_execution` batches, and no part of one.
+    """
     if most is not None:
-        setattr(iterator, _MOST, most)
+        per_step = iterator.steps_per_execution
+        setattr(iterator, _MOST, max(per_step, most - most % per_step))
         iterator._enumerate_iterator = functools.partial(own_steps, iterator)
 
 

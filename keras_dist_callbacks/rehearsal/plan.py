@@ -1,7 +1,7 @@
 """The plan of a rehearsal, which shortens training only while the command that made it holds the plan's lock.
 
-The environment variable `KDC_REHEARSAL` names the plan. A variable that was left behind, in a shell or in the manifest
-of a job, must never shorten real training: where it is set and the plan is not in force, the first object of this
+The environment variable `KDC_REHEARSAL` names the plan. A variable that was left in a shell or in the manifest
+of a job must never shorten real training: where it is set and the plan is not in force, the first object of this
 package that would save raises an error, and so does `fit()`.
 
 The lock is `flock`'s: the kernel releases it when the command ends, however it ends, and a child that the command

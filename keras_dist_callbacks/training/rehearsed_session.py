@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from keras_dist_callbacks._compat import running_fit as seam
-from keras_dist_callbacks._compat.shortened import shorten
+from keras_dist_callbacks._compat.shortened import most_batches, shorten
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.engine import BackupEngine
@@ -59,7 +59,8 @@ class RehearsedSession(FitSession):
         shorten(fit.epoch_iterator, plan.steps)
         self._plan = plan
         self._epochs = range(fit.initial_epoch, min(fit.epochs, fit.initial_epoch + plan.epochs))
-        self._batches = min(fit.steps_per_epoch or fit.num_batches or plan.steps, plan.steps)
+        most = most_batches(fit.epoch_iterator) or plan.steps
+        self._batches = min(fit.steps_per_epoch or fit.num_batches or most, most)
         self._save_freq = max(_LEAST_STEPS, self._batches // _SAVES_PER_EPOCH)
         super().__init__(
             fit, engine, cluster, shutdown, dataclasses.replace(options, policy=SavePolicy(self._save_freq))

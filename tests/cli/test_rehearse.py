@@ -52,8 +52,11 @@ class Runs:
         self.states, self.steps, self.validates = states or {}, steps or {}, validates
         self.kills: list[Kill] = []
         self.broken: dict[str, dict[str, Any]] = {}
+        self.replaced: dict[str, Run] = {}
 
     def run(self, name: str, kills: Sequence[Kill] = ()) -> Run:
+        if name in self.replaced:
+            return self.replaced[name]
         place = self.directory / name
         self.kills += kills
         self._save(name, begin(place), self.steps.get(name, STEPS))
@@ -109,7 +112,7 @@ def judge(runs: Runs, kills: int = 2) -> Rehearsal:
 def test_equal_runs_are_code_0(tmp_path: Path) -> None:
     found = judge(Runs(tmp_path))
     assert (found.exit_code, found.difference, found.problems) == (0, None, ())
-    assert "at all 5 backups" in found.summary
+    assert found.summary == "killed 2 times, the run equals the uninterrupted ones, bit for bit, at all its 5 backups"
     assert [resume.killed for resume in found.resumes] == ["right after a backup", "two steps after a backup"]
 
 
@@ -146,7 +149,7 @@ def test_equal_runs_are_code_0_whatever_the_verdict_was(tmp_path: Path) -> None:
 
 def test_a_restart_that_finds_no_backup_is_code_1(tmp_path: Path) -> None:
     found = judge(Runs(tmp_path, verdict=None))
-    assert found.exit_code == 1
+    assert (found.exit_code, found.advice) == (1, ())
     assert "found no backup" in found.problems[0]
 
 
@@ -156,6 +159,24 @@ def test_a_restart_that_fails_is_code_1_with_its_output(tmp_path: Path) -> None:
     found = judge(runs)
     assert (found.exit_code, found.output) == (1, ("the last line",))
     assert "the restart after the kill two steps after a backup failed: it ended with exit code 1" in found.summary
+
+
+def test_a_third_run_that_fails_before_it_is_killed_is_code_2(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    attempt = Attempt("backup", (1,), 100.0, 5.0, [[]], tmp_path / "output.log")
+    runs.replaced["killed"] = Run("killed", (attempt,))
+    found = judge(runs)
+    assert (found.exit_code, found.resumes) == (2, ())
+    assert "fails by itself in its third run" in found.summary
+
+
+def test_a_run_that_is_never_killed_is_code_2(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    ended = runs.run("uninterrupted-0").attempts
+    runs.replaced["killed"] = Run("killed", (replace(ended[0], kill="backup"),))
+    found = judge(runs)
+    assert found.exit_code == 2
+    assert "never killed" in found.summary
 
 
 def test_a_killed_run_with_other_steps_is_code_1(tmp_path: Path) -> None:

@@ -67,6 +67,17 @@ def test_a_fit_that_is_shorter_than_the_plan_is_as_it_is(tmp_path: Path, monkeyp
     assert backups(found).positions[-1].epoch == 2
 
 
+@pytest.mark.parametrize(("steps", "trained"), [(4, 4), (3, 2), (1, 2)])
+def test_an_epoch_ends_with_a_complete_execution_of_several_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, trained: int
+) -> None:
+    model = tiny.model()
+    model.compile("sgd", "mse", steps_per_execution=2)
+    with rehearsing(monkeypatch, tmp_path, steps=steps) as found:
+        model.fit(tiny.shuffled(), epochs=3, verbose=0, shuffle=False, callbacks=[kdc.BackupAndRestore(tmp_path)])
+    assert backups(found).positions[-1].step == 2 * trained
+
+
 def test_a_stop_of_the_plan_is_no_part_of_the_state_and_one_of_the_scripts_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

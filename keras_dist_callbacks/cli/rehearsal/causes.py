@@ -59,7 +59,7 @@ def of_inexact(resumes: Sequence[Resume], difference: Difference | None) -> list
     if notes:
         return [f"the resume said that it is not exact: {note}" for note in notes]
     if not conditions:
-        return [_BUG]
+        return [_BUG] if any(resume.verdict == "exact" for resume in resumes) else []
     about = [condition for condition in conditions if difference is not None and _names(condition, difference)]
     if len(conditions) == 1 or about:
         return [

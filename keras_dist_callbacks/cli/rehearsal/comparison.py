@@ -133,7 +133,7 @@ class Gap:
 
     @property
     def is_about_training(self) -> bool:
-        """Whether numbers of training differ, and not only what the user's objects hold as well."""
+        """Whether numbers of training differ, and not only what the user's objects hold apart from them."""
         others = {_kind_of_tensor(found.name)[0] for found in self.tensors} - {"callback", "script"}
         return bool(others) or any(not state.is_of_objects for state in self.states)
 

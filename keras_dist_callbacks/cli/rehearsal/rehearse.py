@@ -116,7 +116,7 @@ class Rehearsing:
         runner: Starts the runs.
         kills: How many.
         open_storage: Opens a directory of the scratch directory.
-        progress: Told of each run before it starts.
+        progress: Called with a line for each run before it starts.
     """
 
     def __init__(
@@ -155,12 +155,11 @@ class Rehearsing:
     def _judge(self, killed: Run) -> Rehearsal:
         first, second = self._runs[:2]
         known = Rehearsal(EQUAL, "", fits=tuple(_fits(first.attempts[0])), resumes=tuple(_resumes(killed)))
+        if killed.failed is not None:
+            code, summary = _failed(killed.failed, known.resumes)
+            return replace(known, exit_code=code, summary=summary, output=tuple(killed.failed.tail()))
         if not known.resumes:
             return replace(known, exit_code=CANNOT, summary=_NO_KILL)
-        if killed.failed is not None:
-            after = known.resumes[-1].killed if known.resumes else "the start"
-            summary = f"the restart after the kill {after} failed: {_how_it_ended(killed.failed)}"
-            return replace(known, exit_code=DIFFERENT, summary=summary, output=tuple(killed.failed.tail()))
         ones, twos, ends = (self._backups(run) for run in (first, second, killed))
         known = replace(known, costs=costs.measure([first, second], killed, ones[0]))
         unlike, unstable = _between_uninterrupted(ones, twos)
@@ -186,6 +185,12 @@ def _failure(attempt: Attempt) -> str | None:
     if attempt.has_failed:
         return f"the script fails by itself: {_how_it_ended(attempt)}"
     return None if attempt.events("end") else NO_FIT
+
+
+def _failed(attempt: Attempt, resumes: Sequence[Resume]) -> tuple[int, str]:
+    if not resumes:
+        return CANNOT, f"the script fails by itself in its third run: {_how_it_ended(attempt)}"
+    return DIFFERENT, f"the restart after the kill {resumes[-1].killed} failed: {_how_it_ended(attempt)}"
 
 
 def _how_it_ended(attempt: Attempt) -> str:
@@ -234,9 +239,10 @@ def _compare_with_killed(
     difference = next((difference for difference in found if difference is not None), None)
     if difference is None and not gaps and all(resume.resumed for resume in known.resumes):
         count = sum(len(end.manifests) for end in ends)
-        return replace(
-            known, summary=f"the killed run equals the uninterrupted ones, bit for bit, at all {count} backups"
-        )
+        kills = len(known.resumes)
+        times = "once" if kills == 1 else f"{kills} times"
+        summary = f"killed {times}, the run equals the uninterrupted ones, bit for bit, at all its {count} backups"
+        return replace(known, summary=summary)
     between = "the uninterrupted run and the killed one"
     lost = [f"the restart after the kill {r.killed} found no backup" for r in known.resumes if not r.resumed]
     return replace(
@@ -248,7 +254,7 @@ def _compare_with_killed(
 def _between_uninterrupted(
     ones: Sequence[Backups], twos: Sequence[Backups]
 ) -> tuple[Difference | None, frozenset[str]]:
-    """The first difference of training between two uninterrupted runs; and what differs besides, such as times."""
+    """The first difference of training between two uninterrupted runs; and what else differs, such as times."""
     unstable: set[str] = set()
     for one, two in zip(ones, twos, strict=False):
         for gap in comparison.gaps(one, two):
