@@ -60,7 +60,7 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
     manifest = MANIFEST.decode(content, where)
     for blob in manifest.blobs:
         if blob_generation(blob.path) != manifest.id.generation:
-            raise DamagedBackupError(f"{where}: the blob name {blob.path!r} is not one that a backup writes there")
+            raise DamagedBackupError(f"{where}: the blob name {blob.path!r} is not valid")
     check_topics(manifest, where)
     return manifest
 
@@ -73,4 +73,4 @@ def check_topics(manifest: Manifest, where: str) -> None:
     """
     for topic in (topic for record in manifest.workers for topic in record.state):
         if not topic.startswith(CALLBACK) and topic not in TOPICS:
-            raise DamagedBackupError(f"{where}: the topic {topic!r} is not one that a backup holds")
+            raise DamagedBackupError(f"{where}: the topic {topic!r} is unknown")

@@ -271,7 +271,7 @@ def has_ended(role: Role, worker: int) -> bool:
 def _who(role: Role, text: str) -> str:
     farewell = _FAREWELL.search(text)
     if farewell is not None and int(farewell[1]) < role.num_workers:
-        return f"{_named(role, int(farewell[1]))} said that it ended with {farewell[2]}"
+        return f"{_named(role, int(farewell[1]))} reported that it ended with {farewell[2]}"
     told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
     told.discard(role.worker_index)
     states = _states(role, [worker for worker in range(role.num_workers) if worker != role.worker_index])
