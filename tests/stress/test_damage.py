@@ -225,8 +225,8 @@ def forged(**changes: object) -> Files:
         ({"size": 10**15}, "instead of 1000000000000000 bytes long"),
         ({"shape": (-1, -1)}, "Expected `int` >= 0"),
         ({"start": -8}, "Expected `int` >= 0"),
-        ({"path": "../../secret", "blob": "../../secret"}, "is not one that a backup writes"),
-        ({"path": "/etc/passwd", "blob": "/etc/passwd"}, "is not one that a backup writes"),
+        ({"path": "../../secret", "blob": "../../secret"}, "is not valid"),
+        ({"path": "/etc/passwd", "blob": "/etc/passwd"}, "is not valid"),
     ],
 )
 def test_a_manifest_that_claims_too_much_or_leads_outside_is_refused(
