@@ -12,7 +12,7 @@ from keras_dist_callbacks.testing import assert_same_run
 from keras_dist_callbacks.testing.local_cluster import _WORKER_ENV
 from tests.support import SUPPORT
 from tests.support.launching import Launched
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [pytest.mark.kill, pytest.mark.cluster, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ def arguments(directory: Path, workers: int) -> list[str]:
 
 def uninterrupted(directory: Path, workers: int) -> None:
     command = [sys.executable, str(SUPPORT / "workload.py"), *arguments(directory, workers)]
-    with job(command, workers, directory / "logs") as cluster:
+    with worker_processes(command, workers, directory / "logs") as cluster:
         cluster.start()
         assert cluster.wait(120) == [0] * workers, cluster.tails()
 

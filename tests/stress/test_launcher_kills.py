@@ -19,7 +19,7 @@ from keras_dist_callbacks.testing import assert_same_run
 from keras_dist_callbacks.testing.local_cluster import _WORKER_ENV
 from tests.support import SUPPORT
 from tests.support.launching import Launched, is_alive
-from tests.support.processes import job
+from tests.support.processes import worker_processes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.kill, pytest.mark.cluster, pytest.mark.timeout(3000)]
 
@@ -38,7 +38,7 @@ def workload(directory: Path, *more: str) -> list[str]:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("reference")
     command = [sys.executable, str(SUPPORT / "workload.py"), *workload(directory)]
-    with job(command, WORKERS, directory / "logs") as cluster:
+    with worker_processes(command, WORKERS, directory / "logs") as cluster:
         cluster.start()
         assert cluster.wait(900) == [0] * WORKERS, cluster.tails()
     return directory
