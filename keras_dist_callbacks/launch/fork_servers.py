@@ -213,8 +213,8 @@ class PreloadedProcess:
 
     @property
     def end_descriptor(self) -> int:
-        """A file descriptor that can be read once the process has ended."""
-        return self._pipe.fileno()
+        """A file descriptor that can be read once the process has ended; the return code follows at once."""
+        return self._pidfd
 
     def poll(self) -> int | None:
         """The return code, negative for a signal; None while it runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -228,6 +229,18 @@ def test_a_server_is_shared_unless_the_environment_is_read_at_import(start: Star
     assert server_of(start("", TF_CONFIG="{}", MINE="1", PYTEST_CURRENT_TEST="x")) == first
     assert server_of(start("", OMP_NUM_THREADS="7")) != first
     assert server_of(start("", ("json", "csv"))) != first
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("preload", [QUICK, ()])
+def test_the_end_can_be_waited_for_also_after_it_was_noticed(start: Start, preload: Sequence[str]) -> None:
+    process = start(SLEEP, preload)
+    assert select.select([process.end_descriptor], [], [], 0)[0] == []
+    process.send(signal.SIGTERM)
+    assert select.select([process.end_descriptor], [], [], 20)[0] == [process.end_descriptor]
+    assert code_of(process) == -signal.SIGTERM
+    process.send(signal.SIGTERM)
+    assert select.select([process.end_descriptor], [], [], 0)[0] == [process.end_descriptor]
 
 
 # --- refusals

@@ -164,7 +164,9 @@ def callbacks(args: argparse.Namespace) -> list[Any]:
     if args.kill_first and os.environ.get("KDC_ATTEMPT") == "0":
         found.append(args.kill_first)
     if args.step_seconds:
-        found.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(args.step_seconds)))
+        found.append(
+            keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs=None: time.sleep(args.step_seconds))
+        )
     if args.backup_dir and not args.no_backup:
         found.append(
             kdc.BackupAndRestore(
