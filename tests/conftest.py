@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.busy_machine import share_processors
 from tests.support.counts import count, pytest_terminal_summary  # noqa: F401 - fixtures and hooks
+from tests.support.launching import kill_running
 from tests.support.stores.fixtures import place, proxy, remote, stores  # noqa: F401 - fixtures for all tests
 from tests.support.stress_selection import (  # noqa: F401 - hooks
     pytest_addoption,
@@ -62,6 +63,12 @@ def unmarked_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch:
 
     if not any(request.node.get_closest_marker(name) for name in ("process", "cluster", "kill")):
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+
+
+@pytest.fixture(autouse=True)
+def no_launcher_stays() -> Iterator[None]:
+    yield
+    kill_running()
 
 
 @pytest.fixture(autouse=True)

@@ -61,6 +61,10 @@ sys.exit(launcher.launch(LaunchOptions(**options | {"command": tuple(options["co
 """
 
 
+RUNNING: list[subprocess.Popen[bytes]] = []
+"""Launchers that a test has started, to be killed when it fails."""
+
+
 class Launched:
     """A running launcher."""
 
@@ -79,6 +83,7 @@ class Launched:
                 stdout=out,
                 stderr=err,
             )
+        RUNNING.append(self.process)
 
     def starts(self) -> list[str]:
         """Which workers were started, as `<attempt>.<worker>`."""
@@ -113,6 +118,14 @@ class Launched:
     def _started(self) -> Sequence[str]:
         path = self.directory / "starts"
         return path.read_text().splitlines() if path.exists() else []
+
+
+def kill_running() -> None:
+    """Kills the launchers that a test has left running; everything that they have started ends with them."""
+    while RUNNING:
+        process = RUNNING.pop()
+        process.kill()
+        process.wait(10)
 
 
 def is_alive(pid: int) -> bool:
