@@ -11,7 +11,7 @@ import itertools
 import random
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -36,7 +36,7 @@ _COMPARED = (
 _READ = ("__getitem__", "__len__", "num_batches")
 _WITHOUT_RANDOM_STATE = ("numpy", "scipy", "tensorflow", "keras", "PIL", "cv2", "skimage")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-_READING = ("getattr", "open", "load", "read")
+_READING = ("open", "load", "read")
 _WRAPPED = ("fget", "__func__", "__wrapped__", "func")
 
 
@@ -121,7 +121,7 @@ class InputState:
         self._compare()
         if self._has_changed:
             return "reading a batch changes its state"
-        return "reading a batch may draw random numbers that others draw too" if _draws(self._begun) else None
+        return _doubt_about_code(self._begun)
 
     @property
     def conditions(self) -> list[str]:
@@ -180,13 +180,17 @@ def _tokens(found: Found) -> dict[str, Any]:
     return {path: node.token for path, node in found.nodes.items()}
 
 
-def _draws(found: Found) -> bool:
-    """Whether what reads a batch may draw from a random state that is not its own, such as `np.random`, or do more."""
+def _doubt_about_code(found: Found) -> str | None:
+    """Why reading a batch again may give another one, by the functions that read it; None if nothing was found."""
     shared_states = (np.random.mtrand._rand, random._inst)
-    if any(node.value is state for node in found.nodes.values() for state in shared_states):
-        return True
+    has_shared_state = any(node.value is state for node in found.nodes.values() for state in shared_states)
     functions = _functions(found)
-    return any(_does_more(function, functions) for function in _reading_functions(functions))
+    reading = list(_reading_functions(functions))
+    if has_shared_state or any(_may_draw(function, functions) for function in reading):
+        return "reading a batch may draw random numbers that others draw too"
+    if any(_names_with(_READING, function, functions) for function in reading):
+        return "reading a batch may read files, whose content is not compared"
+    return None
 
 
 def _functions(found: Found) -> dict[str, list[types.FunctionType]]:
@@ -215,14 +219,19 @@ def _names(path: str, function: types.FunctionType) -> set[str]:
     return {segments[0], function.__name__}
 
 
-def _does_more(function: types.FunctionType, functions: Collection[str]) -> bool:
-    """Returns whether a function may draw, read files, or call what is not known."""
+def _may_draw(function: types.FunctionType, functions: Collection[str]) -> bool:
+    """Whether a function may draw from a random state that is not its own, or calls what is not known."""
     reads = reads_of(function.__code__)
-    if reads.draws or any(word in name.lower() for name in reads.names - {*functions} for word in _READING):
+    if reads.draws or _names_with(("getattr",), function, functions):
         return True
     used = [function.__globals__.get(name) for name in reads.global_names - SEEDED]
     modules = [str(getattr(value, "__module__", None) or getattr(value, "__name__", "")) for value in used]
     return any(_has_random_state(module) for module in (*filter(None, modules), *reads.imports))
+
+
+def _names_with(words: Sequence[str], function: types.FunctionType, functions: Collection[str]) -> bool:
+    names = reads_of(function.__code__).names - {*functions}
+    return any(word in name.lower() for name in names for word in words)
 
 
 def _has_random_state(module: str) -> bool:

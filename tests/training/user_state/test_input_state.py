@@ -279,4 +279,21 @@ def test_whether_reading_may_draw_from_shared_random_states_is_seen(
 
     policy = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
     found = walk({"input": Root(Steps())}, policy)
-    assert ((input_state._uncompared_path(found) is None) and not input_state._draws(found)) is is_known
+    assert (input_state._uncompared_path(found) is None and input_state._doubt_about_code(found) is None) is is_known
+
+
+class LoadsImages(Batches):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image = keras.utils.load_img("image.png")
+        return np.asarray(image), self.y[:8]
+
+
+class Augments(Batches):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return np.load("rows.npy") * np.random.rand(), self.y[:8]
+
+
+@pytest.mark.parametrize(("kind", "why"), [(LoadsImages, "may read files"), (Augments, "may draw random numbers")])
+def test_the_condition_of_a_pydataset_tells_files_from_random_numbers(kind: type[Batches], why: str) -> None:
+    found = walk({"input": Root(kind())}, Policy(lambda value: False, lambda value: None, lambda value: False))
+    assert why in str(input_state._doubt_about_code(found))
