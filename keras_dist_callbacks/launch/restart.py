@@ -104,7 +104,7 @@ def require_program(program: str, *, is_module: bool) -> None:
 
 def _require_script(path: str) -> None:
     if not Path(path).exists():
-        raise ProgramNotFoundError(f"{path}: script not found; run a module with `kdc run -m MODULE`")
+        raise ProgramNotFoundError(f"{path}: script not found; a module is run with -m MODULE")
     if Path(path).is_dir() and not (Path(path) / "__main__.py").exists():
         raise ProgramNotFoundError(f"{path} is a directory without a __main__.py: give the path of a script")
 

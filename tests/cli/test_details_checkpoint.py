@@ -105,7 +105,7 @@ def archive(path: Path, metadata: bytes, weights: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("metadata", "weights", "said"),
-    [(b"{}", b"no HDF5", "is not what Keras writes"), (b"[" * 10**5, b"", "metadata.json")],
+    [(b"{}", b"no HDF5", "is not a file as Keras writes it"), (b"[" * 10**5, b"", "metadata.json")],
 )
 def test_a_file_that_keras_does_not_write_is_damaged_whatever_its_record_says(
     tmp_path: Path, metadata: bytes, weights: bytes, said: str

@@ -54,7 +54,7 @@ def test_a_script_is_run_with_the_exit_codes_of_kdc_run(tmp_path: Path) -> None:
         ([], "name a script"),
         (["--"], "name a script"),
         (["-m", "--", "x"], "name a script"),
-        (["nosuch.py"], "nosuch.py: no such script"),
+        (["nosuch.py"], "nosuch.py: script not found"),
         (["-m", "nosuch"], "no module is named 'nosuch'"),
         (["--workers", "0", "--", "true"], "workers must be"),
         (["--max-restarts", "-1", "--", "true"], "max_restarts must be"),

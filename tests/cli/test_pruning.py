@@ -69,7 +69,7 @@ def test_it_asks_first_and_a_no_or_no_answer_deletes_nothing(tmp_path: Path) -> 
     for answer in ("n\n", ""):
         result = kdc("prune", tmp_path, "--keep", 1, input=answer)
         assert result.exit_code == 1
-        assert "nothing is deleted" in result.stderr
+        assert "nothing was deleted" in result.stderr
         assert everything(tmp_path) == before
     assert kdc("prune", tmp_path, "--keep", 1, "--json").exit_code == 2
     assert everything(tmp_path) == before
