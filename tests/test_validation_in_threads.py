@@ -15,7 +15,7 @@ import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 
 sys.setswitchinterval(1e-6)
-from keras_dist_callbacks.backups import codec, owner_records, record_io
+from keras_dist_callbacks.backups import owner_records, record_io
 from keras_dist_callbacks.checkpoints import record
 from keras_dist_callbacks.errors import DamagedBackupError
 
@@ -23,7 +23,7 @@ together = threading.Barrier(8)
 
 def check(_):
     together.wait()
-    values = {record.Record: {"template": 1}, codec._Entry: {"dtype": 1}, owner_records.OwnerRecord: {"claimed": []}}
+    values = {record.Record: {"template": 1}, owner_records.OwnerRecord: {"claimed": []}}
     for kind, value in values.items():
         try:
             record_io.checked(value, kind, "a record")
