@@ -28,7 +28,7 @@ def check(_):
         try:
             record_io.checked(value, kind, "a record")
         except DamagedBackupError as error:
-            assert "a record is not what a backup holds" in str(error)
+            assert "a record is not valid in a backup" in str(error)
         else:
             raise AssertionError("it was taken")
 
