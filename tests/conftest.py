@@ -42,6 +42,13 @@ def ctrl_c_is_heard() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def hangups_are_heard() -> None:
+    """`nohup` has them ignored, which what tests start inherits."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def processors_are_shared() -> None:
     share_processors()
 

@@ -60,7 +60,13 @@ _COMMANDS = {
 
 @pytest.mark.process
 def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_path: Path) -> None:
-    assert {c.name or c.callback.__name__ for c in app.registered_commands} == {*_COMMANDS, "export", "launch", "rehearse", "run"}
+    assert {c.name or c.callback.__name__ for c in app.registered_commands} == {
+        *_COMMANDS,
+        "export",
+        "launch",
+        "rehearse",
+        "run",
+    }
     store = begin(tmp_path)
     commit(store, 1)
     commit(store, 2)
