@@ -71,6 +71,9 @@ def check_topics(manifest: Manifest, where: str) -> None:
     Raises:
         DamagedBackupError: It does.
     """
+    position = manifest.position
+    if (position.kind == "within") != bool(position.batch):  # as after an exception before an epoch's first step
+        raise DamagedBackupError(f"{where}: batch {position.batch} {position.kind} is not a place to resume from")
     for topic in (topic for record in manifest.workers for topic in record.state):
         if not topic.startswith(CALLBACK) and topic not in TOPICS:
             raise DamagedBackupError(f"{where}: the topic {topic!r} is unknown")
