@@ -204,10 +204,10 @@ def reads_ahead(stage: Any, whole: Any) -> bool:
     if kind == "MapDataset":
         state = any(found.random or found.writes or found.python for found in function_operations(stage))
         return not state and _tunes(whole) and _option(whole, "map_parallelization") is not False
-    behind_map = any(type(source).__name__.strip("_") == "MapDataset" for source in getattr(stage, "_inputs", list)())
+    feeds_on_map = any(type(source).__name__.strip("_") == "MapDataset" for source in getattr(stage, "_inputs", list)())
     if "Ragged" in kind:
         return True
-    return kind == "BatchDataset" and behind_map and _option(whole, "map_and_batch_fusion") is not False
+    return kind == "BatchDataset" and feeds_on_map and _option(whole, "map_and_batch_fusion") is not False
 
 
 def reads_past_last_element(dataset: Any) -> bool:
@@ -229,11 +229,11 @@ def _is_read_whole(dataset: Any, places: list[tuple[int, ...]]) -> bool:
     whole = original(dataset)
     if whole is not dataset:
         return True  # distributed datasets are read ahead for their devices
-    behind = [s for path, s in occurrences(whole) if any(path == place[: len(path)] != place for place in places)]
-    if rng.is_deterministic() and any(function_stages(stage) for stage in behind):
+    later = [s for path, s in occurrences(whole) if any(path == place[: len(path)] != place for place in places)]
+    if rng.is_deterministic() and any(function_stages(stage) for stage in later):
         return False  # TensorFlow takes the asynchronous parts out then
     allowed = all(_option(whole, name) is not False for name in ("apply_default_optimizations", "inject_prefetch"))
-    alone = [stage for stage in behind if "Ragged" not in type(stage).__name__]
+    alone = [stage for stage in later if "Ragged" not in type(stage).__name__]
     return (allowed and _tunes(whole)) or any(reads_ahead(stage, whole) for stage in alone)
 
 

@@ -52,7 +52,7 @@ class Decision:
     """What follows the end of a run.
 
     Attributes:
-        delay: Seconds until the next start; None if there is none.
+        delay: Seconds until the next start; None: no restart.
         code: The exit code without a restart.
         reason: Why there is no restart; empty if that is clear.
     """

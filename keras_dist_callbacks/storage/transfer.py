@@ -28,7 +28,7 @@ def has_content(size: int | None, read: Callable[[int, int], bytes], pieces: Ite
     """Whether an object of that size holds exactly these pieces; it is never read as a whole.
 
     Args:
-        size: Bytes of the object; None if there is none.
+        size: Bytes of the object; None: it does not exist.
         read: Reads it, from a first up to a second position.
         pieces: What it should be.
     """

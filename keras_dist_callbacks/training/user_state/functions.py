@@ -20,7 +20,7 @@ from keras_dist_callbacks.training.user_state.walker import Walker, name_of
 
 
 def look_at_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at function."""
+    """Notes a function; one of the user's with a digest of its code, and with what the code reads."""
     if _is_of_library(value):
         walk.add_named(path, slot, value, "constant", is_traced)
         _push_wrapped(walk, path, value, is_traced)
@@ -198,7 +198,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def look_at_module(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at module."""
+    """Notes a module; of one of the user's, visits what may be a setting."""
     walk.add_named(path, slot, value, "constant", is_traced)
     if is_library(value.__name__):
         return
@@ -223,7 +223,7 @@ def replaced_methods(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
 
 
 def look_at_class(walk: Walker, path: str, slot: Slot | None, value: type, is_traced: bool) -> None:
-    """Looks at class."""
+    """Notes a class; of one of the user's, visits the attributes and the classes that it extends."""
     if is_library(value.__module__):
         walk.add_named(path, slot, value, "constant", is_traced)
         return
@@ -287,7 +287,7 @@ def look_at_cached_function(walk: Walker, path: str, slot: Slot | None, value: A
 
 
 def look_at_method(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at method."""
+    """Notes a method, and visits its object and its function."""
     owner, function = value.__self__, getattr(value, "__func__", None)
     walk.add(path, slot, value, "method", is_traced, ("method", str(value.__name__)))
     walk.push(join(path, "self"), None, owner, is_traced)
@@ -296,7 +296,7 @@ def look_at_method(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
 
 
 def look_at_builtin(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at builtin."""
+    """Notes a function of C; of a method, visits the object."""
     if value.__self__ is None or isinstance(value.__self__, types.ModuleType | type):
         walk.add_named(path, slot, value, "constant", is_traced)
     else:
@@ -304,7 +304,7 @@ def look_at_builtin(walk: Walker, path: str, slot: Slot | None, value: Any, is_t
 
 
 def look_at_partial(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at partial."""
+    """Visits the function and the arguments of a `functools.partial`."""
     walk.add(path, slot, value, "object", is_traced)
     walk.push(join(path, "func"), None, value.func, is_traced)
     for index, item in enumerate(value.args):
@@ -322,5 +322,5 @@ def look_at_ufunc(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
 
 
 def look_at_constant(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at constant."""
+    """Notes what never changes."""
     walk.add_named(path, slot, value, "constant", is_traced, repr(value))

@@ -18,7 +18,7 @@ from keras_dist_callbacks.training.user_state.walker import Look, Walker, name_o
 
 
 def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at container."""
+    """Notes a container: flat ones with their content, of others each item is visited."""
     cls = type(value)
     if not is_library(cls.__module__):  # one of the user's, which may have attributes too
         walk.push(f"class {name_of(cls)}", None, cls, is_traced)
@@ -51,7 +51,7 @@ def _look_at_flat(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
 
 
 def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, Any], is_traced: bool) -> None:
-    """Looks at dict."""
+    """Notes a dict, and visits its values by their keys; ids and objects as keys are unknown."""
     if isinstance(value, collections.defaultdict) and not isinstance(value.default_factory, type | None):
         walk.push(join(path, "default_factory"), None, value.default_factory, is_traced)
     items = dict(value)
@@ -88,7 +88,7 @@ def _key_of(key: Any) -> str | None:
 
 
 def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at array."""
+    """Notes an array with a digest of its content."""
     if type(value) not in (np.ndarray, np.memmap):  # one with a mask, for instance
         walk.add_unknown(path, slot, value, is_traced)
     elif not n.is_numeric(value):
@@ -111,7 +111,7 @@ def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
 
 
 def look_at_random(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at random."""
+    """Notes a random generator with its state."""
     if isinstance(value, random.SystemRandom):
         walk.add(path, slot, value, "constant", is_traced)
     else:
@@ -119,12 +119,12 @@ def look_at_random(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
 
 
 def look_at_event(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at event."""
+    """Notes whether an event is set."""
     walk.add(path, slot, value, "event", is_traced, ("event", value.is_set()))
 
 
 def look_at_lock(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at a lock."""
+    """Notes a lock, which is unknown once training took or released it."""
     token = ("lock", value.locked())
     if walk.token_at_start(path, token) in (token, None):
         walk.add(path, slot, value, "constant", is_traced, token)
@@ -133,7 +133,7 @@ def look_at_lock(walk: Walker, path: str, slot: Slot | None, value: Any, is_trac
 
 
 def look_at_iterator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at iterator."""
+    """Notes an iterator with its position."""
     walk.add(path, slot, value, "iterator", is_traced, n.iterator_token(value))
 
 
@@ -152,18 +152,18 @@ def look_at_cycle(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
 
 
 def look_at_generator(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at generator."""
+    """Notes a Python generator with its position, which can be compared and not restored."""
     walk.add(path, slot, value, "generator", is_traced, n.generator_token(value))
 
 
 def look_at_weak_reference(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at weak reference."""
+    """Visits what a weak reference refers to."""
     walk.add(path, slot, value, "constant", is_traced)
     walk.push(join(path, "referent"), None, value(), is_traced)
 
 
 def look_at_variable(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at variable."""
+    """Notes a variable with its content, unless it is saved with the model; visits what the user put on it."""
     for name, item in variables.attributes_of_the_user(value):
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
     component = variables.components(value)[0]
@@ -175,13 +175,13 @@ def look_at_variable(walk: Walker, path: str, slot: Slot | None, value: Any, is_
 
 
 def look_at_generator_of_tensorflow(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at generator of tensorflow."""
+    """Visits the state of a `tf.random.Generator`."""
     walk.add(path, slot, value, "object", is_traced)
     walk.push(join(path, "state"), None, value.state, is_traced)
 
 
 def look_at_tensor(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at tensor."""
+    """Notes a tensor with a digest of its content."""
     if not hasattr(value, "numpy") or not value.dtype.is_numpy_compatible:
         walk.add(path, slot, value, "owned", is_traced)
         return
@@ -193,7 +193,7 @@ def look_at_tensor(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
 
 
 def look_at_table(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at table."""
+    """Notes a mutable lookup table with its content."""
     parts = [np.asarray(part).reshape(-1).tolist() for part in graphs.table_content(value)]
     if walk.allows(8 * sum(map(len, parts))):
         walk.add(path, slot, value, "table", is_traced, ("table", *map(n.flat_token, parts)))
@@ -207,7 +207,7 @@ def noting(kind: str) -> Look:
 
 
 def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at traced function."""
+    """Notes a `tf.function`, with the names that it read when it was traced, and visits the Python function."""
     walk.add(path, slot, value, "constant", is_traced)
     if drawn := graphs.random_operations(value):
         walk.found.unknown[path] = f"it draws by TensorFlow's {drawn[0]}, whose state cannot be saved"

@@ -47,7 +47,7 @@ def walk(
 
 
 def look_at_library_layer(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at library layer."""
+    """Notes a layer of Keras with its settings, and visits the layers within it."""
     settings, others = library_state.settings_of_layer(value)
     walk.add(path, slot, value, "layer", is_traced, ("layer", name_of(type(value)), *settings.items()))
     for name, item in others:
@@ -57,7 +57,7 @@ def look_at_library_layer(walk: Walker, path: str, slot: Slot | None, value: Any
 
 
 def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at instance."""
+    """Notes an object, by what is known of its class; of any other, visits the attributes."""
     if walk.is_first_of(type(value)):
         for at, function in functions.replaced_methods(type(value)):
             walk.push(at, None, function, is_traced)
@@ -92,7 +92,7 @@ def _fixed_kind(walk: Walker, value: Any) -> str | None:
 
 
 def look_at_attributes(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
-    """Looks at attributes."""
+    """Visits the attributes of an object, and its class if that is one of the user's."""
     cls = type(value)
     walk.add(path, slot, value, "object", is_traced)
     if not is_library(cls.__module__):
