@@ -590,7 +590,13 @@ def test_state_that_a_replaced_method_of_keras_reaches_is_restored(
     assert PATIENCE["left"] == 0
 
 
-@pytest.mark.parametrize("kind", [set, frozenset, TrackedSet])
+class Labelled(set):  # type: ignore[type-arg]
+    """A set of the user's with a slot, which makes it larger."""
+
+    __slots__ = ("label",)
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, TrackedSet, Labelled])
 def test_only_a_set_that_can_be_made_again_in_its_order_keeps_it(kind: Any) -> None:
     assert keeps_order(kind({3, 1, 2}))
     shrunk = set(range(1000))
