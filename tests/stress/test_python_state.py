@@ -21,6 +21,8 @@ CAMPAIGN = [cell for cell in CELLS if cell not in GATE]
 NOT_STORABLE = ("state: generator in ",)
 MOVED = tuple(f"state: {kind} in nested container" for kind in ("user object", "object with slots", "iterator"))
 """Objects that training puts elsewhere, while another value takes their place: they cannot be made again."""
+COPIED = ("state: set in model", "state: set in layer")
+"""Keras copies a set that is assigned to these, here in each step: its order after the next items cannot be saved."""
 
 
 def check(tmp_path: Path, name: str, strategy: str) -> None:
@@ -30,7 +32,7 @@ def check(tmp_path: Path, name: str, strategy: str) -> None:
     if outcome.verdict == "exact":
         assert outcome.identical, outcome.differences
     else:
-        assert name.startswith((*NOT_STORABLE, *MOVED)), outcome.said
+        assert name.startswith((*NOT_STORABLE, *MOVED, *COPIED)), outcome.said
 
 
 def test_the_gate_has_each_place_and_each_kind() -> None:

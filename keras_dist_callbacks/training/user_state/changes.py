@@ -506,6 +506,10 @@ class _Objects:
             raise LookupError("it cannot be set")
         slot.bind(value)
         self._made[path] = value
+        if isinstance(value, set) and slot.kind == "attribute":
+            bound = getattr(slot.owner, slot.key)
+            if bound is not value:  # Keras wraps a copy, whose order will be another one when it grows
+                _fill(bound, value)
 
     def _new_slot(self, path: str) -> Slot:
         """Returns the place of an attribute that this process has not set yet, or of a name that is not bound."""
