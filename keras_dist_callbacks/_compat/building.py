@@ -98,7 +98,8 @@ def build_optimizer_for(model: Any, places: Iterable[int]) -> None:
 
 
 def _slot_begin(optimizer: Any, variable: Any) -> str:
-    return f"{optimizer.name}/{_path_of(variable).replace('/', '_')}"
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer, whose slots have its name
+    return f"{inner.name}/{_path_of(variable).replace('/', '_')}"
 
 
 def _path_of(variable: Any) -> str:

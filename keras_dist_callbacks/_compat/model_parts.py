@@ -121,6 +121,15 @@ def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
     ]
 
 
+def idle_variables(part: Any) -> list[Any]:
+    """Returns the step counter and learning rate of a LossScaleOptimizer's own, which no step uses.
+
+    It counts and takes the rate with those of its inner optimizer.
+    """
+    own = (getattr(part, "_iterations", None), getattr(part, "_learning_rate", None))
+    return [v for v in own if hasattr(v, "path")] if hasattr(part, "inner_optimizer") else []
+
+
 def optimizer_config(optimizer: Any) -> dict[str, Any] | None:
     """Returns what makes an optimizer again; None if only the script can, because a class is not Keras' own."""
     inner = [optimizer, *(found for _, found in inner_optimizers(optimizer))]

@@ -254,8 +254,10 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[st
     known = (
         variable_set(model).keys | set(held) | {key(v) for _, own in model_parts.vocabulary_layers(model) for v in own}
     )
+    parts = _descendants(model)
+    known |= {key(c) for item in parts for v in model_parts.idle_variables(item) for c in components(v)}
     found = []
-    for item in _descendants(model):
+    for item in parts:
         own: list[Any] = list(item.variables) if isinstance(item, keras.optimizers.Optimizer) else [item]
         for variable in own:
             raw = getattr(variable, "_value", variable)

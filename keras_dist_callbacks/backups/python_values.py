@@ -89,10 +89,13 @@ def _number(value: float) -> JSON:
 
 def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int) -> JSON:
     if isinstance(value, dict):
-        pairs = [
-            [encode(item, f"{where}/{segment(k)}", tensors, find, depth) for item in (k, v)] for k, v in value.items()
-        ]
-        return {"$dict": pairs}
+        places = {k: f"{where}/{segment(k)}" for k in value}  # no segment has a bare "~", and a key is not its value
+        return {
+            "$dict": [
+                [encode(k, f"{places[k]}/~", tensors, find, depth), encode(v, places[k], tensors, find, depth)]
+                for k, v in value.items()
+            ]
+        }
     items = list(value)
     numbers = _as_array(items)
     if numbers is not None and isinstance(value, list):

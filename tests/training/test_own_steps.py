@@ -66,6 +66,13 @@ class Late(Two):
         return super().trained()[: 1 + (self.calls % 3 == 0)]
 
 
+class ScalesLosses(Two):
+    def compile(self, **options: Any) -> None:
+        super().compile(**options)
+        scaled = [keras.optimizers.LossScaleOptimizer(adam(name), 4.0) for name in ("one_adam", "two_adam")]
+        self.one_optimizer, self.two_optimizer = scaled
+
+
 class Part(Two):
     """Keras' optimizer trains one of the two."""
 
@@ -133,7 +140,7 @@ def assert_same(one: keras.Model, other: keras.Model) -> None:
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("kind", [Two, Part])
+@pytest.mark.parametrize("kind", [Two, Part, ScalesLosses])
 def test_a_model_without_a_call_continues_with_its_own_optimizers(tmp_path: Path, kind: Any) -> None:
     reference, model, backup = resumed(tmp_path, lambda: fresh(kind, jit_compile=False))
     assert backup.restored is not None
@@ -141,7 +148,7 @@ def test_a_model_without_a_call_continues_with_its_own_optimizers(tmp_path: Path
     assert_same(reference, model)
 
 
-@pytest.mark.parametrize("kind", [Two, Part, Late])
+@pytest.mark.parametrize("kind", [Two, Part, Late, ScalesLosses])
 def test_it_does_so_run_eagerly(tmp_path: Path, kind: Any) -> None:
     reference, model, backup = resumed(tmp_path, lambda: fresh(kind, run_eagerly=True))
     assert backup.restored is not None

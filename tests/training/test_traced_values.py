@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -157,3 +159,181 @@ def test_a_value_that_an_earlier_fit_has_traced_and_the_script_changed_is_a_cond
     _, callback = fits()
     assert callback.restored is not None
     assert [("scale" in condition) for condition in callback.restored.conditions] == [True] * is_read
+
+
+RNG = np.random.default_rng(4)
+PROBED: list[float] = []
+
+
+class Noisy(keras.layers.Layer):
+    """Its noise is a constant of each trace."""
+
+    def __init__(self, draw: Callable[[], float], *, only_when: bool | None = None) -> None:
+        super().__init__()
+        self.draw, self.only_when = draw, only_when
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x * (1.0 + self.draw()) if training == self.only_when or self.only_when is None else x
+
+
+def noisy(draw: Callable[[], float], *, only_when: bool | None = None) -> keras.Model:
+    model = tiny.model()
+    model = keras.Sequential([keras.Input((6,)), Noisy(draw, only_when=only_when), *model.layers])
+    model.compile("sgd", "binary_crossentropy")
+    return model
+
+
+def drawn_from_numpy() -> float:
+    return float(np.random.random())
+
+
+def drawn_from_python() -> float:
+    return random.random()  # noqa: S311
+
+
+def drawn_from_a_generator() -> float:
+    return float(RNG.random())
+
+
+def probe_of(model: keras.Model, draw: Callable[[], float]) -> Callable[[Any], Any]:
+    @tf.function
+    def probe(x: Any) -> Any:
+        return tf.reduce_mean(x) * draw()
+
+    return lambda _: PROBED.append(float(probe(tf.ones(3))))
+
+
+def predicts(draw: Callable[[], float]) -> Callable[[Any], Any]:
+    other = noisy(draw)
+    return lambda _: PROBED.append(float(other.predict(tiny.data()[0], verbose=0).mean()))
+
+
+DRAWS = {
+    "the step": lambda draw: (noisy(draw, only_when=True), lambda _: draw()),
+    "validation": lambda draw: (noisy(draw, only_when=False), lambda _: draw()),
+    "a function of a callback": lambda draw: (tiny.model(), probe_of(tiny.model(), draw)),
+    "predict of another model": lambda draw: (tiny.model(), predicts(draw)),
+}
+
+
+@pytest.mark.parametrize("draw", [drawn_from_numpy, drawn_from_python, drawn_from_a_generator])
+@pytest.mark.parametrize("where", DRAWS)
+def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw: Any, tmp_path: Path) -> None:
+    def fit(*callbacks: Any) -> None:
+        keras.utils.set_random_seed(3)
+        model, act = DRAWS[where](draw)
+        x, y = tiny.data()
+        acts = AtEpoch(dict.fromkeys(range(3), act))
+        model.fit(x, y, batch_size=8, epochs=3, validation_data=(x, y), verbose=0, callbacks=[acts, *callbacks])
+
+    with pytest.raises(tiny.Stop):
+        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 3))
+    callback = kdc.BackupAndRestore(tmp_path)
+    fit(callback)
+    assert callback.restored is not None
+    assert callback.restored.verdict == "exact if", callback.restored
+
+
+def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> None:
+    def noise(draw: Any) -> keras.layers.Layer:
+        layer = Noisy(lambda: layer.level)
+        layer.level = draw()
+        return layer
+
+    def fit(*callbacks: Any) -> None:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((6,)), noise(drawn_from_numpy), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        tiny.fit(model, None, [AtEpoch(dict.fromkeys(range(3), lambda _: drawn_from_numpy())), *callbacks])
+
+    with pytest.raises(tiny.Stop):
+        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 3))
+    callback = kdc.BackupAndRestore(tmp_path)
+    fit(callback)
+    assert callback.restored is not None
+    assert callback.restored.verdict == "exact", callback.restored
+
+
+class Buffered(keras.Model):
+    """Its step uses two variables, models or layers that a callback lets change places."""
+
+    def __init__(self, pair: list[Any]) -> None:
+        super().__init__()
+        self.end = keras.layers.Dense(1)
+        self.pair = lambda: pair
+
+    def call(self, x: Any) -> Any:
+        return self.end(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        front, back = self.pair()
+        if isinstance(front, keras.Layer):
+            x = x + front(x) - 0.5 * back(x)
+            front.kernel.assign(front.kernel * 0.9)
+        else:
+            front.assign(0.9 * front + 0.1 * tf.reduce_mean(x, 0))
+            x = x - back
+        return super().train_step((x, y))
+
+
+def two_variables() -> list[Any]:
+    return [tf.Variable(tf.zeros(6), trainable=False), tf.Variable(tf.ones(6), trainable=False)]
+
+
+def two_layers() -> list[Any]:
+    layers = [keras.layers.Dense(6, use_bias=False), keras.layers.Dense(6, use_bias=False)]
+    for layer in layers:
+        layer.build((None, 6))
+    return layers
+
+
+@pytest.mark.parametrize("make", [two_variables, two_layers])
+@pytest.mark.parametrize("traces", [True, False])
+def test_objects_that_change_places_are_not_called_exact(make: Any, traces: bool, tmp_path: Path) -> None:
+    def fit(*callbacks: Any) -> None:
+        keras.utils.set_random_seed(3)
+        pair = make()
+
+        def act(model: Any) -> None:
+            pair.reverse()
+            if traces:
+                model.make_train_function(force=True)
+
+        model = Buffered(pair)
+        model.compile("sgd", "mse")
+        tiny.fit(model, None, [AtEpoch({1: act}), *callbacks])
+
+    with pytest.raises(tiny.Stop):
+        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 3))
+    callback = kdc.BackupAndRestore(tmp_path)
+    with pytest.warns(RuntimeWarning, match="have changed places"):
+        fit(callback)
+
+
+def test_another_model_that_the_loss_uses_and_a_callback_trains_keeps_its_optimizer(tmp_path: Path) -> None:
+    def fit(*callbacks: Any) -> keras.Model:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(3)
+        x = tiny.data()[0]
+        other = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, activation="sigmoid")])
+        other.compile(keras.optimizers.Adam(0.05), "mse")
+
+        def loss(truth: Any, found: Any) -> Any:
+            return keras.losses.mean_squared_error(truth, found) * (0.5 + other(found)[:, 0])
+
+        def act(model: Any) -> None:
+            other.fit(model.predict(x, verbose=0), x[:, :1], batch_size=8, verbose=0)
+
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd", loss)
+        tiny.fit(model, None, [AtEpoch(dict.fromkeys(range(3), act)), *callbacks])
+        return other
+
+    reference = fit()
+    with pytest.raises(tiny.Stop):
+        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(2, 3))
+    callback = kdc.BackupAndRestore(tmp_path)
+    tiny.assert_same(fit(callback), reference)
+    assert callback.restored is not None
+    assert callback.restored.verdict == "exact", callback.restored

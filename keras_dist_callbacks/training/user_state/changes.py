@@ -107,6 +107,8 @@ class _Comparison:
         self._referred = {node.token[1] for node in now.nodes.values() if node.kind == "ref"}
         self._changes = Changes()
         self._inline: set[str] = set()
+        self._at_start = {id(node.value): path for path, node in start.nodes.items() if node.kind != "ref"}
+        self._moved: set[str] = set()
 
     def run(self) -> Changes:
         for path, node in self._now.nodes.items():
@@ -114,9 +116,12 @@ class _Comparison:
             if node.kind == "container" and node.slot and library_state.are_slots(node.value, node.slot.owner):
                 self._inline.add(path)
                 continue
-            if path.partition("/")[0] in self._remade:
+            if path.partition("/")[0] in self._remade or not self._moved.isdisjoint(with_parents(path)):
                 continue
-            if _differs(before, node) and not self._is_inline(path):
+            if before is not None and self._is_moved(path, before, node):
+                self._moved.add(path)
+                self._changes.lost[path] = "it and another object have changed places"
+            elif _differs(before, node) and not self._is_inline(path):
                 whole = self._replaced_tuple(path)
                 self._note(whole, self._start.nodes.get(whole), self._now.nodes[whole])
         for path, before in self._start.nodes.items():
@@ -126,6 +131,11 @@ class _Comparison:
         records = self._changes.records
         self._changes.records = {path: record for path, record in records.items() if not self._is_below_lost(path)}
         return self._changes
+
+    def _is_moved(self, path: str, before: Node, node: Node) -> bool:
+        """Returns whether an object whose content is saved elsewhere, or cannot be, has come from another place."""
+        has_identity = node.kind in ("owned", "variable", "layer") or library_state.is_layer(node.value)
+        return has_identity and before.value is not node.value and self._at_start.get(id(node.value), path) != path
 
     def _replaced_tuple(self, path: str) -> str:
         """The path of the tuple that holds what cannot be put back in place, because a tuple is made at once."""
@@ -575,7 +585,7 @@ class _Objects:
             return types.MethodType(self._named(value[2]), owner) if len(value) > 2 else getattr(owner, value[1])
         if kind in ("$new", "$view"):
             return (self._new if kind == "$new" else self._view)(*value)
-        raise LookupError(f"{kind} is not known here")
+        raise LookupError(f"training has made an object there ({kind[1:]}), which a restart cannot make again")
 
     def _view(self, base: JSON, offset: int, shape: list[int], strides: list[int]) -> np.ndarray[Any, Any]:
         whole = python_values.decode(base, self._tensors, self)

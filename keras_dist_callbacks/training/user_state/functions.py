@@ -15,7 +15,7 @@ from keras_dist_callbacks._compat import library_state
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_compiled_function, is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
-from keras_dist_callbacks.training.user_state.reads import Reads, code_digest, reads_of
+from keras_dist_callbacks.training.user_state.reads import Reads, code_digest, draws_from_shared_state, reads_of
 from keras_dist_callbacks.training.user_state.walker import Walker, name_of
 
 
@@ -33,8 +33,11 @@ def look_at_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     walk.found.names |= reads.names
     file = Path(value.__code__.co_filename).name
     walk.found.code[f"{file}: {value.__qualname__}"] = code_digest(value.__code__)
+    if draws_from_shared_state(value):
+        walk.found.drawing[path] = value
     if is_traced:
         walk.found.traced_names |= reads.names
+        walk.found.traced_functions.add(value)
     for index, default in enumerate(value.__defaults__ or ()):
         walk.push(join(path, f"default {_argument(value, index)}"), Slot("default", value, index), default, is_traced)
     for name, default in (value.__kwdefaults__ or {}).items():
@@ -234,6 +237,7 @@ def look_at_class(walk: Walker, path: str, slot: Slot | None, value: type, is_tr
     if library_state.is_traced_class(value):  # a call of another model is traced too
         methods = [item for item in vars(value).values() if isinstance(item, types.FunctionType)]
         walk.found.traced_names.update(*(reads_of(method.__code__).names for method in methods))
+        walk.found.traced_functions.update(methods)
     for name, item in vars(value).items():
         if isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType) or _is_private(name, item):
             continue

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dis
 import functools
+import random
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import xxhash
 
 _DYNAMIC = frozenset(
@@ -187,6 +189,39 @@ def _is_drawing(before: dis.Instruction, this: dis.Instruction, after: dis.Instr
     # A generator in a local variable was made there, or comes from what is looked at elsewhere; a module may be in one.
     is_method_of_a_local = before.opname.startswith("LOAD_FAST") and _loads_method(this)
     return not is_method_of_a_local and any(word in name.lower() for word in _DRAWING)
+
+
+@functools.lru_cache(maxsize=4096)
+def draws_from_shared_state(function: types.FunctionType) -> bool:
+    """Returns whether a function draws from the random state that all code shares: Python's, or that of `np.random`."""
+    reads = reads_of(function.__code__)
+    if reads.imports & {"random", "numpy.random"} or ("numpy" in reads.imports and "random" in reads.names):
+        return True
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    held = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    return any(_is_shared_draw(chain, {**function.__globals__, **held}) for chain in _chains(function.__code__))
+
+
+def _chains(code: types.CodeType) -> Iterator[tuple[str, str, str]]:
+    """Yields each name that is loaded, with the two that are loaded next, mostly its attributes."""
+    for part in _codes(code):
+        found = [i for i in dis.get_instructions(part) if i.opname not in _WITHOUT_NAME]
+        names = [str(i.argval) if i.opname.startswith(_NAMED) else "" for i in found]
+        yield from zip(names, [*names[1:], ""], [*names[2:], "", ""], strict=False)
+
+
+def _is_shared_draw(chain: tuple[str, str, str], namespace: Mapping[str, Any]) -> bool:
+    root, *names = chain
+    value = namespace.get(root)
+    if value is np and names[0] == "random":
+        value = np.random
+        names = names[1:]
+    if value is random or value is np.random:
+        return names[0] not in SEEDED | {"Random", "SystemRandom"}
+    return any(getattr(value, "__self__", None) is state for state in _SHARED_STATES)
+
+
+_SHARED_STATES = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
 
 
 def _loads_method(this: dis.Instruction) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import keras
 import numpy as np
 
 from keras_dist_callbacks._compat import graphs, input_inspection, library_state, model_config, pipeline, variables
@@ -25,8 +24,14 @@ from keras_dist_callbacks.training.callback_state import is_asserted, listed_cal
 from keras_dist_callbacks.training.user_state import changes, edits
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
-from keras_dist_callbacks.training.user_state.nodes import Node, parent_of, with_parents, words
-from keras_dist_callbacks.training.user_state.reads import names_reached
+from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents, words
+from keras_dist_callbacks.training.user_state.traced_reads import (
+    DRAWN,
+    LOSSES,
+    changed_since_traced,
+    drawing_in_traces,
+    may_be_traced,
+)
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
@@ -96,6 +101,7 @@ class UserState:
         findings = [
             *(_finding("unknown", path, why, now, found.records) for path, why in now.unknown.items()),
             *(_finding("code", path, why, now) for path, why in now.code_conditions.items()),
+            *(_finding("code", path, DRAWN, now) for path in drawing_in_traces(now)),
             *(_finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
             *(_finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),
@@ -284,7 +290,7 @@ class UserState:
 
     def _changed_after_a_trace(self, now: Found, found: changes.Changes) -> list[str]:
         """Values that a function of TensorFlow's may have read before they changed."""
-        paths = [*self._unlike_in_traces(now), *self._changed_in_remade(now), *_changed_since_traced(now, found)]
+        paths = [*self._unlike_in_traces(now), *self._changed_in_remade(now), *changed_since_traced(now, found)]
         return list(dict.fromkeys(paths))
 
     def _unlike_in_traces(self, now: Found) -> list[str]:
@@ -292,12 +298,12 @@ class UserState:
         if not self._traced:
             return self._unlike_since_an_earlier_fit(now)
         if len(self._traced) < 2:
-            return [path for found in self._traced for path in found.lost if _may_be_traced(path, now)]
+            return [path for found in self._traced for path in found.lost if may_be_traced(path, now)]
         digests = [found.digests for found in self._traced]
         paths = dict.fromkeys(path for found in digests for path in found)
         unlike = [path for path in paths if len({found.get(path) for found in digests}) > 1]
         lost = [path for found in self._traced for path in found.lost]
-        return [path for path in dict.fromkeys([*unlike, *lost]) if _may_be_traced(path, now)]
+        return [path for path in dict.fromkeys([*unlike, *lost]) if may_be_traced(path, now)]
 
     def _remade(self, now: Found) -> list[str]:
         """Returns what training has given the model instead of what it had, and a restart makes again as it is now."""
@@ -338,7 +344,7 @@ class UserState:
         unlike = [
             path for path, node in traced.items() if any(tokens.get(path, node.token) != node.token for tokens in then)
         ]
-        return [path for path in unlike if _may_be_traced(path, now)]
+        return [path for path in unlike if may_be_traced(path, now)]
 
 
 def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
@@ -360,7 +366,6 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
     return roots
 
 
-_LOSSES = ("loss", "metrics", "weighted metrics")
 _ADAPTED = "training has called adapt() of this layer; call it before fit()"
 _SHARED = "training compiled it; compile it before fit()"
 
@@ -382,8 +387,8 @@ def _places_of_losses(found: Found) -> dict[str, str]:
     places = {}
     for path, node in found.nodes.items():
         if node.kind == "ref" and _may_keep_state(node.value):
-            ends = sorted((path, str(node.token[1])), key=lambda end: end.partition("/")[0] in _LOSSES)
-            is_compiled = [end.partition("/")[0] in _LOSSES for end in ends]
+            ends = sorted((path, str(node.token[1])), key=lambda end: end.partition("/")[0] in LOSSES)
+            is_compiled = [end.partition("/")[0] in LOSSES for end in ends]
             places.update({ends[0]: ends[1]} if is_compiled == [False, True] else {})
     return places
 
@@ -397,56 +402,6 @@ def _remember_trace(model: Any, found: Found) -> None:
     tokens = tokens if function is model.train_function else []
     tokens.append({path: node.token for path, node in found.nodes.items()})
     vars(model)[_TOKENS] = (model.train_function, tokens)  # not as an attribute, which Keras would track
-
-
-def _changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
-    """Values that functions other than the step may have read when they were traced: `predict`, or the user's own."""
-    models = {id(n.value): n.value for n in now.nodes.values() if isinstance(n.value, keras.Model)}
-    in_functions = _names_with_callees(now)
-    is_step_alone = not in_functions and not any(map(graphs.has_other_traces, models.values()))
-    unlike = []
-    for path in dict.fromkeys([*found.records, *found.lost]):
-        names = {segment.rpartition(" ")[2] for segment in path.split("/")[1:]}
-        node = now.node(path)
-        if (node is not None and node.kind not in _READ_BY_TRACES) or "_trainable" in names:
-            continue
-        is_read = bool(names & in_functions)
-        if not is_step_alone and not path.startswith(("callback ", "optimizer")):
-            is_read = is_read or bool(names & now.traced_names) or _is_setting_of_users_layer(node)
-        unlike += [path] if is_read else []
-    return unlike
-
-
-def _names_with_callees(now: Found) -> set[str]:
-    """Names in functions that were traced, and in whatever has the name of what these call."""
-    functions: dict[str, list[types.FunctionType]] = {}
-    for found in now.labels.values():
-        if isinstance(found, types.FunctionType) and not is_library(found.__module__):
-            functions.setdefault(found.__name__, []).append(found)
-    return names_reached(now.names_in_functions, functions)
-
-
-def _is_setting_of_users_layer(node: Node | None) -> bool:
-    """Returns a number that a layer of the user's has from a layer of Keras', whose methods read it."""
-    slot = None if node is None else node.slot
-    if node is None or slot is None or isinstance(node.value, bool) or not isinstance(node.value, int | float):
-        return False
-    is_of_keras = library_state.is_library_layer(slot.owner) or not library_state.is_layer(slot.owner)
-    return not is_of_keras and library_state.is_set_by_library(slot.owner, slot.key)
-
-
-_READ_BY_TRACES = ("value", "container", "array", "texts", "tensor", "layer")
-
-
-def _may_be_traced(path: str, now: Found) -> bool:
-    root, *segments = path.split("/")
-    if root not in _LOSSES and root.partition(" ")[0] not in ("model", "optimizer"):
-        return True
-    node = now.node(path)
-    slot = None if node is None else node.slot
-    if slot is not None and slot.kind == "attribute" and library_state.is_set_by_library(slot.owner, slot.key):
-        return True
-    return any(segment in now.traced_names for segment in segments)
 
 
 def _is_listed(model: Any, holder: Any) -> bool:

@@ -69,6 +69,9 @@ def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, An
         if n.is_flat(items.values()):
             walk.add(path, slot, value, "container", is_traced, n.flat_token(items))
             return
+    if len(set(keys)) < len(keys):
+        walk.add_unknown(path, slot, value, is_traced, "a dict with keys that have the same text")
+        return
     walk.add(path, slot, value, "container", is_traced, (type(value).__name__, tuple(keys)))
     for text, (key, item) in zip(keys, items.items(), strict=True):
         walk.push(join(path, text), Slot("item", value, key), item, is_traced)
@@ -211,6 +214,7 @@ def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: A
     walk.add(path, slot, value, "constant", is_traced)
     if drawn := graphs.random_operations(value):
         walk.found.unknown[path] = f"it draws by TensorFlow's {drawn[0]}, whose state cannot be saved"
+    walk.found.traced_functions.add(value.python_function)
     if graphs.concrete_functions(value):
         walk.found.names_in_functions |= reads_of(value.python_function.__code__).names
         walk.found.names_in_functions.update(value.python_function.__code__.co_freevars)

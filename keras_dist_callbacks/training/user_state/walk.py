@@ -52,8 +52,14 @@ def look_at_library_layer(walk: Walker, path: str, slot: Slot | None, value: Any
     walk.add(path, slot, value, "layer", is_traced, ("layer", name_of(type(value)), *settings.items()))
     for name, item in others:
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
-    for name, item, _ in library_state.parts(value, of_training=is_traced):
-        walk.push(join(path, name), None, item, is_traced)
+    of_training = is_traced and not _is_other_model(path, value)
+    for name, item, _ in library_state.parts(value, of_training=of_training):
+        walk.push(join(path, name), None, item, is_traced and (of_training or isinstance(item, keras.Layer)))
+
+
+def _is_other_model(path: str, value: Any) -> bool:
+    """Returns whether a model has a training of its own, although the one in training uses it, in its loss say."""
+    return path.partition("/")[0] != "model" and isinstance(value, keras.Model) and value.optimizer is not None
 
 
 def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -97,8 +103,10 @@ def look_at_attributes(walk: Walker, path: str, slot: Slot | None, value: Any, i
     walk.add(path, slot, value, "object", is_traced)
     if not is_library(cls.__module__):
         walk.push(f"class {name_of(cls)}", None, cls, is_traced)
-    for name, item, kind in library_state.attributes(value, of_training=is_traced, is_listed=walk.is_listed(value)):
-        walk.push(join(path, name), Slot(kind, value, name) if kind else None, item, is_traced)
+    of_training = is_traced and not _is_other_model(path, value)
+    for name, item, kind in library_state.attributes(value, of_training=of_training, is_listed=walk.is_listed(value)):
+        item_is_traced = is_traced and (of_training or bool(kind) or isinstance(item, keras.Layer))
+        walk.push(join(path, name), Slot(kind, value, name) if kind else None, item, item_is_traced)
 
 
 def _is_open(cls: type) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ class Found:
         code: A hash of each function of the user's by `file: name`.
         traced_names: Names that functions which TensorFlow traces use.
         names: Names that any function of the user's uses.
+        traced_functions: Functions that TensorFlow may trace.
+        drawing: By path, the functions that draw from a random state that all code shares.
         changed_sets: By path, the sets of plain values that are others than at the start.
         names_in_functions: Names that functions of the user's use which TensorFlow has traced, other than steps.
     """
@@ -80,6 +83,8 @@ class Found:
     code: dict[str, str] = field(default_factory=dict)
     traced_names: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+    traced_functions: set[types.FunctionType] = field(default_factory=set)
+    drawing: dict[str, types.FunctionType] = field(default_factory=dict)
     changed_sets: dict[str, Any] = field(default_factory=dict)
     names_in_functions: set[str] = field(default_factory=set)
 

@@ -684,3 +684,22 @@ def test_what_the_user_puts_into_a_librarys_class_comes_back(monkeypatch: pytest
     _, theirs, lost = carried_over(make, act)
     assert lost == {}
     assert theirs.read() == 3
+
+
+@pytest.mark.parametrize("first", [0, "0", np.int64(0), (np.int64(0), 1), None])
+def test_arrays_in_a_dict_come_back_whatever_its_keys_are(first: Any) -> None:
+    def act(holder: Any) -> None:
+        holder.rows = {first: np.arange(3.0), np.int64(7): np.arange(4.0)}
+        holder.known[first] = np.ones(2)
+
+    ours, theirs, lost = carried_over(lambda: Holder(rows={}, known=collections.OrderedDict()), act)
+    assert not lost
+    for name in ("rows", "known"):
+        one, other = getattr(ours, name), getattr(theirs, name)
+        assert [(type(key), key) for key in one] == [(type(key), key) for key in other]
+        assert all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_keys_of_the_same_text_are_a_condition() -> None:
+    holder = Holder(rows={1: np.zeros(2), "1": np.zeros(2)})
+    assert looked_at(holder).unknown == {"callback Holder()/rows": "a dict with keys that have the same text"}
