@@ -52,14 +52,25 @@ def look_at_library_layer(walk: Walker, path: str, slot: Slot | None, value: Any
     walk.add(path, slot, value, "layer", is_traced, ("layer", name_of(type(value)), *settings.items()))
     for name, item in others:
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
-    of_training = is_traced and not _is_other_model(path, value)
+    of_training = is_traced and is_of_training(walk, path)
     for name, item, _ in library_state.parts(value, of_training=of_training):
-        walk.push(join(path, name), None, item, is_traced and (of_training or isinstance(item, keras.Layer)))
+        walk.push(join(path, name), None, item, is_traced)
 
 
-def _is_other_model(path: str, value: Any) -> bool:
-    """Returns whether a model has a training of its own, although the one in training uses it, in its loss say."""
-    return path.partition("/")[0] != "model" and isinstance(value, keras.Model) and value.optimizer is not None
+def is_of_training(walk: Walker, path: str) -> bool:
+    """Returns whether Keras lists the variables of what is at a path, as part of the model, its optimizer or metrics.
+
+    A step may use other layers and models, in its loss say, of which callbacks change more than the step uses.
+    """
+    above = n.parent_of(path)[0]
+    while above in walk.found.nodes and walk.found.nodes[above].kind == "container":
+        above = n.parent_of(above)[0]
+    if path in _LISTED_ROOTS or above in walk.of_training:
+        walk.of_training.add(path)
+    return path in walk.of_training
+
+
+_LISTED_ROOTS = ("model", "optimizer", "metrics", "weighted metrics")
 
 
 def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -103,10 +114,9 @@ def look_at_attributes(walk: Walker, path: str, slot: Slot | None, value: Any, i
     walk.add(path, slot, value, "object", is_traced)
     if not is_library(cls.__module__):
         walk.push(f"class {name_of(cls)}", None, cls, is_traced)
-    of_training = is_traced and not _is_other_model(path, value)
+    of_training = is_traced and library_state.is_layer(value) and is_of_training(walk, path)
     for name, item, kind in library_state.attributes(value, of_training=of_training, is_listed=walk.is_listed(value)):
-        item_is_traced = is_traced and (of_training or bool(kind) or isinstance(item, keras.Layer))
-        walk.push(join(path, name), Slot(kind, value, name) if kind else None, item, item_is_traced)
+        walk.push(join(path, name), Slot(kind, value, name) if kind else None, item, is_traced)
 
 
 def _is_open(cls: type) -> bool:

@@ -122,6 +122,7 @@ class Walker:
 
     def __init__(self, policy: Policy, limits: Limits, start: Found | None, looks: Looks, otherwise: Look) -> None:
         self.found = Found()
+        self.of_training: set[str] = set()  # paths of what Keras lists the variables of
         self._looks, self._otherwise = looks, otherwise
         self._look_of: dict[type, Look] = {}
         self._classes: set[type] = set()
