@@ -58,19 +58,24 @@ def build_optimizer_like(optimizer: Any, model: Any, names: Iterable[str]) -> No
         model: The model in training.
         names: The names of variables in the backup.
     """
+    import keras
+
     if optimizer is None or optimizer.built:
         return
+    names = list(names)
+    prefix = _prefix_of(optimizer, names)
     alike = collections.defaultdict(list)  # a network and its clone have weights of the same names
     for variable in model.trainable_variables:
         alike[_slot_begin(optimizer, variable)].append(variable)
     saved = collections.Counter[str]()
     for name in names:
-        slot, _, number = name.partition("#")
+        slot, _, number = name.removeprefix(prefix).partition("#")
         begin = _longest_begin(slot, alike)
         if begin:
             saved[begin] = max(saved[begin], int(number or 0) + 1)
     if saved and all(count == len(alike[begin]) for begin, count in saved.items()):
-        with model.distribute_strategy.scope():
+        scope = keras.name_scope(optimizer.name, caller=optimizer) if prefix else contextlib.nullcontext()
+        with model.distribute_strategy.scope(), scope:
             optimizer.build([variable for begin, found in alike.items() if begin in saved for variable in found])
 
 
@@ -98,8 +103,19 @@ def build_optimizer_for(model: Any, places: Iterable[int]) -> None:
 
 
 def _slot_begin(optimizer: Any, variable: Any) -> str:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer, whose slots have its name
-    return f"{inner.name}/{_path_of(variable).replace('/', '_')}"
+    return f"{inner_of(optimizer).name}/{_path_of(variable).replace('/', '_')}"
+
+
+def _prefix_of(optimizer: Any, names: Iterable[str]) -> str:
+    """A LossScaleOptimizer that its first step builds puts its own name before those of the slots."""
+    inner = inner_of(optimizer)
+    is_within = any(name.startswith(f"{optimizer.name}/{inner.name}/") for name in names)
+    return f"{optimizer.name}/" if inner is not optimizer and is_within else ""
+
+
+def inner_of(optimizer: Any) -> Any:
+    """Returns the optimizer that has the slots: of a LossScaleOptimizer, the one within it."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _path_of(variable: Any) -> str:
