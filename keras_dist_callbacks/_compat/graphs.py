@@ -90,6 +90,18 @@ def resources(function: Any) -> list[Resource]:
     return found
 
 
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
+
+
+def only_read(function: Any) -> set[int]:
+    """Returns the keys of the captured variables that a concrete function itself reads and does nothing else with."""
+    inside = {id(outer): inner for outer, inner in function.graph.captures}
+    found = {resource.key: inside.get(id(resource.handle)) for resource in resources(function)}
+    return {
+        key for key, inner in found.items() if inner is not None and all(op.type in _READS for op in inner.consumers())
+    }
+
+
 @dataclass(frozen=True)
 class Operations:
     """What a graph does that a backup must know of.

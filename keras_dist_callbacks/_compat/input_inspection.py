@@ -55,8 +55,7 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
     if not hasattr(pipeline.original(dataset), "_inputs"):
         return InputInspection(python=("the function of the distributed dataset",))
     stages = list({id(stage): stage for stage in pipeline.stages(pipeline.original(dataset))}.values())
-    writers = [stage for stage in stages if pipeline.writes(stage)]
-    variables = graphs.distinct(r for stage in writers for r in pipeline.captured(stage))
+    variables = graphs.distinct(r for stage in stages for r in pipeline.written(stage))
     changed = {variable.key for variable in variables}
     reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
     unordered = [*_loose_orders(dataset, stages), *_races(dataset, stages, variables)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,7 +40,7 @@ def shuffles(dataset: Any) -> int:
 
 def caches_randomness(dataset: Any) -> bool:
     """Whether a shuffled order, or what a hidden random state made, is cached: its first pass decides all others."""
-    return any(shuffles(source) or any(map(writes, stages(source))) for source in _cached(dataset))
+    return any(shuffles(source) or any(map(_writes, stages(source))) for source in _cached(dataset))
 
 
 def cached_reads(dataset: Any) -> list[graphs.Resource]:
@@ -141,14 +141,23 @@ def occurrences(dataset: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tupl
         yield from occurrences(source, (*path, number))
 
 
-def writes(stage: Any) -> bool:
-    """Returns whether a function of the stage changes variables."""
+def _writes(stage: Any) -> bool:
     return any(found.writes for found in function_operations(stage))
 
 
 def captured(stage: Any) -> list[graphs.Resource]:
     """Returns the variables that functions of the stage hold on to."""
     return [resource for function in _functions(stage) for resource in graphs.resources(function.function)]
+
+
+def written(stage: Any) -> list[graphs.Resource]:
+    """Returns those of them that the functions may change."""
+    return [
+        resource
+        for function in (found.function for found in _functions(stage) if _looked_through(found.function).writes)
+        for resource in graphs.resources(function)
+        if resource.key not in graphs.only_read(function)
+    ]
 
 
 def function_stages(stage: Any) -> list[str]:
@@ -223,6 +232,29 @@ def reads_past_last_element(dataset: Any) -> bool:
 def draws_at_end_of_pass(dataset: Any) -> bool:
     """The same for stages that draw in the course of a pass: a `repeat` draws once more at the end of its last one."""
     return _is_read_whole(dataset, mid_pass_draw_paths(dataset))
+
+
+def reads_variables_ahead(dataset: Any, keys: Collection[int]) -> bool:
+    """Returns whether functions of a dataset may read these variables long before training asks for the batch.
+
+    Other threads do, and so does a stage that keeps elements back, such as a shuffle.
+    """
+    every = list(occurrences(original(dataset)))
+    places = [path for path, stage in every if any(r.key in keys for r in captured(stage))]
+    later = [stage for path, stage in every if any(path == place[: len(path)] != place for place in places)]
+    kept_back = [stage for stage in later if type(stage).__name__.strip("_") not in _PASS_ON]
+    return bool(kept_back) or _is_read_whole(dataset, places)
+
+
+_PASS_ON = (
+    "MapDataset",
+    "BatchDataset",
+    "FilterDataset",
+    "TakeDataset",
+    "SkipDataset",
+    "RepeatDataset",
+    "OptionsDataset",
+)
 
 
 def _is_read_whole(dataset: Any, places: list[tuple[int, ...]]) -> bool:

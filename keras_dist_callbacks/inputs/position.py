@@ -85,6 +85,7 @@ class DataPosition:
         Not within an epoch: there the pipeline has read ahead of training, so the batches that were trained are
         pulled again instead.
         """
+        self.hides.note_epoch()
         found = None if self._source_state is None else self._source_state.get()
         self.tensors = {}
         self.state = {} if found is None else {_TOPIC: to_json(dict(found), _TOPIC, self.tensors)}

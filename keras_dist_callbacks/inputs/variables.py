@@ -51,16 +51,31 @@ class InputVariables:
         self._when_cached: list[SharedTensor] = []
         self._rng: JSON = None
         self._saved: WorkerState | None = None
+        self._is_open = False
+        self._changed_meanwhile: set[str] = set()
         self.validation = validation
         self._refresh()
 
     def note_start(self) -> None:
         """An iterator's first batch is about to be asked for."""
         self._refresh()
+        self._is_open = True
         self._held[_START] = [r.hold() for r in self._all]
         self._held.setdefault(_FIRST, self._held[_START])
         self._when_cached = self._when_cached or [r.hold() for r in self._cached]
         self._rng = rng.capture() if self.hidden.python else None
+
+    def note_epoch(self) -> None:
+        """An epoch begins or has ended."""
+        self._is_open = self._is_open and self._iterator_persists
+
+    def _note_changes(self, now: Sequence[SharedTensor]) -> None:
+        """Notes what training has changed while the input reads it ahead of training."""
+        reads = {r.key: strip_counters(r.name) for r in self.hidden.reads}
+        held = zip(self._all, self._held.get(_START, ()), now, strict=False)
+        changed = {r.key for r, then, since in held if not np.array_equal(then.array(), since.array())} & reads.keys()
+        if changed and pipeline.reads_variables_ahead(self._dataset, changed):
+            self._changed_meanwhile |= {reads[key] for key in changed}
 
     def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
         """Returns the topics and tensors of a snapshot."""
@@ -68,6 +83,8 @@ class InputVariables:
         if self._rng is not None:
             topics[_RNG] = self._rng
         held: dict[str, list[SharedTensor]] = {**self._held, _NOW: [r.hold() for r in self._all]}
+        if self._is_open and self.hidden.reads:
+            self._note_changes(held[_NOW])
         if not pipeline.caches_randomness(self._dataset):
             held.pop(_FIRST, None)
         held |= {_CACHED: self._when_cached, _SINCE: [r.hold() for r in self._cached]}
@@ -139,6 +156,11 @@ class InputVariables:
             f"the input and the model both draw from {name}, one ahead of the other; give the input its own random "
             "layer or SeedGenerator"
             for name in names
+        ]
+        found += [
+            f"training has changed {name} while batches that the input had made with it were waiting, which a resume "
+            "does not repeat; change it between epochs, without steps_per_epoch"
+            for name in sorted(self._changed_meanwhile)
         ]
         validation = {r.key for r in self.validation.variables}
         if self._iterator_persists and any(r.key in validation for r in self.hidden.variables):

@@ -292,3 +292,53 @@ def test_a_cache_of_what_a_variable_was_cannot_be_filled_again(tmp_path: Path, o
         assert restored is not None
         assert (restored.verdict == "not exact") == is_cached, restored
         assert any("use the variable after the cache()" in note for note in restored.notes) == is_cached
+
+
+class Raises(keras.callbacks.Callback):
+    def __init__(self, strength: tf.Variable, *, each_batch: bool) -> None:
+        super().__init__()
+        self.strength, self.each_batch = strength, each_batch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.strength.assign_add(0.5)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.strength.assign_add(0.5 * self.each_batch)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("is_endless", "each_batch", "tunes", "kind", "verdict"),
+    [
+        (True, False, True, "", "not exact"),
+        (True, False, True, "draws", "not exact"),
+        (True, False, False, "", "exact"),
+        (False, True, True, "", "not exact"),
+        (False, True, False, "shuffles", "not exact"),
+        (False, True, False, "", "exact"),
+        (False, False, True, "", "exact"),
+        (False, False, True, "shuffles", "exact"),
+    ],
+)
+def test_a_variable_that_changes_while_the_input_reads_it_ahead_is_not_exact(
+    tmp_path: Path, is_endless: bool, each_batch: bool, tunes: bool, kind: str, verdict: str
+) -> None:
+    def run(*callbacks: Any) -> None:
+        strength, generator = tf.Variable(0.0, trainable=False), tf.random.Generator.from_seed(5)
+        data = tf.data.Dataset.from_tensor_slices(tiny.data())
+        data = data if kind == "shuffles" else data.batch(8)
+        data = data.map(lambda x, y: (x * strength + (generator.normal((6,)) if kind == "draws" else 0.0), y))
+        data = data.shuffle(8, seed=3).batch(8) if kind == "shuffles" else data
+        options = tf.data.Options()
+        options.autotune.enabled = tunes
+        data = (data.repeat() if is_endless else data).with_options(options)
+        fixed = {"steps_per_epoch": 5} if is_endless else {}
+        tiny.fit(tiny.model(), None, [*callbacks, Raises(strength, each_batch=each_batch)], x=data, **fixed)
+
+    with pytest.raises(tiny.Stop):
+        run(tiny.StopAt(1, 3), kdc.BackupAndRestore(tmp_path, save_freq=1))
+    callback = kdc.BackupAndRestore(tmp_path)
+    run(callback)
+    assert callback.restored is not None
+    assert callback.restored.verdict == verdict, callback.restored
+    assert all("were waiting" in note for note in callback.restored.notes)

@@ -29,15 +29,7 @@ def look_at_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_
         walk.add_named(path, slot, value, "asserted", is_traced)
         return
     walk.add_named(path, slot, value, "function", is_traced)
-    reads = reads_of(value.__code__)
-    walk.found.names |= reads.names
-    file = Path(value.__code__.co_filename).name
-    walk.found.code[f"{file}: {value.__qualname__}"] = code_digest(value.__code__)
-    if draws_from_shared_state(value):
-        walk.found.drawing[path] = value
-    if is_traced:
-        walk.found.traced_names |= reads.names
-        walk.found.traced_functions.add(value)
+    reads = _note_code(walk, path, value, is_traced)
     for index, default in enumerate(value.__defaults__ or ()):
         walk.push(join(path, f"default {_argument(value, index)}"), Slot("default", value, index), default, is_traced)
     for name, default in (value.__kwdefaults__ or {}).items():
@@ -47,6 +39,21 @@ def look_at_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     for name, item in vars(value).items():
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
     _push_globals(walk, path, value, reads, is_traced)
+
+
+def _note_code(walk: Walker, path: str, value: types.FunctionType, is_traced: bool) -> Reads:
+    reads = reads_of(value.__code__)
+    walk.found.names |= reads.names
+    file = Path(value.__code__.co_filename).name
+    walk.found.code[f"{file}: {value.__qualname__}"] = code_digest(value.__code__)
+    if draws_from_shared_state(value):
+        walk.found.drawing[path] = value
+    if value.__name__ not in ("__init__", "build"):
+        walk.found.stored |= reads.stores
+    if is_traced:
+        walk.found.traced_names |= reads.names
+        walk.found.traced_functions.add(value)
+    return reads
 
 
 def _argument(function: types.FunctionType, index: int) -> str:

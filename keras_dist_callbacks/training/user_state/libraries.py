@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import csv
 import functools
 import io
@@ -37,7 +38,7 @@ _OUTPUTS = """
 _OUTPUT = frozenset(_OUTPUTS.split())
 """Packages whose objects write output, measure the machine or hold connections."""
 
-_SYNCHRONISATION = (threading.Thread, threading.Condition)
+_SYNCHRONISATION = (threading.Thread, threading.Condition, concurrent.futures.Executor)
 
 
 def is_library(module: str | None) -> bool:

@@ -58,6 +58,7 @@ class Reads:
 
     Attributes:
         global_names: Module-level names that it reads or writes.
+        stores: Names of attributes, globals and variables of outer functions that it assigns.
         names: All names of globals and attributes.
         imports: Modules that it imports.
         dynamic: A name by which it can reach anything, such as `eval`; None if it uses no such name.
@@ -67,6 +68,7 @@ class Reads:
     """
 
     global_names: frozenset[str]
+    stores: frozenset[str]
     names: frozenset[str]
     imports: frozenset[str]
     dynamic: str | None
@@ -79,6 +81,7 @@ class Reads:
 def reads_of(code: types.CodeType) -> Reads:
     """Looks through the bytecode of a function."""
     global_names: set[str] = set()
+    stores: set[str] = set()
     names: set[str] = set()
     imports: set[str] = set()
     opened = False
@@ -90,13 +93,16 @@ def reads_of(code: types.CodeType) -> Reads:
                 global_names.add(instruction.argval)
             elif instruction.opname == "IMPORT_NAME":
                 imports.add(instruction.argval)
+            if instruction.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
+                stores.add(instruction.argval)
     dynamic = next(iter(sorted(names & _DYNAMIC)), None)
     found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY)), "open" if opened else None)
     if found is None and not names & _TIDIES:
         found = next(iter(sorted(names & _LOOKS_FOR_FILES)), None)
     draws = any(_may_draw(part) for part in _codes(code))
     seeded = any(_draws_seeded(part) for part in _codes(code))
-    return Reads(frozenset(global_names), frozenset(names), frozenset(imports), dynamic, found, draws, seeded)
+    known = (frozenset(global_names), frozenset(stores), frozenset(names), frozenset(imports))
+    return Reads(*known, dynamic, found, draws, seeded)
 
 
 def names_reached(names: Iterable[str], functions: Mapping[str, Sequence[types.FunctionType]]) -> set[str]:

@@ -23,7 +23,9 @@ def changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
     in_functions = _names_with_callees(now)
     is_step_alone = not in_functions and not any(map(graphs.has_other_traces, models.values()))
     unlike = []
-    for path in dict.fromkeys([*found.records, *found.lost]):
+    read = in_functions if is_step_alone else in_functions | now.traced_names
+    set_in_between = [path for path in now.nodes if _name(path) in now.stored] if now.stored & read else []
+    for path in dict.fromkeys([*found.records, *found.lost, *set_in_between]):
         names = {segment.rpartition(" ")[2] for segment in path.split("/")[1:]}
         node = now.node(path)
         if (node is not None and node.kind not in _READ_BY_TRACES) or "_trainable" in names:
@@ -33,6 +35,10 @@ def changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
             is_read = is_read or bool(names & now.traced_names) or _is_setting_of_users_layer(node)
         unlike += [path] if is_read else []
     return unlike
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2].rpartition(" ")[2]
 
 
 def drawing_in_traces(now: Found) -> list[str]:

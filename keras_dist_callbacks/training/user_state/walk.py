@@ -157,7 +157,7 @@ _LOOKS: Looks = (
     (types.GeneratorType, values.look_at_generator),
     (threading.Event, values.look_at_event),
     (type(threading.Lock()), values.look_at_lock),
-    (threading.local, Walker.add_unknown),
+    ((threading.local, threading.Semaphore, threading.Barrier), Walker.add_unknown),
     (np.ufunc, functions.look_at_ufunc),
     (weakref.ReferenceType, values.look_at_weak_reference),
     (_LIBRARY_CONSTANTS, functions.look_at_constant),

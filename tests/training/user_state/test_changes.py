@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import enum
 import functools
 import itertools
@@ -703,3 +704,18 @@ def test_arrays_in_a_dict_come_back_whatever_its_keys_are(first: Any) -> None:
 def test_keys_of_the_same_text_are_a_condition() -> None:
     holder = Holder(rows={1: np.zeros(2), "1": np.zeros(2)})
     assert looked_at(holder).unknown == {"callback Holder()/rows": "a dict with keys that have the same text"}
+
+
+def test_a_thread_pool_works_after_a_resume() -> None:
+    def act(holder: Any) -> None:
+        holder.count = holder.pool.submit(lambda: 5).result()
+
+    _, theirs, lost = carried_over(lambda: Holder(pool=concurrent.futures.ThreadPoolExecutor(1), count=0), act)
+    assert not lost
+    assert theirs.count == 5
+    assert theirs.pool.submit(lambda: 7).result(timeout=60) == 7
+
+
+def test_what_orders_threads_is_a_condition() -> None:
+    holder = Holder(semaphore=threading.Semaphore(2), barrier=threading.Barrier(1))
+    assert set(looked_at(holder).unknown) == {"callback Holder()/semaphore", "callback Holder()/barrier"}
