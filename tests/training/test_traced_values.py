@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import scipy.stats
+import sklearn.utils
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
@@ -191,6 +193,18 @@ def drawn_from_python() -> float:
     return random.random()  # noqa: S311
 
 
+def drawn_by_an_initializer() -> float:
+    return keras.initializers.RandomNormal()((1,))[0]  # type: ignore[no-any-return]
+
+
+def drawn_by_scipy() -> float:
+    return float(scipy.stats.uniform.rvs())
+
+
+def drawn_by_sklearn() -> float:
+    return float(sklearn.utils.shuffle([0.1, 0.2, 0.3])[0])
+
+
 def drawn_from_a_generator() -> float:
     return float(RNG.random())
 
@@ -216,7 +230,11 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("draw", [drawn_from_numpy, drawn_from_python, drawn_from_a_generator])
+DRAWN = [drawn_from_numpy, drawn_from_python, drawn_from_a_generator]
+DRAWN += [drawn_by_an_initializer, drawn_by_scipy, drawn_by_sklearn]
+
+
+@pytest.mark.parametrize("draw", DRAWN)
 @pytest.mark.parametrize("where", DRAWS)
 def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw: Any, tmp_path: Path) -> None:
     def fit(*callbacks: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import random
 import re
 import types
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import xxhash
+
+from keras_dist_callbacks.training.user_state.libraries import is_library
 
 _DYNAMIC = frozenset(
     [
@@ -208,25 +211,33 @@ def draws_from_shared_state(function: types.FunctionType) -> bool:
     return any(_is_shared_draw(chain, {**function.__globals__, **held}) for chain in _chains(function.__code__))
 
 
-def _chains(code: types.CodeType) -> Iterator[tuple[str, str, str]]:
-    """Yields each name that is loaded, with the two that are loaded next, mostly its attributes."""
+def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """Yields each name that is loaded, with the three that are loaded next, mostly its attributes."""
     for part in _codes(code):
         found = [i for i in dis.get_instructions(part) if i.opname not in _WITHOUT_NAME]
         names = [str(i.argval) if i.opname.startswith(_NAMED) else "" for i in found]
-        yield from zip(names, [*names[1:], ""], [*names[2:], "", ""], strict=False)
+        for place, name in enumerate(names):
+            if name:
+                yield (name, *itertools.takewhile(bool, [*names[place + 1 : place + 4], ""]))
 
 
-def _is_shared_draw(chain: tuple[str, str, str], namespace: Mapping[str, Any]) -> bool:
-    root, *names = chain
-    value = namespace.get(root)
+def _is_shared_draw(chain: tuple[str, ...], namespace: Mapping[str, Any]) -> bool:
+    value, names = namespace.get(chain[0]), [*chain[1:], ""]
     if value is np and names[0] == "random":
-        value = np.random
-        names = names[1:]
+        value, names = np.random, names[1:]
     if value is random or value is np.random:
         return names[0] not in SEEDED | {"Random", "SystemRandom"}
-    return any(getattr(value, "__self__", None) is state for state in _SHARED_STATES)
+    if any(getattr(value, "__self__", None) is state for state in _SHARED_STATES):
+        return True
+    module = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
+    if module.partition(".")[0] == "keras":
+        return "initializers" in (*chain, *module.split("."))
+    is_other = isinstance(value, types.ModuleType | types.FunctionType) and is_library(module)
+    return is_other and not module.startswith(_OWN_STATES) and any(w in name for w in _DRAWING for name in chain)
 
 
+_OWN_STATES = ("tensorflow", "numpy")
+"""Modules of which it is known what they draw from."""
 _SHARED_STATES = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
 
 

@@ -63,13 +63,15 @@ def is_of_training(walk: Walker, path: str) -> bool:
     A step may use other layers and models, in its loss say, of which callbacks change more than the step uses.
     """
     above = n.parent_of(path)[0]
-    while above in walk.found.nodes and walk.found.nodes[above].kind == "container":
+    while above in walk.found.nodes and type(walk.found.nodes[above].value).__module__ in _WRAPPERS:
         above = n.parent_of(above)[0]
     if path in _LISTED_ROOTS or above in walk.of_training:
         walk.of_training.add(path)
     return path in walk.of_training
 
 
+_WRAPPERS = ("keras.src.utils.tracking", "tensorflow.python.trackable.data_structures")
+"""Where the containers are defined in which Keras and TensorFlow wrap those of a model."""
 _LISTED_ROOTS = ("model", "optimizer", "metrics", "weighted metrics")
 
 
