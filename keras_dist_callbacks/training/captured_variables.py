@@ -52,10 +52,9 @@ class NotBuiltError(BackupMismatchError):
     """
 
     def __init__(self, model: Any, error: Exception) -> None:
-        lines = str(error).strip().splitlines() or [""]  # autograph's begin with a trace
         super().__init__(
             f"the model {model.name!r} is not built and its eager train_step cannot be traced "
-            f"({type(error).__name__}: {lines[-1].strip()}). To resume, give the model an Input or call it on a batch "
+            f"({type(error).__name__}: {_last_line(error)}). To resume, give the model an Input or call it on a batch "
             "of data before fit()"
         )
 
@@ -64,6 +63,7 @@ def build(fit: RunningFit, saved: WorkerState) -> None:
     """Builds what the interrupted run's first step has built, or a callback has compiled again.
 
     Raises:
+        BackupMismatchError: The step cannot be traced.
         NotBuiltError: The model has layers that only a step which is run eagerly can build.
     """
     if not building.unbuilt_layers(fit.model) and not building.has_unbuilt_variables(fit.model):
@@ -71,9 +71,18 @@ def build(fit: RunningFit, saved: WorkerState) -> None:
     try:
         build_like(saved, fit)
     except Exception as error:
-        if not building.unbuilt_layers(fit.model):
-            raise
-        raise NotBuiltError(fit.model, error) from error
+        if building.unbuilt_layers(fit.model):
+            raise NotBuiltError(fit.model, error) from error
+        raise BackupMismatchError(
+            f"the train step cannot be traced as in the interrupted run ({type(error).__name__}: {_last_line(error)}). "
+            "Nothing was changed: give this run another directory, or build and compile the model as before; if a "
+            "callback changes it at an epoch, do that in on_epoch_begin of that epoch or a later one"
+        ) from error
+
+
+def _last_line(error: Exception) -> str:
+    """Autograph's begin with a trace."""
+    return (str(error).strip().splitlines() or [""])[-1].strip()
 
 
 class CapturedVariables:
