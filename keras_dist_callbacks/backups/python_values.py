@@ -30,6 +30,8 @@ _TEXTS: dict[str, Callable[[Any], Any]] = {
     "$bytearray": bytearray.fromhex,
     "$complex": complex,
     "$path": pathlib.PurePath,
+    "$Path": pathlib.Path,
+    "$str_": np.str_,
     "$datetime": datetime.datetime.fromisoformat,
     "$date": datetime.date.fromisoformat,
     "$time": datetime.time.fromisoformat,
@@ -121,6 +123,8 @@ def _as_array(items: list[Any]) -> np.ndarray[Any, Any] | None:
 
 
 def _leaf(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
+    if isinstance(value, np.str_):
+        return {"$str_": str(value)}
     if isinstance(value, np.ndarray | np.generic):
         return _array(value, where, tensors)
     if isinstance(value, bytes | bytearray):
@@ -128,7 +132,7 @@ def _leaf(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
     if isinstance(value, complex):
         return {"$complex": repr(value)}
     if isinstance(value, pathlib.PurePath):
-        return {"$path": str(value)}
+        return {"$Path" if isinstance(value, pathlib.Path) else "$path": str(value)}
     if isinstance(value, datetime.timedelta):
         return {"$timedelta": [value.days, value.seconds, value.microseconds]}
     if isinstance(value, datetime.date | datetime.time):

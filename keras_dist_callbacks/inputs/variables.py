@@ -153,7 +153,7 @@ class InputVariables:
         """Returns why variables that both the input and training change cannot be put back, one sentence each."""
         names = [strip_counters(r.name) for r in self.hidden.variables if used_by_training(r.key)]
         found = [
-            f"the input and the model both draw from {name}, one ahead of the other; give the input its own random "
+            f"the input and training both draw from {name}, one ahead of the other; give the input its own random "
             "layer or SeedGenerator"
             for name in names
         ]

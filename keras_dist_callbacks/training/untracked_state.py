@@ -148,7 +148,7 @@ class UntrackedState:
         return all(key in listed or key in found for key in keys)
 
     def _used_by_training(self, key: int) -> bool:
-        if key in self._step.captured_keys:
+        if key in self._step.captured_keys or key in self._user.variable_keys:
             return True
         return key in variables.variable_set(self._fit.model).keys and key not in variables.global_seed_keys()
 

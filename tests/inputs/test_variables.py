@@ -342,3 +342,26 @@ def test_a_variable_that_changes_while_the_input_reads_it_ahead_is_not_exact(
     assert callback.restored is not None
     assert callback.restored.verdict == verdict, callback.restored
     assert all("were waiting" in note for note in callback.restored.notes)
+
+
+class Shows(keras.callbacks.Callback):
+    """Draws from the random layer of the input."""
+
+    def __init__(self, layer: keras.layers.Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.layer(tf.ones((2, 6)), training=True)
+
+
+def test_a_callback_that_draws_from_the_random_layer_of_the_input_is_not_exact(tmp_path: Path) -> None:
+    def run(*callbacks: Any) -> None:
+        noise = keras.layers.GaussianNoise(0.5)
+        data = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(8).map(lambda x, y: (noise(x, training=True), y))
+        tiny.fit(tiny.model(), None, [*callbacks, Shows(noise)], x=data)
+
+    with pytest.raises(tiny.Stop):
+        run(tiny.StopAt(1, 3), kdc.BackupAndRestore(tmp_path, save_freq=1))
+    with pytest.warns(RuntimeWarning, match="the input and training both draw"):
+        run(kdc.BackupAndRestore(tmp_path))

@@ -272,40 +272,54 @@ def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> No
     assert callback.restored.verdict == "exact", callback.restored
 
 
+SETTINGS = [1.0]
+
+
 class SetsAround(keras.callbacks.Callback):
     """A value has another one only while a function of TensorFlow runs: `predict`, or one of the callback's own."""
 
-    def __init__(self, *, own_function: bool) -> None:
+    def __init__(self, *, own_function: bool, by: str = "assignment") -> None:
         super().__init__()
-        self.warmth, self.own_function, self.found = 1.0, own_function, 0.0
+        self.warmth, self.own_function, self.found, self.by = 1.0, own_function, 0.0, by
+
+    def put(self, value: float) -> None:
+        if self.by == "assignment":
+            self.warmth = self.model.scale = value
+        elif self.by == "setattr":
+            for owner, name in ((self, "warmth"), (self.model, "scale")):
+                setattr(owner, name, value)
+        else:
+            SETTINGS[0] = value
 
     @tf.function
     def warmed(self, x: Any) -> Any:
-        return tf.reduce_mean(x) * self.warmth
+        return tf.reduce_mean(x) * self.warmth * SETTINGS[0]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.warmth = self.model.scale = 1.0 + epoch
+        self.put(1.0 + epoch)
         if self.own_function:
             self.found += float(self.warmed(tf.ones(3)))
         else:
             self.found += float(self.model.predict(tiny.data()[0], verbose=0).mean())
-        self.warmth = self.model.scale = 1.0
+        self.put(1.0)
 
 
 class Warm(Scaled):
     def call(self, x: Any, training: bool = False) -> Any:
-        return super().call(x, training=training) * self.scale
+        return super().call(x, training=training) * self.scale * SETTINGS[0]
 
 
 @pytest.mark.parametrize("own_function", [False, True])
+@pytest.mark.parametrize("by", ["assignment", "setattr", "item"])
 def test_a_value_that_is_another_one_only_while_a_trace_reads_it_is_a_condition(
-    own_function: bool, tmp_path: Path
+    own_function: bool, by: str, tmp_path: Path
 ) -> None:
     def fit(*callbacks: Any) -> None:
+        keras.utils.set_random_seed(3)
         model = Warm()
         model(tf.zeros((1, 6)))
         model.compile("sgd", "mse")
-        tiny.fit(model, None, [SetsAround(own_function=own_function), *callbacks])
+        tiny.fit(model, None, [SetsAround(own_function=own_function, by=by), *callbacks])
 
     with pytest.raises(tiny.Stop):
         fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(2, 3))
@@ -313,7 +327,8 @@ def test_a_value_that_is_another_one_only_while_a_trace_reads_it_is_a_condition(
     fit(callback)
     assert callback.restored is not None
     assert callback.restored.verdict == "exact if", callback.restored
-    assert any(("warmth" if own_function else "scale") in text for text in callback.restored.conditions)
+    wanted = "SETTINGS" if by == "item" else "warmth" if own_function else "scale"
+    assert any(wanted in text for text in callback.restored.conditions)
 
 
 class Buffered(keras.Model):

@@ -41,6 +41,10 @@ def look_at_function(walk: Walker, path: str, slot: Slot | None, value: Any, is_
     _push_globals(walk, path, value, reads, is_traced)
 
 
+_MAKING = ("__init__", "__post_init__", "build", "compile", "adapt", "from_config", "set_model", "set_params")
+"""Methods that set what an object or a training consists of, before the first trace."""
+
+
 def _note_code(walk: Walker, path: str, value: types.FunctionType, is_traced: bool) -> Reads:
     reads = reads_of(value.__code__)
     walk.found.names |= reads.names
@@ -48,8 +52,9 @@ def _note_code(walk: Walker, path: str, value: types.FunctionType, is_traced: bo
     walk.found.code[f"{file}: {value.__qualname__}"] = code_digest(value.__code__)
     if draws_from_shared_state(value):
         walk.found.drawing[path] = value
-    if value.__name__ not in ("__init__", "build"):
+    if value.__name__ not in _MAKING:
         walk.found.stored |= reads.stores
+        walk.found.filled |= reads.fills
     if is_traced:
         walk.found.traced_names |= reads.names
         walk.found.traced_functions.add(value)

@@ -62,6 +62,7 @@ class Reads:
     Attributes:
         global_names: Module-level names that it reads or writes.
         stores: Names of attributes, globals and variables of outer functions that it assigns.
+        fills: All names that it uses, if it changes items of anything.
         names: All names of globals and attributes.
         imports: Modules that it imports.
         dynamic: A name by which it can reach anything, such as `eval`; None if it uses no such name.
@@ -72,6 +73,7 @@ class Reads:
 
     global_names: frozenset[str]
     stores: frozenset[str]
+    fills: frozenset[str]
     names: frozenset[str]
     imports: frozenset[str]
     dynamic: str | None
@@ -85,11 +87,15 @@ def reads_of(code: types.CodeType) -> Reads:
     """Looks through the bytecode of a function."""
     global_names: set[str] = set()
     stores: set[str] = set()
+    fills: set[str] = set()
     names: set[str] = set()
     imports: set[str] = set()
     opened = False
     for part in _codes(code):
         names.update(part.co_names)
+        fills.update(_fills(part))
+        if "setattr" in part.co_names:
+            stores.update(constant for constant in part.co_consts if isinstance(constant, str))
         opened = opened or _opens_to_read(part)
         for instruction in dis.get_instructions(part):
             if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"):
@@ -104,8 +110,22 @@ def reads_of(code: types.CodeType) -> Reads:
         found = next(iter(sorted(names & _LOOKS_FOR_FILES)), None)
     draws = any(_may_draw(part) for part in _codes(code))
     seeded = any(_draws_seeded(part) for part in _codes(code))
-    known = (frozenset(global_names), frozenset(stores), frozenset(names), frozenset(imports))
+    known = (frozenset(global_names), frozenset(stores), frozenset(fills), frozenset(names), frozenset(imports))
     return Reads(*known, dynamic, found, draws, seeded)
+
+
+def _fills(code: types.CodeType) -> tuple[str, ...]:
+    changes = any(i.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for i in dis.get_instructions(code))
+    return (*code.co_names, *code.co_freevars) if changes or not _CHANGING.isdisjoint(code.co_names) else ()
+
+
+_CHANGING = frozenset(
+    [
+        *("append", "extend", "insert", "remove", "pop", "clear", "update", "setdefault", "popitem", "add", "discard"),
+        *("fill", "put", "sort", "reverse", "rotate"),
+    ]
+)
+"""Methods that change what is in a container."""
 
 
 def names_reached(names: Iterable[str], functions: Mapping[str, Sequence[types.FunctionType]]) -> set[str]:

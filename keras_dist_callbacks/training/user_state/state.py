@@ -59,6 +59,7 @@ class UserState:
         input: The state of the Python code of the input.
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
+        variable_keys: Likewise: the variables that only the user's code holds.
         remade_losses: Says which of loss, metrics and weighted metrics a restart compiles again as they are now.
         place_of_optimizer: Likewise: where else the model's optimizer has been since the start; None if nowhere.
     """
@@ -84,6 +85,7 @@ class UserState:
         self._tensor = SharedArray(np.frombuffer(json.dumps(self._description).encode(), np.uint8))
         self.conditions: list[str] = []
         self.lost: list[str] = []
+        self.variable_keys: set[int] = set()
         self.place_of_optimizer: str | None = None
         self._differing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by dataset
         self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
@@ -109,6 +111,8 @@ class UserState:
         ]
         self.conditions, self.lost = group(findings)
         self.conditions += self._readers_of_the_input(now) + self._changed_after_a_copy(now, found)
+        own = (node.value for node in now.nodes.values() if node.kind == "variable")
+        self.variable_keys = {variables.key(c) for variable in own for c in variables.components(variable)}
         held = now.nodes.get("optimizer")
         self.place_of_optimizer = str(held.token[1]) if held is not None and held.kind == "ref" else None
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}

@@ -24,7 +24,7 @@ def changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
     is_step_alone = not in_functions and not any(map(graphs.has_other_traces, models.values()))
     unlike = []
     read = in_functions if is_step_alone else in_functions | now.traced_names
-    set_in_between = [path for path in now.nodes if _name(path) in now.stored] if now.stored & read else []
+    set_in_between = [path for path, node in now.nodes.items() if _may_be_set(path, node, now)] if read else []
     for path in dict.fromkeys([*found.records, *found.lost, *set_in_between]):
         names = {segment.rpartition(" ")[2] for segment in path.split("/")[1:]}
         node = now.node(path)
@@ -37,8 +37,12 @@ def changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
     return unlike
 
 
-def _name(path: str) -> str:
-    return path.rpartition("/")[2].rpartition(" ")[2]
+def _may_be_set(path: str, node: Node, now: Found) -> bool:
+    """Returns whether code may give a place another value for a while, around a call of `predict`."""
+    if node.kind not in ("value", "container", "array", "texts", "tensor"):
+        return False
+    name = path.rpartition("/")[2].rpartition(" ")[2]
+    return name in now.stored or (node.kind in ("container", "array") and name in now.filled)
 
 
 def drawing_in_traces(now: Found) -> list[str]:

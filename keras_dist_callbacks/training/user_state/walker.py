@@ -73,6 +73,7 @@ class Found:
         traced_functions: Functions that TensorFlow may trace.
         drawing: By path, the functions that draw from a random state that all code shares.
         stored: Names that functions assign, other than those that make an object.
+        filled: Names of containers whose items these may change.
         changed_sets: By path, the sets of plain values that are others than at the start.
         names_in_functions: Names that functions of the user's use which TensorFlow has traced, other than steps.
     """
@@ -87,6 +88,7 @@ class Found:
     traced_functions: set[types.FunctionType] = field(default_factory=set)
     drawing: dict[str, types.FunctionType] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
+    filled: set[str] = field(default_factory=set)
     changed_sets: dict[str, Any] = field(default_factory=dict)
     names_in_functions: set[str] = field(default_factory=set)
 

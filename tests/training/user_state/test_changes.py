@@ -687,7 +687,7 @@ def test_what_the_user_puts_into_a_librarys_class_comes_back(monkeypatch: pytest
     assert theirs.read() == 3
 
 
-@pytest.mark.parametrize("first", [0, "0", np.int64(0), (np.int64(0), 1), None])
+@pytest.mark.parametrize("first", [0, "0", np.int64(0), np.str_("a"), Path("a"), (np.int64(0), 1), None])
 def test_arrays_in_a_dict_come_back_whatever_its_keys_are(first: Any) -> None:
     def act(holder: Any) -> None:
         holder.rows = {first: np.arange(3.0), np.int64(7): np.arange(4.0)}
