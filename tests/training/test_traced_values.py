@@ -252,6 +252,24 @@ def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw:
     assert callback.restored.verdict == "exact if", callback.restored
 
 
+def test_random_numbers_of_a_step_that_is_run_eagerly_are_none(tmp_path: Path) -> None:
+    def fit(*callbacks: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(3)
+        model = noisy(drawn_from_numpy)
+        model.compile("sgd", "binary_crossentropy", run_eagerly=True)
+        acts = AtEpoch(dict.fromkeys(range(3), lambda _: drawn_from_numpy()))
+        tiny.fit(model, None, [acts, *callbacks], validation_data=tiny.data())
+        return [v.numpy() for v in model.weights]
+
+    reference = fit()
+    with pytest.raises(tiny.Stop):
+        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 3))
+    callback = kdc.BackupAndRestore(tmp_path)
+    assert all(map(np.array_equal, fit(callback), reference))
+    assert callback.restored is not None
+    assert callback.restored.verdict == "exact", callback.restored
+
+
 def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> None:
     def noise(draw: Any) -> keras.layers.Layer:
         layer = Noisy(lambda: layer.level)

@@ -100,10 +100,11 @@ class UserState:
         self.note_trace()
         now = self._walk()
         found = changes.changes_between(self._start, now, remade=self._remade(now))
+        traces_step = not self._fit.model.run_eagerly
         findings = [
             *(_finding("unknown", path, why, now, found.records) for path, why in now.unknown.items()),
             *(_finding("code", path, why, now) for path, why in now.code_conditions.items()),
-            *(_finding("code", path, DRAWN, now) for path in drawing_in_traces(now)),
+            *(_finding("code", path, DRAWN, now) for path in drawing_in_traces(now, traces_step=traces_step)),
             *(_finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
             *(_finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),

@@ -19,9 +19,8 @@ LOSSES = ("loss", "metrics", "weighted metrics")
 
 def changed_since_traced(now: Found, found: changes.Changes) -> list[str]:
     """Values that functions other than the step may have read when they were traced: `predict`, or the user's own."""
-    models = {id(n.value): n.value for n in now.nodes.values() if isinstance(n.value, keras.Model)}
     in_functions = _names_with_callees(now)
-    is_step_alone = not in_functions and not any(map(graphs.has_other_traces, models.values()))
+    is_step_alone = not _has_other_traces(now)
     unlike = []
     read = in_functions if is_step_alone else in_functions | now.traced_names
     set_in_between = [path for path, node in now.nodes.items() if _may_be_set(path, node, now)] if read else []
@@ -45,9 +44,14 @@ def _may_be_set(path: str, node: Node, now: Found) -> bool:
     return name in now.stored or (node.kind in ("container", "array") and name in now.filled)
 
 
-def drawing_in_traces(now: Found) -> list[str]:
+def _has_other_traces(now: Found) -> bool:
+    models = {id(n.value): n.value for n in now.nodes.values() if isinstance(n.value, keras.Model)}
+    return bool(now.names_in_functions) or any(map(graphs.has_other_traces, models.values()))
+
+
+def drawing_in_traces(now: Found, *, traces_step: bool) -> list[str]:
     """Returns the functions whose random numbers are constants of what TensorFlow traces; a restart traces it again."""
-    if not now.drawing:
+    if not now.drawing or not (traces_step or _has_other_traces(now)):
         return []
     traced = [function for function in now.traced_functions if function.__name__ not in _NOT_TRACED]
     names = names_reached({name for function in traced for name in reads_of(function.__code__).names}, _callees(now))
