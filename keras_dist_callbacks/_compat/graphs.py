@@ -166,7 +166,8 @@ def _unordered_sum(node: Any) -> str | None:
         return None
     types = [node.attr[key].type for key in ("dtype", "T") if key in node.attr]
     is_integer = any(tf.as_dtype(number).is_integer for number in types if number)
-    return None if is_integer else _UNORDERED_SUMS[name]  # the order of integers does not matter
+    is_multi_hot = "binary_output" in node.attr and node.attr["binary_output"].b  # nothing is added up
+    return None if is_integer or is_multi_hot else _UNORDERED_SUMS[name]  # the order of integers does not matter
 
 
 def seeds(graph: Any) -> dict[str, str]:

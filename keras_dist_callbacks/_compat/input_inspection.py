@@ -235,7 +235,19 @@ def _facts_of_source(stage: Any, where: str) -> dict[str, str]:
     name = type(stage).__name__.strip("_").rstrip("V12").removesuffix("Dataset")
     if not hasattr(stage, "_inputs") or stage._inputs() or name in _KNOWN_SOURCES:
         return {}  # the function of a distributed dataset is a condition already
+    if name == "Variant" and (numbers := _range_of(stage)) is not None:
+        return {f"{where}/range": numbers}
     return {f"{where}/{input_values.UNREAD}": "what it reads was not compared"}
+
+
+def _range_of(stage: Any) -> str | None:
+    """Returns start, end and step of the range that `Dataset.enumerate` hides in a dataset without a class."""
+    import tensorflow as tf
+
+    nodes = tf.compat.v1.GraphDef.FromString(stage._as_serialized_graph().numpy()).node
+    if not {node.op for node in nodes} <= {"Const", "RangeDataset", "_Retval"}:
+        return None
+    return str([tf.make_ndarray(node.attr["value"].tensor).item() for node in nodes if node.op == "Const"])
 
 
 def _facts_of_validation(fit: RunningFit) -> dict[str, Any]:

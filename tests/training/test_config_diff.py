@@ -359,6 +359,21 @@ def test_tensors_that_a_map_holds_are_part_of_the_input(tmp_path: Path) -> None:
         assert notes(tmp_path, compiled, compiled, {"x": scaled(1.0)}, {"x": scaled(2.0)})
 
 
+def test_the_numbers_of_enumerated_elements_are_compared(tmp_path: Path) -> None:
+    def numbered(start: int) -> tf.data.Dataset:
+        rows = inputs.rows().enumerate(start)
+        return rows.map(lambda i, row: (row[0] * (1.0 + 0.01 * tf.cast(i % 7, tf.float32)), row[1])).batch(8)
+
+    with pytest.raises(tiny.Stop):
+        tiny.fit(compiled(), tmp_path / "one", [tiny.StopAt(1, 2)], x=numbered(0))
+    callback = kdc.BackupAndRestore(tmp_path / "one")
+    tiny.fit(compiled(), None, [callback], x=numbered(0))
+    assert callback.restored is not None
+    assert callback.restored.verdict == "exact", callback.restored
+    with pytest.warns(RuntimeWarning, match=r"/range changed from \[0, "):
+        assert notes(tmp_path / "other", compiled, compiled, {"x": numbered(0)}, {"x": numbered(5)})
+
+
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_stages_are_not_compared_where_no_step_is_left(tmp_path: Path) -> None:
     tiny.fit(compiled(), tmp_path, options={"delete_checkpoint": False})

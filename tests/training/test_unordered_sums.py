@@ -54,6 +54,7 @@ def test_weighted_counts_and_gradients_of_crops_are_unordered() -> None:
 def test_the_order_of_integers_and_of_replacements_does_not_matter() -> None:
     counts, weights = tf.Variable([0, 0]), tf.Variable([0.0, 0.0])
     assert _labels(lambda: tf.math.bincount([1, 2])) == ()
+    assert _labels(lambda: tf.math.bincount([1, 2], binary_output=True, dtype=tf.float32)) == ()
     assert _labels(lambda: counts.scatter_add(tf.IndexedSlices(tf.constant([1]), tf.constant([0])))) == ()
     assert _labels(lambda: weights.scatter_update(tf.IndexedSlices(tf.constant([1.0]), tf.constant([0])))) == ()
     assert _labels(lambda: weights.scatter_nd_add([[0]], [1.0])) == ()

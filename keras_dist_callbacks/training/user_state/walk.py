@@ -141,6 +141,7 @@ _LOOKS: Looks = (
     (tf.Tensor, values.look_at_tensor),
     (tf.random.Generator, values.look_at_generator_of_tensorflow),
     (type(tf.function(lambda: None)), values.look_at_traced_function),
+    (type(tf.custom_gradient(lambda x: x)), functions.look_at_wrapper),
     (tf.data.Dataset, values.noting("dataset")),
     ((keras.KerasTensor, tf.distribute.Strategy, tf.lookup.StaticHashTable), values.noting("owned")),
     (tf.lookup.experimental.MutableHashTable, values.look_at_table),

@@ -633,3 +633,19 @@ def test_a_set_that_keras_wraps_comes_back_in_its_order(tmp_path: Path, is_made_
     assert list(fit(callback).seen) == list(reference.seen)
     assert callback.restored is not None
     assert callback.restored.verdict == "exact"
+
+
+def test_what_a_function_with_a_gradient_of_its_own_reads_is_found() -> None:
+    box = [0.5]
+
+    @keras.ops.custom_gradient
+    def scaled(x: Any) -> Any:
+        return x * box[0], lambda *inner, upstream=None: upstream
+
+    holder = Holder(scaled=scaled)
+    start = looked_at(holder)
+    assert not start.unknown
+    box[0] = 0.25
+    now = looked_at(holder, start)
+    (path,) = changes_between(start, now).records
+    assert path.endswith("/closure box")
