@@ -62,7 +62,7 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
     unordered += [*_early_ends(dataset), *_tables(stages)]
     cached = [r for r in pipeline.cached_reads(dataset) if r.key not in changed]
     return InputInspection(
-        tuple(variables), tuple(reads), tuple(cached), tuple(_python(stages)), tuple(dict.fromkeys(unordered))
+        tuple(variables), tuple(reads), tuple(cached), tuple(_python(stages, dataset)), tuple(dict.fromkeys(unordered))
     )
 
 
@@ -99,7 +99,7 @@ def _parallel_reads(source: Any) -> str:
     return f" (read in parallel: workers={workers}{', use_multiprocessing=True' if processes else ''})"
 
 
-def _python(stages: list[Any]) -> Iterator[str]:
+def _python(stages: list[Any], dataset: Any) -> Iterator[str]:
     found = [stage for stage in stages if any(part.python for part in pipeline.function_operations(stage))]
     if not found:
         return
@@ -109,7 +109,7 @@ def _python(stages: list[Any]) -> Iterator[str]:
         name += " and of other stages (perhaps in parallel)"
     elif _is_parallel(found[0]):
         name += " (called in parallel)"
-    yield name
+    yield name + " before a cache()" * any(pipeline.is_before_a_cache(stage, dataset) for stage in found)
 
 
 def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:

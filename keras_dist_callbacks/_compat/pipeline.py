@@ -53,6 +53,11 @@ def _cached(dataset: Any) -> list[Any]:
     return [source for stage in caches for source in getattr(stage, "_inputs", list)()]
 
 
+def is_before_a_cache(stage: Any, dataset: Any) -> bool:
+    """Returns whether a cache of the dataset keeps what a stage makes: a restart fills it again in a later epoch."""
+    return any(stage is found for source in _cached(dataset) for found in stages(source))
+
+
 def draws_during_pass(dataset: Any) -> bool:
     """Returns whether a pass makes iterators, each with a draw of its own, only when it gets to them.
 

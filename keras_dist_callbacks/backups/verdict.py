@@ -197,8 +197,9 @@ def _untracked_in_input(name: str) -> str:
             f"{dataset} gives the same batches when an interrupted epoch is read again: {doubt} (give it get_state and "
             "set_state, or wrap it in kdc.stateless_input if that is so)"
         )
-    # A plain generator's thread draws while states are being put back; of parallel calls no one orders the draws.
-    is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel"))
+    # A plain generator's thread draws while states are being put back; of parallel calls no one orders the draws; a
+    # cache is filled again in a later epoch.
+    is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel", "before a cache"))
     random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"
     return (
         f"the Python code of {name} keeps no state of its own, reads nothing that training changes, and {random} "

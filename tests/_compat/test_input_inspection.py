@@ -150,6 +150,8 @@ def test_python_functions_that_may_run_in_parallel_are_named_so() -> None:
     assert inspect_dataset(rows.map(call, num_parallel_calls=2)).python == (
         "a function in Dataset.map (called in parallel)",
     )
+    assert inspect_dataset(rows.map(call).cache().batch(2)).python == ("a function in Dataset.map before a cache()",)
+    assert inspect_dataset(rows.cache().map(call)).python == ("a function in Dataset.map",)
     several = rows.map(call).prefetch(1).map(call)
     assert inspect_dataset(several).python == ("a function in Dataset.map and of other stages (perhaps in parallel)",)
 

@@ -61,6 +61,7 @@ def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
         ("the PyDataset Rows", "shares no random state with callbacks"),
         ("the PyDataset Rows (read in parallel: workers=2)", "draws from no global random state"),
         ("a function in Dataset.map (called in parallel)", "draws from no global random state"),
+        ("Dataset.from_generator before a cache()", "draws from no global random state"),
         ("the Grain dataset MapDataset", "draws from no global random state"),
         ("the Python generator", "draws from no global random state"),
     ],

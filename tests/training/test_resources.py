@@ -143,7 +143,7 @@ def test_a_dataset_of_a_callbacks_own_whose_passes_differ_is_a_condition(
     tmp_path: Path, make: Callable[[], Any]
 ) -> None:
     _, restored = resumed(tmp_path, tiny.model, lambda: [Chooses(make())])
-    assert "the callback Chooses does not read `dataset`, of which each pass may differ" in restored.conditions
+    assert "the callback Chooses does not read `dataset`, or each pass over it is the same" in restored.conditions
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class UserState:
         traces_step = not self._fit.model.run_eagerly
         findings = [
             *(_finding("unknown", path, why, now, found.records) for path, why in now.unknown.items()),
-            *(_finding("code", path, why, now) for path, why in now.code_conditions.items()),
+            *(_finding("code", path, why, now) for path, why in now.code_conditions.items() if is_called(path, now)),
             *(_finding("code", path, DRAWN, now) for path in drawing_in_traces(now, traces_step=traces_step)),
             *(_finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
             *(_finding("lost", path, why, now) for path, why in found.lost.items()),
@@ -273,7 +273,7 @@ class UserState:
             if shuffled & set(map(id, pipeline.reshuffling_stages(dataset))):
                 conditions.append(f"{owner} does not read `{place}`, which the input reshuffles in each pass")
             elif self._passes_differ(dataset):
-                conditions.append(f"{owner} does not read `{place}`, of which each pass may differ")
+                conditions.append(f"{owner} does not read `{place}`, or each pass over it is the same")
         return conditions
 
     def _changed_after_a_copy(self, now: Found, found: changes.Changes) -> list[str]:
@@ -373,6 +373,16 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
 
 _ADAPTED = "training has called adapt() of this layer; call it before fit()"
 _SHARED = "training compiled it; compile it before fit()"
+
+
+def is_called(path: str, now: Found) -> bool:
+    """Returns whether a function may be called in training: of a plain class of the user's, other code names it."""
+    above, name = parent_of(path)
+    owner = now.nodes.get(above)
+    if owner is None or not isinstance(owner.value, type) or name.startswith("__"):
+        return True
+    extends_library = any(is_library(base.__module__) for base in owner.value.__mro__[:-1])
+    return extends_library or name in now.names or "getattr" in now.names
 
 
 def _may_keep_state(value: Any) -> bool:

@@ -26,6 +26,7 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks.training.user_state import changes
+from keras_dist_callbacks.training.user_state.state import is_called
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
@@ -719,3 +720,28 @@ def test_a_thread_pool_works_after_a_resume() -> None:
 def test_what_orders_threads_is_a_condition() -> None:
     holder = Holder(semaphore=threading.Semaphore(2), barrier=threading.Barrier(1))
     assert set(looked_at(holder).unknown) == {"callback Holder()/semaphore", "callback Holder()/barrier"}
+
+
+class Trainer:
+    """Holds all that a script does, as many do; a callback uses one method."""
+
+    def __init__(self) -> None:
+        self.rate = 0.1
+
+    def evaluate(self) -> Any:
+        return keras.models.load_model("final.keras")
+
+    def at(self, epoch: int) -> float:
+        return self.rate / (1 + epoch)
+
+
+class AskingTrainer(Trainer):
+    def at(self, epoch: int) -> float:
+        return float(self.evaluate().optimizer.learning_rate)
+
+
+@pytest.mark.parametrize(("kind", "is_said"), [(Trainer, False), (AskingTrainer, True)])
+def test_a_method_that_no_code_names_is_no_condition(kind: Any, is_said: bool) -> None:
+    found = looked_at(Holder(schedule=kind().at))
+    said = [path for path in found.code_conditions if is_called(path, found)]
+    assert bool(said) == is_said, found.code_conditions
