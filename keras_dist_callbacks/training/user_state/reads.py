@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dis
 import functools
 import itertools
@@ -228,7 +229,8 @@ def draws_from_shared_state(function: types.FunctionType) -> bool:
         return True
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
-    return any(_is_shared_draw(chain, {**function.__globals__, **held}) for chain in _chains(function.__code__))
+    namespace = collections.ChainMap(held, function.__globals__)
+    return any(_is_shared_draw(chain, namespace) for chain in _chains(function.__code__))
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
