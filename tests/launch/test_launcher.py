@@ -241,7 +241,10 @@ def test_one_worker_has_the_output_of_the_launcher(tmp_path: Path) -> None:
 SHOW = """
 import json
 names = ("TF_CONFIG", "TF_NUM_INTRAOP_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
-json.dump({name: os.environ.get(name) for name in names}, open(f"env-{attempt}.{index}", "w"))
+place = f"{attempt}.{index}"
+with open(f"new-{place}", "w") as file:
+    json.dump({name: os.environ.get(name) for name in names}, file)
+os.replace(f"new-{place}", f"env-{place}")
 """
 
 
@@ -263,7 +266,9 @@ def test_the_environment_of_one_worker(tmp_path: Path) -> None:
 
 def test_the_environment_of_two_workers(tmp_path: Path) -> None:
     env = {"CUDA_VISIBLE_DEVICES": "4,GPU-a, 6,7,8"}
-    job = Launched(tmp_path, {"*": SHOW + "if attempt == '0': die(9)"}, env=env, workers=2, gpus_per_worker=2)
+    waits = "while not os.path.exists(f'env-0.{1 - int(index)}'): time.sleep(0.01)\n"
+    plan = {"*": f"{SHOW}{waits}if attempt == '0': die(9)"}
+    job = Launched(tmp_path, plan, env=env, workers=2, gpus_per_worker=2)
     assert job.end()[0] == 0
     found = {place: shown(tmp_path, place) for place in job.starts()}
     assert [found[f"1.{index}"]["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["4,GPU-a", "6,7"]
