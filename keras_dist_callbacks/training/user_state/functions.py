@@ -305,6 +305,7 @@ def look_at_cached_function(walk: Walker, path: str, slot: Slot | None, value: A
 def look_at_method(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Notes a method, and visits its object and its function."""
     owner, function = value.__self__, getattr(value, "__func__", None)
+    walk.found.names.add(str(value.__name__))  # who holds it may call it
     walk.add(path, slot, value, "method", is_traced, ("method", str(value.__name__)))
     walk.push(join(path, "self"), None, owner, is_traced)
     if function is not None:

@@ -195,6 +195,8 @@ class Walker:
             return
         known = self._paths.get(id(value))
         if known is not None:
+            if isinstance(value, types.FunctionType):
+                self.found.names.add(value.__name__)  # who holds it may call it
             self._add(path, slot, value, "ref", ("ref", known), is_traced)
             return
         earlier = self._earlier.get(id(value), path)

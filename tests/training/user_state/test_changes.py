@@ -745,3 +745,15 @@ def test_a_method_that_no_code_names_is_no_condition(kind: Any, is_said: bool) -
     found = looked_at(Holder(schedule=kind().at))
     said = [path for path in found.code_conditions if is_called(path, found)]
     assert bool(said) == is_said, found.code_conditions
+
+
+class Saving(Trainer):
+    def noted(self, epoch: int) -> None:
+        keras.models.load_model("final.keras")
+
+
+@pytest.mark.parametrize("take", [lambda trainer: trainer.noted, lambda trainer: Saving.noted])
+def test_a_method_that_another_object_holds_may_be_called(take: Callable[[Any], Any]) -> None:
+    trainer = Saving()
+    found = looked_at(Holder(trainer=trainer, deep=[[[[Holder(hook=take(trainer))]]]]))
+    assert [path for path in found.code_conditions if is_called(path, found)], found.code_conditions
