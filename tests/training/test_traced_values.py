@@ -163,6 +163,16 @@ def test_a_value_that_an_earlier_fit_has_traced_and_the_script_changed_is_a_cond
     assert [("scale" in condition) for condition in callback.restored.conditions] == [True] * is_read
 
 
+def interrupted_and_resumed(fit: Callable[..., Any], directory: Path, where: tuple[int, int]) -> tuple[Any, Any]:
+    """What a resumed `fit` returns, and what its callback says."""
+    with pytest.raises(tiny.Stop):
+        fit(kdc.BackupAndRestore(directory, save_freq=1), tiny.StopAt(*where))
+    callback = kdc.BackupAndRestore(directory)
+    found = fit(callback)
+    assert callback.restored is not None
+    return found, callback.restored
+
+
 RNG = np.random.default_rng(4)
 PROBED: list[float] = []
 
@@ -244,12 +254,8 @@ def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw:
         acts = AtEpoch(dict.fromkeys(range(3), act))
         model.fit(x, y, batch_size=8, epochs=3, validation_data=(x, y), verbose=0, callbacks=[acts, *callbacks])
 
-    with pytest.raises(tiny.Stop):
-        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 3))
-    callback = kdc.BackupAndRestore(tmp_path)
-    fit(callback)
-    assert callback.restored is not None
-    assert callback.restored.verdict == "exact if", callback.restored
+    _, restored = interrupted_and_resumed(fit, tmp_path, (1, 3))
+    assert restored.verdict == "exact if", restored
 
 
 def test_random_numbers_of_a_step_that_is_run_eagerly_are_none(tmp_path: Path) -> None:
@@ -262,12 +268,9 @@ def test_random_numbers_of_a_step_that_is_run_eagerly_are_none(tmp_path: Path) -
         return [v.numpy() for v in model.weights]
 
     reference = fit()
-    with pytest.raises(tiny.Stop):
-        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 3))
-    callback = kdc.BackupAndRestore(tmp_path)
-    assert all(map(np.array_equal, fit(callback), reference))
-    assert callback.restored is not None
-    assert callback.restored.verdict == "exact", callback.restored
+    found, restored = interrupted_and_resumed(fit, tmp_path, (1, 3))
+    assert all(map(np.array_equal, found, reference))
+    assert restored.verdict == "exact", restored
 
 
 def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> None:
@@ -282,12 +285,8 @@ def test_random_numbers_that_a_model_is_made_with_are_none(tmp_path: Path) -> No
         model.compile("sgd", "mse")
         tiny.fit(model, None, [AtEpoch(dict.fromkeys(range(3), lambda _: drawn_from_numpy())), *callbacks])
 
-    with pytest.raises(tiny.Stop):
-        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 3))
-    callback = kdc.BackupAndRestore(tmp_path)
-    fit(callback)
-    assert callback.restored is not None
-    assert callback.restored.verdict == "exact", callback.restored
+    _, restored = interrupted_and_resumed(fit, tmp_path, (1, 3))
+    assert restored.verdict == "exact", restored
 
 
 SETTINGS = [1.0]
@@ -339,14 +338,10 @@ def test_a_value_that_is_another_one_only_while_a_trace_reads_it_is_a_condition(
         model.compile("sgd", "mse")
         tiny.fit(model, None, [SetsAround(own_function=own_function, by=by), *callbacks])
 
-    with pytest.raises(tiny.Stop):
-        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(2, 3))
-    callback = kdc.BackupAndRestore(tmp_path)
-    fit(callback)
-    assert callback.restored is not None
-    assert callback.restored.verdict == "exact if", callback.restored
+    _, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
+    assert restored.verdict == "exact if", restored
     wanted = "SETTINGS" if by == "item" else "warmth" if own_function else "scale"
-    assert any(wanted in text for text in callback.restored.conditions)
+    assert any(wanted in text for text in restored.conditions)
 
 
 class Buffered(keras.Model):
@@ -425,12 +420,9 @@ def test_another_model_that_the_loss_uses_and_a_callback_trains_keeps_its_optimi
         return [v.numpy() for v in (*other.weights, *other.optimizer.variables)]
 
     reference = fit()
-    with pytest.raises(tiny.Stop):
-        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(2, 3))
-    callback = kdc.BackupAndRestore(tmp_path)
-    assert all(map(np.array_equal, fit(callback), reference))
-    assert callback.restored is not None
-    assert callback.restored.verdict == "exact", callback.restored
+    found, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
+    assert all(map(np.array_equal, found, reference))
+    assert restored.verdict == "exact", restored
 
 
 class Critic(keras.layers.Layer):
@@ -468,9 +460,6 @@ def test_state_of_a_layer_that_the_step_uses_and_keras_does_not_list_comes_back(
         return [*(v.numpy() for v in model.weights), float(critic.mean.result())]
 
     reference = fit()
-    with pytest.raises(tiny.Stop):
-        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(2, 3))
-    callback = kdc.BackupAndRestore(tmp_path)
-    assert all(map(np.array_equal, fit(callback), reference))
-    assert callback.restored is not None
-    assert callback.restored.verdict == "exact", callback.restored
+    found, restored = interrupted_and_resumed(fit, tmp_path, (2, 3))
+    assert all(map(np.array_equal, found, reference))
+    assert restored.verdict == "exact", restored
