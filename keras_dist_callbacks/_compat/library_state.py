@@ -182,17 +182,14 @@ def are_slots(value: Any, owner: Any) -> bool:
 def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
     """Returns the settings of a layer of Keras' own that are plain values, and other attributes that may be state."""
     cls: Any = type(layer)
-    names, known = _names_of_layers(cls)
     own = layer.__dict__
-    settings, others = {}, []
-    for name in own.keys() - known:
-        if not name.startswith(_MARKS) and type(own[name]).__name__ != "History":
-            others.append((name, own[name]))
+    names, unknown = _names_of_layer(cls, tuple(own))
+    settings: dict[str, Any] = {}
+    others = [(name, own[name]) for name in unknown if type(own[name]).__name__ != "History"]
     for name in names:
-        item = own.get(name)
+        item = own[name]
         if isinstance(item, _PLAIN):
-            if name in own:
-                settings[name] = item
+            settings[name] = item
         elif _is_of_the_user(item.__class__) or (
             isinstance(item, types.FunctionType) and not _is_library(item.__module__)
         ):
@@ -215,11 +212,12 @@ def _is_of_the_user(cls: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _names_of_layers(cls: Any) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Returns names of the settings of a class of layers, and of all that Keras sets on its instances."""
+def _names_of_layer(cls: Any, held: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Returns which attributes of a layer of a class are its settings, and which are not set by Keras."""
     known = _set_by_library(cls)
     settings = [name for name in known if not name.startswith("_") and name not in _OF_A_LAYER]
-    return (*sorted(settings), "_trainable"), known | _OF_A_LAYER
+    unknown = [name for name in held if name not in known | _OF_A_LAYER and not name.startswith(_MARKS)]
+    return [name for name in (*sorted(settings), "_trainable") if name in held], unknown
 
 
 _ADAPTED = ("lookup_table", "mean", "variance", "bin_boundaries")

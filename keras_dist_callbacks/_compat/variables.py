@@ -51,7 +51,13 @@ def components(variable: Any) -> tuple[Any, ...]:
 
 def attributes_of_the_user(variable: Any) -> list[tuple[str, Any]]:
     """What user code has put on a variable, such as an average of it: names of Keras' and TensorFlow's are private."""
-    return [(name, item) for name, item in getattr(variable, "__dict__", {}).items() if not name.startswith("_")]
+    held = getattr(variable, "__dict__", {})
+    return [(name, held[name]) for name in _public(tuple(held))]
+
+
+@functools.lru_cache(maxsize=1024)
+def _public(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if not name.startswith("_"))
 
 
 def aggregation(variable: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from keras_dist_callbacks._compat import environment, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
@@ -39,7 +38,7 @@ class UntrackedState:
         self._warn = warn
         self._step = CapturedVariables(fit)
         self._user = user
-        user.is_saved = self._is_saved
+        user.saved_keys = self._saved_keys
         self._recompiled = Recompiled(fit)
         user.remade_losses = self._recompiled.remade_losses
         self._environment = environment.describe()
@@ -140,12 +139,9 @@ class UntrackedState:
         """Returns what differs from the training that wrote a finished backup: model, data, compile's arguments."""
         return self._facts.of_another_training(saved.tensors)
 
-    def _is_saved(self, holder: Any) -> bool:
-        """Returns whether all variables of an object are in the snapshot."""
-        listed, found = variables.variable_set(self._fit.model).keys, self._step.keys
-        own = getattr(holder, "variables", None)
-        keys = (variables.key(c) for v in (own or [holder]) for c in variables.components(v))
-        return all(key in listed or key in found for key in keys)
+    def _saved_keys(self) -> set[int]:
+        """Returns the keys of the variables in the snapshot that are not the user's Python state."""
+        return self._step.keys | variables.variable_set(self._fit.model).keys
 
     def _used_by_training(self, key: int) -> bool:
         if key in self._step.captured_keys or key in self._user.variable_keys:

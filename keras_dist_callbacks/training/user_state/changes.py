@@ -116,7 +116,9 @@ class _Comparison:
             if node.kind == "container" and node.slot and library_state.are_slots(node.value, node.slot.owner):
                 self._inline.add(path)
                 continue
-            if path.partition("/")[0] in self._remade or not self._moved.isdisjoint(with_parents(path)):
+            if path.partition("/")[0] in self._remade or (
+                self._moved and not self._moved.isdisjoint(with_parents(path))
+            ):
                 continue
             if before is not None and self._is_moved(path, before, node):
                 self._moved.add(path)

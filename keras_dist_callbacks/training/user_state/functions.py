@@ -224,7 +224,7 @@ def look_at_module(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
 
 def _is_of_library(function: types.FunctionType) -> bool:
     defined_in = function.__globals__.get("__name__")  # functools.wraps copies the module's name, but not this
-    return is_library(function.__module__) and (defined_in not in sys.modules or is_library(defined_in))
+    return is_library(function.__module__) and (is_library(defined_in) or defined_in not in sys.modules)
 
 
 def replaced_methods(cls: type) -> Iterator[tuple[str, types.FunctionType]]:

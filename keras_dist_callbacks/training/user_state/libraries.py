@@ -41,6 +41,7 @@ _OUTPUT = frozenset(_OUTPUTS.split())
 _SYNCHRONISATION = (threading.Thread, threading.Condition, concurrent.futures.Executor)
 
 
+@functools.lru_cache(maxsize=4096)
 def is_library(module: str | None) -> bool:
     """Returns whether a module belongs to a library; what has no module is Python's own."""
     if not module:

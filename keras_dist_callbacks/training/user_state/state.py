@@ -55,7 +55,7 @@ class UserState:
 
     Attributes:
         directory: As given.
-        is_saved: Returns whether all variables of an object are saved in another way.
+        saved_keys: Returns the keys of the variables that are saved in another way.
         input: The state of the Python code of the input.
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
@@ -69,7 +69,7 @@ class UserState:
         self.directory = directory
         self._callbacks = walked_callbacks(callbacks)
         self._listed = {id(callback) for callback in listed_callbacks(callbacks)}
-        self.is_saved: Callable[[Any], bool] = lambda value: _is_listed(fit.model, value)
+        self.saved_keys: Callable[[], Collection[int]] = lambda: variables.variable_set(fit.model).keys
         self._compilation = model_config.compilation(fit.model)
         self.remade_losses: Callable[[], Collection[str]] = lambda: ()
         self.input = InputState(fit, self._policy(), self._callbacks)
@@ -261,7 +261,7 @@ class UserState:
         return is_asserted(value) or self.input.holds(value)
 
     def _policy(self) -> Policy:
-        return Policy(is_asserted, own_state, self.is_saved, lambda value: id(value) in self._listed)
+        return Policy(is_asserted, own_state, lambda: self.saved_keys(), lambda value: id(value) in self._listed)
 
     def _readers_of_the_input(self, now: Found) -> list[str]:
         """Callbacks that could read a dataset whose passes differ; one of the input's would change its order too."""
@@ -417,11 +417,6 @@ def _remember_trace(model: Any, found: Found) -> None:
     tokens = tokens if function is model.train_function else []
     tokens.append({path: node.token for path, node in found.nodes.items()})
     vars(model)[_TOKENS] = (model.train_function, tokens)  # not as an attribute, which Keras would track
-
-
-def _is_listed(model: Any, holder: Any) -> bool:
-    listed = variables.variable_set(model).keys
-    return all(variables.key(component) in listed for component in variables.components(holder))
 
 
 def _not_restored(failed: Mapping[str, str]) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_dist_callbacks._compat import variables
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.nodes import Node, Slot
 
@@ -48,13 +50,13 @@ class Policy:
     Attributes:
         is_asserted: Whether the user has asserted of an object that it keeps no state.
         own_state: How the state of an object that has its own way is got and set: two functions; None for any other.
-        is_saved: Whether all variables of an object are saved in another way.
+        saved_keys: Returns the keys of the variables that are saved in another way.
         is_listed: Whether an object is one of the fit's own callbacks.
     """
 
     is_asserted: Callable[[Any], bool]
     own_state: Callable[[Any], tuple[Callable[[], Any], Callable[[Any], None]] | None]
-    is_saved: Callable[[Any], bool]
+    saved_keys: Callable[[], Collection[int]]
     is_listed: Callable[[Any], bool] = lambda value: False
 
 
@@ -263,9 +265,13 @@ class Walker:
         """See `Policy`."""
         return self._policy.is_listed(value)
 
-    def is_saved(self, value: Any) -> bool:
-        """See `Policy`."""
-        return self._policy.is_saved(value)
+    def is_saved(self, variable: Any) -> bool:
+        """Returns whether a variable is saved in another way."""
+        return all(variables.key(component) in self._saved_keys for component in variables.components(variable))
+
+    @functools.cached_property
+    def _saved_keys(self) -> Collection[int]:
+        return self._policy.saved_keys()  # once per walk: a large model has thousands of variables
 
 
 def name_of(value: Any) -> str:

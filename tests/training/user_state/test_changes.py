@@ -30,7 +30,7 @@ from keras_dist_callbacks.training.user_state.state import is_called
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
 
-POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
+POLICY = Policy(is_asserted=lambda value: False, own_state=lambda value: None, saved_keys=frozenset)
 Action = Callable[[Any], None]
 
 

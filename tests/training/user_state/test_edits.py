@@ -30,7 +30,7 @@ def _is_callback(value: Any) -> bool:
 
 
 POLICY = Policy(
-    is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False, is_listed=_is_callback
+    is_asserted=lambda value: False, own_state=lambda value: None, saved_keys=frozenset, is_listed=_is_callback
 )
 
 

@@ -277,7 +277,7 @@ def test_whether_reading_may_draw_from_shared_random_states_is_seen(
         def on_epoch_end(self) -> None:
             np.random.shuffle(self.indices)
 
-    policy = Policy(is_asserted=lambda value: False, own_state=lambda value: None, is_saved=lambda value: False)
+    policy = Policy(is_asserted=lambda value: False, own_state=lambda value: None, saved_keys=frozenset)
     found = walk({"input": Root(Steps())}, policy)
     assert (input_state._uncompared_path(found) is None and input_state._doubt_about_code(found) is None) is is_known
 
