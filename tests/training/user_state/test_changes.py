@@ -757,3 +757,19 @@ def test_a_method_that_another_object_holds_may_be_called(take: Callable[[Any], 
     trainer = Saving()
     found = looked_at(Holder(trainer=trainer, deep=[[[[Holder(hook=take(trainer))]]]]))
     assert [path for path in found.code_conditions if is_called(path, found)], found.code_conditions
+
+
+def test_a_walk_over_a_model_asks_once_which_variables_are_saved() -> None:
+    asked = []
+
+    def keys() -> set[int]:
+        asked.append(1)
+        return set()
+
+    model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(2) for _ in range(5))])
+    policy = Policy(is_asserted=lambda value: False, own_state=lambda value: None, saved_keys=keys)
+
+    found = walk({"model": Root(model)}, policy)
+
+    assert sum(node.kind == "variable" for node in found.nodes.values()) == 10
+    assert len(asked) == 1
