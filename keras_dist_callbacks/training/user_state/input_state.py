@@ -20,7 +20,7 @@ import numpy as np
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
-from keras_dist_callbacks.training.user_state import changes
+from keras_dist_callbacks.training.user_state import changes, restoring
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import words
 from keras_dist_callbacks.training.user_state.reads import SEEDED, names_reached, reads_of
@@ -131,7 +131,7 @@ class InputState:
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, str]:
         """Puts back what was saved; returns what could not be, by path."""
-        return changes.restore_and_compare(saved, tensors, self._walk)
+        return restoring.restore_and_compare(saved, tensors, self._walk)
 
     def _walk(self) -> Found:
         return self._look(self._roots, self._first)

@@ -21,7 +21,7 @@ from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, listed_callbacks, own_state, walked_callbacks
-from keras_dist_callbacks.training.user_state import changes, edits
+from keras_dist_callbacks.training.user_state import changes, edits, restoring
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents, words
@@ -176,7 +176,7 @@ class UserState:
         if self._traced[-1].digests != wanted:
             changed = changes.changes_between(self._start, self._walk()).records
             self._put_back_start(changed.keys() - wanted.keys())
-            changes.restore(traced, tensors, self._walk())
+            restoring.restore(traced, tensors, self._walk())
             self._trace()
             self._note_trace()
         now = self._traced[-1].digests
@@ -205,11 +205,11 @@ class UserState:
 
     def restore_trainable(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Freezes and unfreezes layers as training had, before an optimizer is built for what can be trained."""
-        changes.restore({path: r for path, r in saved.items() if path.endswith("/_trainable")}, tensors, self._walk())
+        restoring.restore({path: r for path, r in saved.items() if path.endswith("/_trainable")}, tensors, self._walk())
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Puts back what was saved; returns what could not be, a sentence each."""
-        return _not_restored(changes.restore_and_compare(saved, tensors, self._walk))
+        return _not_restored(restoring.restore_and_compare(saved, tensors, self._walk))
 
     def restore_input(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Returns the same for the input's code, as of when the epoch began."""

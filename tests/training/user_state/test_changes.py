@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks.training.user_state import changes
+from keras_dist_callbacks.training.user_state import changes, restoring
 from keras_dist_callbacks.training.user_state.state import is_called
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
@@ -67,7 +67,7 @@ def carried_over(make: Callable[[], Any], act: Action) -> tuple[Any, Any, dict[s
     arrays = {name: tensor.array() for name, tensor in found.tensors.items()}
     theirs = make()
     begun = looked_at(theirs)
-    failed = changes.restore(records, arrays, looked_at(theirs, begun))
+    failed = restoring.restore(records, arrays, looked_at(theirs, begun))
     after = looked_at(theirs, begun)
     for path, (_, digest) in records.items():
         if path not in failed:
@@ -334,9 +334,9 @@ def test_an_object_for_output_that_training_made_stays_the_one_that_is_there() -
     start = looked_at(ours)
     records = changes.changes_between(start, looked_at(named(ours), start)).records
     handler = named(theirs).handler
-    assert changes.restore(records, {}, looked_at(theirs)) == {}
+    assert restoring.restore(records, {}, looked_at(theirs)) == {}
     assert theirs.handler is handler
-    assert list(changes.restore(records, {}, looked_at(Holder()))) == ["callback Holder()/handler"]
+    assert list(restoring.restore(records, {}, looked_at(Holder()))) == ["callback Holder()/handler"]
 
 
 def test_library_constants_of_one_type_are_distinguished() -> None:
@@ -542,7 +542,7 @@ def test_class_attributes_and_slots_come_back() -> None:
     assert not found.lost
     Shared.total = 0
     theirs = Shared(part=Slotted())
-    assert changes.restore(found.records, {}, looked_at(theirs)) == {}
+    assert restoring.restore(found.records, {}, looked_at(theirs)) == {}
     assert (Shared.total, theirs.part.value, theirs.part.late) == (1, 1, 5)
 
 
@@ -622,7 +622,7 @@ def test_a_mutable_table_holds_what_it_held(keys: tf.Tensor) -> None:
 
 def test_a_path_that_this_process_does_not_have_is_reported_and_nothing_else_is_touched() -> None:
     theirs = Holder(value=1)
-    failed = changes.restore({"callback Holder()/gone/deeper": [5, ""]}, {}, looked_at(theirs))
+    failed = restoring.restore({"callback Holder()/gone/deeper": [5, ""]}, {}, looked_at(theirs))
     assert list(failed) == ["callback Holder()/gone/deeper"]
     assert vars(theirs) == {"value": 1}
 
@@ -630,7 +630,7 @@ def test_a_path_that_this_process_does_not_have_is_reported_and_nothing_else_is_
 @pytest.mark.parametrize("name", ["__class__", "__dict__", "__init__"])
 def test_special_names_are_not_restored(name: str) -> None:
     theirs = Holder(value=1)
-    assert changes.restore({f"callback Holder()/{name}": [5, ""]}, {}, looked_at(theirs))
+    assert restoring.restore({f"callback Holder()/{name}": [5, ""]}, {}, looked_at(theirs))
     assert type(theirs) is Holder
 
 
