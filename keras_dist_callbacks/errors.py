@@ -86,7 +86,7 @@ class DamagedBackupError(BackupError):
 
 
 class BackupMismatchError(BackupError, ValueError):
-    """A backup belongs to another model, callback list or format version."""
+    """A backup belongs to another model, callback list or format version, or is not as exact as `strict` wants it."""
 
 
 class FencedError(BackupError):

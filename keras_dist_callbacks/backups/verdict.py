@@ -72,7 +72,7 @@ _UNSEEDED = (
 )
 _LOCAL_STATE_DROPPED = "this worker's local state was too large to be saved; raise max_local_state"
 _FINALIZED = (
-    "the finished run had replaced its weights at the end (averages of the optimizer, or the best weights of "
+    "the finished run may have replaced its weights at the end (averages of the optimizer, or the best weights of "
     "EarlyStopping); give fit() all epochs from the start"
 )
 _UNORDERED_GENERATOR = (
@@ -132,7 +132,9 @@ def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> st
 def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
     """Returns the verdict as it is printed, with its conditions."""
     found = verdict_of(reasons, open_conditions)
-    if found != "exact if":
+    if found == "not exact":
+        return f"{found} (the warning says why)"
+    if found == "exact":
         return found
     shown = list(open_conditions)[:_SHOWN]
     more = len(open_conditions) - len(shown)

@@ -74,7 +74,8 @@ def kdc(
 def list_command(url: Url, storage_options: Options = None, as_json: Json = False) -> None:
     """Lists the backups and checkpoints in a directory, the newest first.
 
-    Manifests, records and sizes are checked; `kdc verify` reads the content.
+    Manifests, records and sizes are checked; `kdc verify` reads the content. "new" is what the backup before does not
+    hold, "gen" counts the starts of the job.
     """
     with opened(url, storage_options, as_json) as target:
         found = listing.list_directory(target)
@@ -166,7 +167,7 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Prune even if a run seems to be writing; the backups of that run are kept."),
+        typer.Option("--force", help="Prune even if a run may still be writing; the backups of that run are kept."),
     ] = False,
     storage_options: Options = None,
     as_json: Json = False,

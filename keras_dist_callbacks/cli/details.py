@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.codec import dtype_of
-from keras_dist_callbacks.backups.manifest import CALLBACK
+from keras_dist_callbacks.backups.manifest import CALLBACK, PYTHON
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLE, Manifest, WorkerRecord
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Checkpoint
@@ -25,7 +25,6 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
 
-_RANDOM = ("rng", "rng_before_epoch", "rng_at_epoch", "rng_at_input")
 _VERSIONS = ("python", "keras", "tensorflow")
 _METADATA, _WEIGHTS = "metadata.json", "model.weights.h5"
 _SHOWN_TENSORS = 40
@@ -76,7 +75,7 @@ class CommitDetails:
         run: What else the run said of itself: strategy, workers, replicas, seed, model, batches.
         callbacks: Those whose state is held.
         random_states: Whose random states are held.
-        topics: The names of whatever else is held.
+        python_state: Whose Python state has changed since the start: callbacks, functions, classes, modules.
         tensors: In the order of the model.
         tensor_bytes: Of all values of all tensors; equal ones are stored once.
         blobs: The files.
@@ -88,7 +87,7 @@ class CommitDetails:
     run: Mapping[str, JSON]
     callbacks: tuple[str, ...]
     random_states: tuple[str, ...]
-    topics: tuple[str, ...]
+    python_state: tuple[str, ...]
     tensors: tuple[TensorRow, ...]
     tensor_bytes: int
     blobs: tuple[BlobRow, ...]
@@ -118,7 +117,7 @@ def describe_commit(target: Target, entries: Sequence[Entry], entry: Entry) -> C
         run={key: value for key, value in manifest.info.items() if key not in (*_VERSIONS, "created")},
         callbacks=tuple(topic.removeprefix(CALLBACK) for topic in topics if topic.startswith(CALLBACK)),
         random_states=_random_states(manifest.workers[0]),
-        topics=tuple(topic for topic in topics if not topic.startswith(CALLBACK) and topic not in _RANDOM),
+        python_state=_owners_of_python_state(manifest.workers[0]),
         tensors=tensors,
         tensor_bytes=sum(row.bytes * len(row.workers) for row in tensors),
         blobs=tuple(BlobRow(b.path, b.size, stored.get(b.path), b not in earlier) for b in manifest.blobs),
@@ -152,6 +151,11 @@ def _random_states(chief: WorkerRecord) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _owners_of_python_state(chief: WorkerRecord) -> tuple[str, ...]:
+    roots = (str(path).partition("/")[0] for path in chief.state.get(PYTHON) or {})
+    return tuple(dict.fromkeys(root.replace("~1", "/").replace("~0", "~") for root in roots))
+
+
 def show_commit(page: Page, details: CommitDetails, *, every_tensor: bool) -> None:
     """Prints what `kdc show` shows of a backup."""
     row = details.commit
@@ -160,7 +164,7 @@ def show_commit(page: Page, details: CommitDetails, *, every_tensor: bool) -> No
     run = [(key.replace("_", " "), "-" if v is None else str(v).removeprefix("_")) for key, v in details.run.items()]
     facts: list[tuple[str, Cell]] = [
         ("position", f"{row.position} (step {row.step})"),
-        ("state", formatting.styled(row.state if row.problem else "done" if row.done else "not done")),
+        ("state", formatting.styled(row.state if row.problem else "finished" if row.done else "not finished")),
         ("written", formatting.moment(row.created, row.age_seconds)),
         ("resume", formatting.styled(row.verdict or "-")),
         ("generation", str(row.generation)),
@@ -168,7 +172,7 @@ def show_commit(page: Page, details: CommitDetails, *, every_tensor: bool) -> No
         *run,
         ("random states", ", ".join(details.random_states)),
         ("callbacks", "\n".join(details.callbacks) or "none"),
-        ("other state", ", ".join(details.topics) or "none"),
+        ("Python state", "\n".join(details.python_state) or "none"),
     ]
     page.facts(facts)
     listing.print_notes(page, [row])

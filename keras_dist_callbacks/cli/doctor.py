@@ -244,9 +244,9 @@ def check_leftovers(inventory: Inventory, life: Liveness) -> list[Check]:
     blobs = [size for path, size in inventories.orphaned_blobs(inventory).items() if blob_generation(path) != busy]
     owners = len(inventories.stale_owners(inventory))
     idle = f"{formatting.count(owners, 'earlier run')} without any backup left" if owners else ""
-    writing = f"generation {life.generation} seems to be writing: {life.why}"
+    writing = f"generation {life.generation} may still be writing: {life.why}"
     return [
-        Check("run", "ok", writing if life.running else "none seems to be writing"),
+        Check("run", "ok", writing if life.running else "none seems to be running"),
         _check_commits(inventory),
         _none_or("unfinished files", formatting.sum_of_sizes(temporaries.values()), _PRUNE),
         _none_or("dangling blobs", formatting.sum_of_sizes(blobs), _PRUNE),

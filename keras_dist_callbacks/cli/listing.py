@@ -208,7 +208,7 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
     """Prints what `kdc ls` shows."""
     rows, published = listing.commits, listing.checkpoints
     if rows:
-        summary = f"{formatting.count(len(rows), 'backup')}, {formatting.size(listing.bytes)} in all"
+        summary = f"{formatting.count(len(rows), 'backup')}, {formatting.size(listing.bytes)} of tensors"
         page.line(f"{listing.url}: {summary}", "bold")
         page.table(_BACKUP_HEADERS, map(_commit_cells, rows), only_if_wide=_BACKUP_HEADERS[2:7])
         print_notes(page, rows)

@@ -223,7 +223,7 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
     life = inventory.liveness(found, time.time())
     if life.running and not spare_live_run:
         raise fail(
-            f"{target.url}: a run seems to be writing (generation {life.generation}: {life.why}), and it deletes its "
+            f"{target.url}: a run may still be writing (generation {life.generation}: {life.why}), and it deletes its "
             f"old backups itself. Prune when it has ended or been quiet for {formatting.age(inventory.QUIET_SECONDS)}; "
             "--force keeps the backups of this run and prunes the others",
             PROBLEM,
@@ -325,7 +325,7 @@ def show_plan(page: Page, plan: PrunePlan) -> None:
     page.facts([("keep", "\n".join(plan.kept)), ("delete", "\n".join(filter(None, rows)) or "nothing")])
     if plan.spared_generation:
         note = (
-            f"generation {plan.spared_generation} seems to be writing: its backups are kept; use --force to prune "
+            f"generation {plan.spared_generation} may still be writing: its backups are kept; use --force to prune "
             "the others"
         )
         page.line(note, "yellow")

@@ -79,7 +79,7 @@ class Fingerprint:
         before = _described(tensors)
         if not before:
             return []
-        changed = [_changed(name, before.get(name), self._facts.get(name)) for name in self._differing(before)]
+        changed = [_changed(name, before, self._facts) for name in self._differing(before)]
         return first_few(changed if rate_is_loaded else changed + self._changed_rates(before))
 
     def names_that_differ(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> set[str]:
@@ -98,7 +98,7 @@ class Fingerprint:
         now = {**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}}
         rates = [name for name in now if name.startswith(_RATE) and before.get(name) != now[name]]
         others = [name for name in self._differing(before) if not _is_input_seed(name)]
-        return first_few([_changed(name, before.get(name), now.get(name)) for name in rates + others])
+        return first_few([_changed(name, before, now) for name in rates + others])
 
     def _differing(self, before: Mapping[str, Any]) -> list[str]:
         names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
@@ -152,7 +152,7 @@ class Fingerprint:
             return []
         rates = {f"{_RATE}{name}": rate for name, rate in self._rates.items()}
         now = {**self._compiled, **rates}
-        return [_changed(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
+        return [_changed(name, before, now) for name, value in now.items() if before.get(name) != value]
 
     def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
         in_force = {} if not self._rates else model_parts.fixed_rates(self._fit.model.optimizer)
@@ -200,14 +200,15 @@ def _is_input_seed(name: str) -> bool:
     return name.startswith(("input/", "validation data/")) and name.rpartition("/")[2].startswith("seed")
 
 
-def _changed(name: str, before: Any, now: Any) -> str:
-    if before is None:
-        return f"{name} is new: {_shown(now)}"
-    if now is None:
-        return f"{name} is missing now: it was {_shown(before)}"
+def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    was, value = before.get(name), now.get(name)
+    if was is None:
+        return f"{name} is new: {_shown(value)}"
+    if value is None:
+        return f"{name} is missing now: it was {_shown(was)}"
     where, _, last = name.rpartition("/")
     if last == "samples":
-        changed = input_values.changed_files(before, now)
+        changed = input_values.changed_files(was, value)
         return f"of the {where}, {changed} have another size or content; give fit() the same data"
     if last == "sizes":
         return f"the {where} have other sizes; give fit() the same data"
@@ -215,7 +216,16 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return f"the {where} have other names or another order; give fit() the same data"
     if last == input_values.VALUES:
         return f"the {where} has as many rows as before, but other values in them; give fit() the same data"
-    return f"{name} changed from {_shown(before)} to {_shown(now)}"
+    return f"{_setting(name, now)} changed from {_shown(was)} to {_shown(value)}"
+
+
+def _setting(name: str, facts: Mapping[str, Any]) -> str:
+    """Returns the name of a setting, of a layer's with the layer's own: `model/layers/2/config/rate` as that of it."""
+    layer, _, setting = name.rpartition("/config/")
+    while layer and f"{layer}/config/name" not in facts:
+        layer, _, above = layer.rpartition("/config/")
+        setting = f"{above}/{setting}"
+    return f"{setting} of the layer {facts[f'{layer}/config/name']!r}" if layer else name
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, Position, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.terminal import warn
 
 
@@ -59,12 +59,12 @@ class Restored:
         """Refuses what is not exact, or not certain to be.
 
         Raises:
-            BackupError: It is not as `strict` wants it.
+            BackupMismatchError: It is not as `strict` wants it.
         """
         refused = self.notes or (self.conditions if strict == "certain" else ())
         if refused and strict:
             certain = "would not be exact" if self.notes else "is exact only if"
-            raise BackupError(
+            raise BackupMismatchError(
                 f"strict={strict!r}, and continuing from {self.commit} {certain}: {'; '.join(refused)}. Nothing "
                 "was changed"
             )

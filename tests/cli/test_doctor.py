@@ -190,7 +190,7 @@ def test_what_a_running_fit_is_writing_is_not_a_leftover(tmp_path: Path) -> None
     running.storage.create(f"commits/.000001-00000003-{TOKEN}.json.tmp-{HASH}", [b"half"])
     found = checks(tmp_path)
     assert {check["status"] for check in found.values()} == {"ok"}
-    assert "generation 1 seems to be writing" in found["run"]["detail"]
+    assert "generation 1 may still be writing" in found["run"]["detail"]
 
 
 def test_damaged_lost_and_quarantined_manifests_are_remarks(tmp_path: Path) -> None:

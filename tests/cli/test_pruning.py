@@ -199,7 +199,7 @@ def test_next_to_a_running_fit_it_refuses_and_with_force_leaves_that_run_alone(u
     for extra in (["--yes"], ["--yes", "--json"]):
         result = kdc("prune", url, "--keep", 1, *extra)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "a run seems to be writing (generation 2: the last backup was written 1" in result.stderr
+        assert "a run may still be writing (generation 2: the last backup was written 1" in result.stderr
     told = kdc_json("prune", url, "--keep", 1, "--dry-run")
     assert everything(url) == before
     found = kdc_json("prune", url, "--keep", 1, "--yes", "--force")

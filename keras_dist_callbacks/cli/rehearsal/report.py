@@ -85,4 +85,7 @@ def _costs(costs: Costs) -> Iterator[tuple[str, str]]:
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in costs.restart_seconds.items())
         yield "restart", f"{sum(costs.restart_seconds.values()):.1f} s: {parts}"
     yield "save_freq", f"{costs.save_freq} is the smallest that costs less than 2 % of the time"
-    yield "kill", f"costs {costs.lost_steps:g} steps and {costs.lost_seconds:.1f} s with it, on average"
+    yield (
+        "kill",
+        f"repeats {costs.lost_steps:g} steps on average with that; {costs.lost_seconds:.1f} s with the restart",
+    )

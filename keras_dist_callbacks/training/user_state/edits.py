@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -42,13 +42,13 @@ class Edits:
 
     Attributes:
         settings: Numbers and switches of training, by path: what they were and what they are now.
-        others: Paths of other values that differ.
+        others: Other values that differ, by path: what they were and what they are now, of numbers only.
         code: Functions that differ, as `file: name`.
         callbacks: Callbacks that only one of the two runs has.
     """
 
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
+    others: dict[str, tuple[str, str] | None] = field(default_factory=dict)
     code: list[str] = field(default_factory=list)
     callbacks: list[str] = field(default_factory=list)
 
@@ -87,10 +87,11 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
         was, is_now = theirs.get(path), ours.get(path)
         if was == is_now or _is_ignored(path, was, is_now) or path.partition("/")[0] in one_sided:
             continue
-        if path.startswith(_OF_TRAINING) and _is_number(was) and _is_number(is_now):
-            edits.settings[path] = (was[1], is_now[1])
+        numbers = (was[1], is_now[1]) if _is_number(was) and _is_number(is_now) else None
+        if numbers is not None and path.startswith(_OF_TRAINING):
+            edits.settings[path] = numbers
         else:
-            edits.others.append(path)
+            edits.others[path] = numbers
     if before["python"] == now["python"]:
         names = dict.fromkeys([*before["code"], *now["code"]])
         edits.code.extend(name for name in names if before["code"].get(name) != now["code"].get(name))
@@ -139,7 +140,7 @@ def _is_ignored(path: str, was: Any, is_now: Any) -> bool:
 _NUMBERS = frozenset(["bool", "int", "float", "complex", "float32", "float64", _VARIABLE])
 
 
-def _is_number(text: Any) -> bool:
+def _is_number(text: Any) -> TypeGuard[list[str]]:
     return isinstance(text, list) and text[0] in _NUMBERS
 
 

@@ -230,8 +230,8 @@ class UserState:
             for (owner, place), (was, now) in ((words(path), pair) for path, pair in found.settings.items())
             if place.rpartition(".")[2] not in named
         ]
-        found.others[:] = [path for path in found.others if path.rpartition("/")[2] not in named]
-        return first_few(settings), _edit_conditions(found)
+        others = {path: pair for path, pair in found.others.items() if path.rpartition("/")[2] not in named}
+        return first_few(settings), _edit_conditions(dataclasses.replace(found, others=others))
 
     def note_trace(self) -> None:
         """A step was traced, or may have been: notes what it may have read, if so."""
@@ -459,7 +459,13 @@ def _edit_conditions(found: edits.Edits) -> list[str]:
         shown = ", ".join(found.callbacks[:3]) + (", ..." if len(found.callbacks) > 3 else "")
         conditions.append(f"callbacks that only one of the two runs has do not affect training: {shown}")
     if found.others:
-        names = [f"{place} of {owner}" if place else owner for owner, place in map(words, found.others)]
+        names = [_other_value(path, numbers) for path, numbers in found.others.items()]
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         conditions.append(f"other values than in the interrupted run do not affect training: {shown}")
     return conditions
+
+
+def _other_value(path: str, numbers: tuple[str, str] | None) -> str:
+    owner, place = words(path)
+    name = f"{place} of {owner}" if place else owner
+    return name if numbers is None else f"{name} (was {numbers[0]}, is {numbers[1]})"
