@@ -159,7 +159,7 @@ class Fingerprint:
         return [
             f"the learning rate given to compile changed from {before[_RATE + name]:.6g} to {rate:.6g}, and that of "
             f"the backup, {in_force[name]:.6g}, stays in force; to set the new one, add "
-            f"keras.callbacks.LearningRateScheduler(lambda epoch: {rate:.6g})"
+            f"keras.callbacks.LearningRateScheduler(lambda epoch: {rate:.6g}), which sets it in each epoch"
             for name, rate in self._rates.items()
             if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
         ]
