@@ -48,6 +48,11 @@ def cached_reads(dataset: Any) -> list[graphs.Resource]:
     return graphs.distinct(r for source in _cached(dataset) for stage in stages(source) for r in captured(stage))
 
 
+def caches(dataset: Any) -> bool:
+    """Returns whether it keeps what its first pass has read."""
+    return bool(_cached(dataset))
+
+
 def _cached(dataset: Any) -> list[Any]:
     caches = [stage for stage in stages(original(dataset)) if "Cache" in type(stage).__name__]
     return [source for stage in caches for source in getattr(stage, "_inputs", list)()]

@@ -192,20 +192,23 @@ def _random_operations_reason(labels: list[str]) -> str:
     )
 
 
+_ADVICE = (
+    "if so, wrap the input in kdc.stateless_input; if not, give fit() an input with get_state and set_state, without "
+    "steps_per_epoch or cache()"
+)
+
+
 def _untracked_in_input(name: str) -> str:
     dataset, _, doubt = name.partition(BECAUSE)
     if doubt:
-        return (
-            f"{dataset} gives the same batches when an interrupted epoch is read again: {doubt} (give it get_state and "
-            "set_state, or wrap it in kdc.stateless_input if that is so)"
-        )
+        return f"{dataset} gives the same batches when an interrupted epoch is read again: {doubt} ({_ADVICE})"
     # A plain generator's thread draws while states are being put back; of parallel calls no one orders the draws; a
     # cache is filled again in a later epoch.
     is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel", "before a cache"))
     random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"
     return (
         f"the Python code of {name} keeps no state of its own, reads nothing that training changes, and {random} "
-        "(give the input get_state and set_state, or wrap it in kdc.stateless_input if that is so)"
+        f"({_ADVICE})"
     )
 
 

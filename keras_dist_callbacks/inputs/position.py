@@ -110,7 +110,8 @@ class DataPosition:
         Returns:
             What could not be put back, one sentence each.
         """
-        by_itself = bool(self._addressing) or (self._source_state is not None and _TOPIC in saved.state)
+        knows_position = self._source_state is not None and _TOPIC in saved.state
+        by_itself = bool(self._addressing) or (knows_position and not self.reshuffles)  # shuffles count the passes
         notes = self._passes.compare(saved, addressed=by_itself)
         notes += self.hides.match_backup(saved)
         self._epoch_ends.replay(saved.tensors)

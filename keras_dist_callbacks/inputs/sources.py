@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from keras_dist_callbacks._compat import torch_loader
+import tensorflow as tf
+
+from keras_dist_callbacks._compat import pipeline, torch_loader
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.process import Shared, shared
 
@@ -45,6 +47,10 @@ def stateful_source_of(source: Any, *, iterator_persists: bool) -> StatefulSourc
     get, put = (getattr(source, name) for name in pair)
     if torch_loader.is_loader(source):
         return StatefulSource(lambda: _unless_begun(get()), put, is_all=False)
+    if iterator_persists:
+        return None  # at the end of an epoch it has read ahead of training
+    if isinstance(source, tf.data.Dataset) and pipeline.caches(source):
+        return None  # its code runs in the first pass only, or in that of a restart
     return StatefulSource(get, put)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -365,3 +366,72 @@ def test_a_callback_that_draws_from_the_random_layer_of_the_input_is_not_exact(t
         run(tiny.StopAt(1, 3), kdc.BackupAndRestore(tmp_path, save_freq=1))
     with pytest.warns(RuntimeWarning, match="the input and training both draw"):
         run(kdc.BackupAndRestore(tmp_path))
+
+
+class Cursor:
+    """Rows of a log that is read on from epoch to epoch."""
+
+    def __init__(self, rows: int | None) -> None:
+        self.position, self._rows = 0, rows
+        (self._x, self._y) = (np.asarray(part) for part in zip(*inputs.rows().as_numpy_iterator(), strict=True))
+
+    def __call__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for _ in itertools.count() if self._rows is None else range(self._rows):
+            row = self.position * 7 % len(self._x)
+            self.position += 1
+            yield self._x[row], self._y[row]
+
+
+def of_cursor(rows: int | None, finish: Callable[[tf.data.Dataset], tf.data.Dataset]) -> tf.data.Dataset:
+    cursor = Cursor(rows)
+    dataset = tf.data.Dataset.from_generator(cursor, output_signature=inputs.rows().element_spec)
+    dataset = finish(dataset.apply(tf.data.experimental.assert_cardinality(rows or tf.data.INFINITE_CARDINALITY)))
+    dataset.get_state = lambda: {"position": cursor.position}
+    dataset.set_state = lambda state: vars(cursor).update(state)
+    return dataset
+
+
+class WithCursor(inputs.Batches):
+    """A PyDataset whose batches continue those of the epoch before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = 0
+
+    def __len__(self) -> int:
+        return 2 * tiny.STEPS
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        self.position += 1
+        x, y = super().__getitem__(index % tiny.STEPS)
+        return x * self.position, y
+
+    def get_state(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        vars(self).update(state)
+
+
+KNOWS_POSITION: dict[str, tuple[Callable[[], Any], dict[str, int], str]] = {
+    "dataset": (lambda: of_cursor(20, lambda d: d.batch(tiny.BATCH)), {}, "exact"),
+    "dataset that shuffles": (lambda: of_cursor(20, lambda d: d.shuffle(9).batch(tiny.BATCH).prefetch(2)), {}, "exact"),
+    "dataset with a cache": (lambda: of_cursor(20, lambda d: d.cache().batch(tiny.BATCH)), {}, "exact if"),
+    "dataset that is read ahead": (
+        *(lambda: of_cursor(None, lambda d: d.batch(tiny.BATCH).prefetch(4)), {"steps_per_epoch": 4}, "exact if"),
+    ),
+    "PyDataset": (WithCursor, {}, "exact"),
+    "PyDataset that is read ahead": (WithCursor, {"steps_per_epoch": 3}, "exact if"),
+}
+
+
+@pytest.mark.parametrize("case", KNOWS_POSITION)
+def test_an_input_that_knows_its_position_is_asked_only_where_it_is_that_of_training(tmp_path: Path, case: str) -> None:
+    make, arguments, verdict = KNOWS_POSITION[case]
+    interrupted(tmp_path, make, **arguments)
+    resumed = tiny.model()
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=1)
+    tiny.fit(resumed, None, [backup], x=make(), **arguments)
+    assert backup.restored is not None
+    assert backup.restored.verdict == verdict
+    tiny.assert_same(resumed, reference(make, **arguments))
