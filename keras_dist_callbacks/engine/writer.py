@@ -128,7 +128,7 @@ class Writer(Shared):
         try:
             job.run()
         except BaseException as error:  # noqa: BLE001 - surfaces in raise_failure
-            error.add_note(f"in the background: {job.what}")
+            error.add_note(f"it was raised while this was written: {job.what}")
             with self._condition:
                 self._failure = self._failure or error
 

@@ -89,7 +89,7 @@ class RestartPolicy:
         if not is_restartable:
             return Decision(None, first.code, "this error would be raised again, so there is no restart")
         if not self._max_restarts:
-            return Decision(None, first.code, "--max-restarts is 0")
+            return Decision(None, first.code, "there is no restart, because --max-restarts is 0")
         if self._in_a_row >= self._max_restarts:
             count = f"{self._in_a_row} restart(s) in a row without a new backup"
             return Decision(None, _USED_UP, f"restarting does not help: {count}")

@@ -270,10 +270,10 @@ class ShutdownController:
         if is_repeated(error):
             return [f"{where}; a restart alone raises this error again" for where in self._newest()]
         lost = 0 if step is None else step - (newest.step if newest else 0)
-        if lost > 0:
-            cost = f"; a restart trains {lost} step(s) again"
-        elif newest is None:
+        if newest is None:
             cost = "; a restart starts from the beginning"
+        elif lost > 0:
+            cost = f"; a restart trains {lost} step(s) again"
         else:
             cost = "" if step is None else "; a restart loses no step"
         return [f"{where}{cost}" for where in self._newest()]

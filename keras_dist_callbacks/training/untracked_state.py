@@ -129,7 +129,7 @@ class UntrackedState:
             reasons = self._facts.differences(saved.tensors, rate_is_loaded=True)
             if not reasons:
                 raise
-            raise type(error)(f"{error}. Since then: {'; '.join(reasons)}") from error
+            raise type(error)(f"{error}. Changed since the backup: {'; '.join(reasons)}") from error
 
     def compile_changes(self, saved: WorkerState) -> list[str]:
         """Returns which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""

@@ -22,8 +22,8 @@ def saved(**state: Any) -> WorkerState:
     [
         ([], [], "exact"),
         ([], ["a holds", "b holds"], "exact if a holds; and if b holds"),
-        (["c"], [], "not exact"),
-        (["c"], ["a holds"], "not exact"),
+        (["c"], [], "not exact (the warning says why)"),
+        (["c"], ["a holds"], "not exact (the warning says why)"),
     ],
 )
 def test_there_are_three_answers(reasons: list[str], conditions: list[str], answer: str) -> None:

@@ -74,7 +74,7 @@ def test_failures_in_the_background_show_no_secret(name: str, monkeypatch: pytes
         with pytest.raises(BackupError, match="2 backups failed in a row") as failure:
             tiny.fit(tiny.model(), None, _callbacks(given, max_failed_saves=2, when_busy="wait"))
     texts = [*texts_of(failure.value), *(str(warning.message) for warning in caught)]
-    assert "in the background: " in "".join(traceback.format_exception(failure.value))
+    assert "it was raised while this was written: " in "".join(traceback.format_exception(failure.value))
     assert [text for text in texts if found_in(text)] == []
 
 
