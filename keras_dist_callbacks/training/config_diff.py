@@ -220,12 +220,14 @@ def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> st
 
 
 def _setting(name: str, facts: Mapping[str, Any]) -> str:
-    """Returns the name of a setting, of a layer's with the layer's own: `model/layers/2/config/rate` as that of it."""
-    layer, _, setting = name.rpartition("/config/")
-    while layer and f"{layer}/config/name" not in facts:
-        layer, _, above = layer.rpartition("/config/")
-        setting = f"{above}/{setting}"
-    return f"{setting} of the layer {facts[f'{layer}/config/name']!r}" if layer else name
+    """Returns the name of a setting; of `model/layers/2/config/rate` that of the rate, with the layer's own name."""
+    parts = name.split("/")
+    for end in range(len(parts) - 1, 0, -1):
+        called = facts.get("/".join([*parts[:end], "name"]))
+        if called is not None and parts[end:] != ["name"]:
+            setting = "/".join(part for part in parts[end:] if part != "config")
+            return f"{setting} of the layer {called!r}"
+    return name
 
 
 def _shown(value: Any) -> str:

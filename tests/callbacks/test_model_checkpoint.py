@@ -234,7 +234,7 @@ def test_a_failed_write_surfaces_in_fit_and_leaves_no_temporary_files(
     (tmp_path / "out" / "1.keras").mkdir(parents=True)
     with pytest.raises(StorageError, match=r"1\.keras") as caught:
         fit(tiny_model(), ModelCheckpoint(tmp_path / "out" / "{epoch}.keras"), epochs=3)
-    assert any("in the background" in note for note in caught.value.__notes__)
+    assert any("raised while this was written" in note for note in caught.value.__notes__)
     shared_writer().wait()
     assert leftovers(temporary) == []
 

@@ -81,20 +81,42 @@ def schedule(rate: float) -> Adam:
 
 EDITS = [
     # structure
-    Edit("width", {"width": 5}, "units was 4 and is 5 now", "units changed from 4 to 5", False, False),
+    Edit(
+        "width",
+        {"width": 5},
+        "units was 4 and is 5 now",
+        "units of the layer 'dense' changed from 4 to 5",
+        False,
+        False,
+    ),
     Edit("layer added", {"extra": True}, "layers/5/class_name was absent and is Dense", "dense_3/kernel", False, False),
     Edit("layer removed", {"dropout": None}, "was Dropout and is Dense now", "seed_generator_state", True, False),
-    Edit("layers swapped", {"swapped": True}, "was relu and is tanh now", "activation changed from relu to tanh"),
+    Edit(
+        "layers swapped",
+        {"swapped": True},
+        "was relu and is tanh now",
+        "activation of the layer 'dense' changed from relu to tanh",
+    ),
     Edit("class", {"functional": True}, "class was Sequential and is Functional now", "layers/0/name is new"),
     # layers
     Edit("bias", {"layer": {"use_bias": False}}, "use_bias was True and is False now", "dense/bias", False, False),
-    Edit("activation", {"activation": "gelu"}, "was relu and is gelu now", "activation changed from relu to gelu"),
-    Edit("dropout", {"dropout": 0.5}, "rate was 0.1 and is 0.5 now", "rate changed from 0.1 to 0.5"),
+    Edit(
+        "activation",
+        {"activation": "gelu"},
+        "was relu and is gelu now",
+        "activation of the layer 'dense' changed from relu to gelu",
+    ),
+    Edit(
+        "dropout",
+        {"dropout": 0.5},
+        "rate was 0.1 and is 0.5 now",
+        "rate of the layer 'dropout' changed from 0.1 to 0.5",
+    ),
     Edit(
         "regularizer",
         {"layer": {"kernel_regularizer": keras.regularizers.L2(0.25)}},
         "kernel_regularizer was None and is L2(l2=0.25) now",
-        "kernel_regularizer changed from None to L2(l2=0.25)",
+        "kernel_regularizer of the layer 'dense' changed from None to L2(l2=0.25)",
     ),
     Edit(
         "frozen",

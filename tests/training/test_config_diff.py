@@ -141,7 +141,7 @@ MODELS: dict[str, tuple[Make, Make, str]] = {
         lambda: compiled(optimizer=keras.optimizers.SGD(0.1, momentum=0.8)),
         "momentum .* 0.9 to 0.8",
     ),
-    "rate of dropout": (compiled, lambda: compiled(rate=0.3), "rate changed from 0.2 to 0.3"),
+    "rate of dropout": (compiled, lambda: compiled(rate=0.3), "rate of the layer 'dropout' changed from 0.2 to 0.3"),
     "learning rate": (
         compiled,
         lambda: compiled(optimizer=keras.optimizers.SGD(0.05, momentum=0.9)),
@@ -346,7 +346,7 @@ def test_a_subclassed_model_is_compared_layer_by_layer(tmp_path: Path) -> None:
 
         return make
 
-    with pytest.warns(RuntimeWarning, match="activation changed from relu to tanh"):
+    with pytest.warns(RuntimeWarning, match="activation of the layer .* changed from relu to tanh"):
         assert notes(tmp_path, own("relu"), own("tanh"))
 
 
