@@ -435,3 +435,55 @@ def test_an_input_that_knows_its_position_is_asked_only_where_it_is_that_of_trai
     assert backup.restored is not None
     assert backup.restored.verdict == verdict
     tiny.assert_same(resumed, reference(make, **arguments))
+
+
+class Scaled(WithCursor):
+    """Its batches depend on a factor that callbacks may change."""
+
+    factor = 1.0
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        x, y = super().__getitem__(index)
+        return x * self.factor, y
+
+    def get_state(self) -> dict[str, Any]:
+        return {"position": self.position, "factor": self.factor}
+
+
+def scaled_rows() -> tf.data.Dataset:
+    scaled = Scaled()
+
+    def rows() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield from (scaled[index] for index in range(tiny.STEPS))
+
+    x, y = (tf.TensorSpec((tiny.BATCH, *spec.shape), spec.dtype) for spec in inputs.rows().element_spec)
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=(x, y))
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(tiny.STEPS))
+    dataset.get_state, dataset.set_state, dataset.scaled = scaled.get_state, scaled.set_state, scaled
+    return dataset
+
+
+class Changes(keras.callbacks.Callback):
+    """Holds the object that the input reads, and changes it."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.source = getattr(source, "scaled", source)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.source.factor *= 1.5
+
+
+@pytest.mark.parametrize("make", [Scaled, scaled_rows])
+def test_a_callback_that_reaches_an_input_which_knows_its_position_is_a_condition(
+    tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    source = make()
+    with pytest.raises(tiny.Stop):
+        tiny.fit(tiny.model(), tmp_path, [Changes(source), tiny.StopAt(1, 2)], x=source)
+    source = make()
+    backup = kdc.BackupAndRestore(tmp_path, save_freq=1)
+    tiny.fit(tiny.model(), None, [Changes(source), backup, tiny.StopAt(9, 9)], x=source)
+    assert backup.restored is not None
+    condition = "the callback Changes does not change what the input's get_state returns"
+    assert condition in backup.restored.conditions

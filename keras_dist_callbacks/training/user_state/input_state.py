@@ -20,6 +20,7 @@ import numpy as np
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
+from keras_dist_callbacks.inputs.sources import stateful_source_of
 from keras_dist_callbacks.training.user_state import changes, restoring
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import words
@@ -64,6 +65,10 @@ class InputState:
             self._roots["class_weight"] = Root(weights)
         self._begun = self._first = self._look(self._roots)
         self._writers = _run_in_an_epoch(fit, callbacks)
+        told = stateful_source_of(fit.input, iterator_persists=bool(fit.steps_per_epoch))
+        self._told = {"input": Root(fit.input), "state": Root(told.get)} if told and told.is_all else {}
+        self._callbacks = {name: c for name, c in callbacks.items() if not is_library(type(c).__module__)}
+        self._changing: list[str] = []  # paths of what could change an input that knows its position
         self._changes = changes.Changes()
         self._is_read = self._has_changed = False
         self._sharing: list[str] = []  # paths of what could change the input while it is read
@@ -78,6 +83,10 @@ class InputState:
         Args:
             is_read: Whether batches are read from now on.
         """
+        if is_read and self._told:
+            told = _mutable(self._look(self._told))
+            roots = {f"callback {name}": Root(callback) for name, callback in self._callbacks.items()}
+            self._changing = [path for path, root in roots.items() if told & _mutable(self._look({path: root}))]
         if not self._roots or self._fit.steps_per_epoch:
             return
         self._is_read = is_read
@@ -127,7 +136,11 @@ class InputState:
     def conditions(self) -> list[str]:
         """On what else it depends that the batches are the same."""
         owners = [words(path)[0] for path in self._sharing] if self.is_all else []
-        return [f"within an epoch, {owner} does not change what the PyDataset reads" for owner in owners]
+        telling = [words(path)[0] for path in self._changing]
+        return [
+            *(f"within an epoch, {owner} does not change what the PyDataset reads" for owner in owners),
+            *(f"{owner} does not change what the input's get_state returns" for owner in telling),
+        ]
 
     def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, str]:
         """Puts back what was saved; returns what could not be, by path."""
@@ -165,7 +178,8 @@ def _has_batch_hooks(callback: Any) -> bool:
 
 def _mutable(found: Found) -> set[int]:
     """Ids of the objects that could be changed in place."""
-    nodes = [node for node in found.nodes.values() if node.kind in ("object", "container", "array", "texts", "random")]
+    kinds = ("object", "own_state", "container", "array", "texts", "random", "dataset")
+    nodes = [node for node in found.nodes.values() if node.kind in kinds]
     return {id(node.value) for node in nodes if not isinstance(node.value, tuple | frozenset)}
 
 
