@@ -67,7 +67,7 @@ class InputState:
         self._writers = _run_in_an_epoch(fit, callbacks)
         told = stateful_source_of(fit.input, iterator_persists=bool(fit.steps_per_epoch))
         self._told = {"input": Root(fit.input), "state": Root(told.get)} if told and told.is_all else {}
-        self._callbacks = {name: c for name, c in callbacks.items() if not is_library(type(c).__module__)}
+        self._callbacks = callbacks
         self._changing: list[str] = []  # paths of what could change an input that knows its position
         self._changes = changes.Changes()
         self._is_read = self._has_changed = False
