@@ -65,8 +65,8 @@ class Restored:
         if refused and strict:
             certain = "would not be exact" if self.notes else "is exact only if"
             raise BackupMismatchError(
-                f"strict={strict!r}, and continuing from {self.commit} {certain}: {'; '.join(refused)}. Nothing "
-                "was changed"
+                f"strict={strict!r}, and continuing from {self.commit} {certain}: {'; '.join(refused)}. The "
+                "backup is unchanged"
             )
 
     def announce(self, shown: str, say: Callable[[str], None], *, warns: bool) -> None:
