@@ -257,7 +257,8 @@ def job_result(name: str, pods: list[subprocess.Popen[bytes]]) -> str:
 @pytest.mark.kill
 @pytest.mark.parametrize("name", ["jobset.yaml", "trainjob.yaml"])
 def test_a_jobset_recreates_all_workers_unless_the_error_would_come_again(workplace: Path, name: str) -> None:
-    faults = {"FAULT_1_0": "os.kill(os.getpid(), 9)", "FAULT_3_1": "sys.exit(138)", "FAULT_0_3": "sys.exit(1)"}
+    faults = {"FAULT_1_0": "os.kill(os.getpid(), 9)", "FAULT_3_1": "sys.exit(138)"}
+    faults |= {f"FAULT_{worker}_3": "sys.exit(1)" for worker in range(4)}  # an error of the script comes in all of them
     results = [job_result(name, run_pods(name, faults, free_ports(1)[0])) for _ in range(4)]
     assert results == ["failed", "failed", "complete", "PodFailurePolicy"]
     assert job_set(name)["failurePolicy"]["rules"][0]["onJobFailureReasons"] == results[-1:]
