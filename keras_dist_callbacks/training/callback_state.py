@@ -92,7 +92,7 @@ def register_callback_state(
         ```
 
     Args:
-        callback_class: The class; subclasses are included unless registered themselves.
+        callback_class: The class. `get` and `set` count for subclasses that are not registered themselves, too.
         get: Gets a callback; returns its state as a dict of JSON values and numeric arrays. None asserts that the
             class keeps no state: its attributes are neither inspected nor saved.
         set: Gets a callback and what `get` returned, after all `on_train_begin`; puts it back.
@@ -118,11 +118,11 @@ def register_callback_state(
 
 
 def walked_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Callbacks that do not say themselves what their state is, by the names of `capture_callbacks`."""
+    """Callbacks whose attributes are inspected, by the names of `capture_callbacks`."""
     return {
         name: member.callback
         for name, member in _members(callbacks).items()
-        if member.runs_here and not _is_ours(type(member.callback)) and not _says_itself(member.callback)
+        if member.runs_here and not _is_ours(type(member.callback)) and not is_asserted(member.callback)
     }
 
 
@@ -133,11 +133,8 @@ def listed_callbacks(callbacks: Iterable[Any]) -> list[Any]:
 
 def is_asserted(value: Any) -> bool:
     """Returns whether the user has asserted that an object, a function or a class keeps no state."""
-    if is_stateless(value):
-        return True
-    mro = value.__mro__ if isinstance(value, type) else type(value).__mro__
-    registered = next((cls for cls in mro if cls in shared(Classes).registered), None)
-    return registered is not None and shared(Classes).registered[registered] is None
+    registered, cls = shared(Classes).registered, value if isinstance(value, type) else type(value)
+    return is_stateless(value) or (cls in registered and registered[cls] is None)
 
 
 def own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:

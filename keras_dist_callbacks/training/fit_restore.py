@@ -260,5 +260,6 @@ class FitRestore:
         state, saved = self._state, self._resume.saved
         moved_by_input = variables.global_seed_keys() & state.data.hides.keys
         notes = apply_variables(state.fit.model, saved, self._cluster, leave=moved_by_input)
-        notes += state.untracked.restore(saved)
-        return notes + apply_callbacks(state.callbacks, saved)
+        of_callbacks: list[str] = []
+        notes += state.untracked.restore(saved, lambda: of_callbacks.extend(apply_callbacks(state.callbacks, saved)))
+        return notes + of_callbacks

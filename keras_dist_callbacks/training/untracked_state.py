@@ -43,6 +43,7 @@ class UntrackedState:
         user.remade_losses = self._recompiled.remade_losses
         self._environment = environment.describe()
         self.conditions: list[str] = []
+        self._conditions_of_input: list[str] = []
         self._facts = Fingerprint(fit, user.directory)
         self._of_submodels = model_parts.steps_of_submodels(fit.model)
         self._unknown: list[str] = []
@@ -89,17 +90,25 @@ class UntrackedState:
 
     def restore_input(self, saved: WorkerState) -> list[str]:
         """Puts back what the input's Python code held when the epoch began; returns what differs, a sentence each."""
-        return self._user.restore_input(saved.state.get(INPUT_PYTHON) or {}, saved.tensors)
+        notes, self._conditions_of_input = self._user.restore_input(saved.state.get(INPUT_PYTHON) or {}, saved.tensors)
+        return notes
 
-    def restore(self, saved: WorkerState) -> list[str]:
-        """Puts it back, after the variables that Keras lists; returns what differs, one sentence each."""
+    def restore(self, saved: WorkerState, set_states: Callable[[], None]) -> list[str]:
+        """Puts it back, after the variables that Keras lists; returns what differs, one sentence each.
+
+        Args:
+            saved: What the backup has.
+            set_states: Calls `set_state` of the callbacks.
+        """
         self._unknown = list(saved.state[verdict.NOT_SAVED])
         self._facts.note_built()
         notes = self._step.restore(saved)
         python = saved.state.get(PYTHON) or {}
         traced = saved.state.get(TRACED)
         self.conditions = self._user.trace_as_before(traced, python, saved.tensors)
-        notes += self._user.restore(python, saved.tensors)
+        python_notes, conditions = self._user.restore(python, saved.tensors, set_states)
+        notes += python_notes
+        self.conditions += [*self._conditions_of_input, *conditions]
         if resume_mode.is_finished(saved, self._fit.epochs):
             return notes  # no step is left that could differ
         noted = hasattr(self._fit.model, "_kdc_compiled_rates")

@@ -246,6 +246,7 @@ DRAWN += [drawn_by_an_initializer, drawn_by_scipy, drawn_by_sklearn]
 
 @pytest.mark.parametrize("draw", DRAWN)
 @pytest.mark.parametrize("where", DRAWS)
+@pytest.mark.in_gate(8)
 def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw: Any, tmp_path: Path) -> None:
     def fit(*callbacks: Any) -> None:
         keras.utils.set_random_seed(3)

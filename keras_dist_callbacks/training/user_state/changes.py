@@ -59,7 +59,6 @@ def _own(value: Any) -> Any:
 
 _CONTAINERS = frozenset([list, tuple, dict, set, frozenset, collections.deque, bytearray])
 _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "own_state": ("$own", _own),
     "random": ("$random", lambda value: [type(value).__name__, nodes.random_state(value)]),
     "variable": ("$variable", lambda value: [variables.read(c) for c in variables.components(value)]),
     "tensor": ("$tensor", lambda value: np.asarray(value.numpy())),
@@ -249,15 +248,16 @@ class _Comparison:
             return {"$keep": path}  # the model makes it again when it is built
         if kind == "iterator":
             return {"$iterator": nodes.iterator_position(value)}
-        if kind == "method":
-            return self._method(path, value)
-        if kind == "object":
-            return self._new_object(path, value)
+        if kind in ("method", "object"):
+            return (self._method if kind == "method" else self._new_object)(path, value)
         if kind in _NOT_STORED:
             raise UnstorableError(_NOT_STORED[kind])
         if kind in _PARTS:
             tag, parts = _PARTS[kind]
             return {tag: self._value(parts(value), path)}
+        if kind == "own_state":  # without references: `set_state` may read all of it, before they are restored
+            where = f"{self._tensors}/{path}"
+            return {"$own": python_values.encode(_own(value), where, self._changes.tensors, _NO_REFERENCES)}
         is_new_array = kind == "array" and (before is None or before.value is not value)
         if is_new_array and (view := self._view(value, path)) is not None:
             return view

@@ -125,6 +125,8 @@ def _why_unknown(reads: Reads, namespace: dict[str, Any], is_traced: bool) -> st
     name = reads.dynamic or ("sys.modules" if "sys" in namespace and "modules" in reads.names else None)
     if name is not None and not (name in namespace and not is_library(_module_of(namespace[name]))):
         return f"it uses {name}"
+    if "init_scope" in reads.names:
+        return "it may read values when TensorFlow traces it (init_scope), which a restart does again"
     if is_traced:
         return None
     if reads.names & _AVERAGING:

@@ -142,8 +142,10 @@ class InputState:
             *(f"{owner} does not change what the input's get_state returns" for owner in telling),
         ]
 
-    def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, str]:
-        """Puts back what was saved; returns what could not be, by path."""
+    def restore(
+        self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]
+    ) -> tuple[dict[str, str], list[str]]:
+        """Puts back what was saved; returns what `restore_and_compare` does."""
         return restoring.restore_and_compare(saved, tensors, self._walk)
 
     def _walk(self) -> Found:

@@ -45,26 +45,63 @@ def restore(records: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, A
 
 
 def restore_and_compare(
-    records: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]], look: Callable[[], Found]
-) -> dict[str, str]:
+    records: Mapping[str, JSON],
+    tensors: Mapping[str, np.ndarray[Any, Any]],
+    look: Callable[[], Found],
+    set_states: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, str], list[str]]:
     """Puts back what was saved, and looks whether it is there.
+
+    An object with `get_state` and `set_state` is given its state first. What that leaves as it was is put back as in
+    any other object; what it changes is only compared.
 
     Args:
         records: See `restore`.
         tensors: Likewise.
         look: Walks over the objects.
+        set_states: Calls `set_state` of the callbacks.
+
+    Returns:
+        By path, why it was not possible; and the paths below objects with `set_state` that are not as they were.
     """
-    if not records:
-        return {}
-    now = look()
-    if _build_optimizers(records, now):
-        now = look()
-    failed = restore(records, tensors, now)
+    before = look()
+    if _build_optimizers(records, before):
+        before = look()
+    own = {path: record for path, record in records.items() if isinstance(record[0], dict) and "$own" in record[0]}
+    failed = restore(own, tensors, before)
+    set_states()
+    now = look() if before.with_own_state else before
+    changed = _changed_below_own_state(before, now)
+    others = {path: record for path, record in records.items() if path not in own and path not in changed}
+    failed |= restore(others, tensors, now)
     now = look()
     for path, (_, digest) in records.items():
         if has_root(path, now) and digest not in digests(now, path):
             failed.setdefault(path, "it does not hold the saved value now")
-    return failed
+    told = [path for path in failed if now.is_told(path)]
+    unsaved = [path for path in changed if path not in records and not _is_part_of_any(path, records)]
+    return {path: why for path, why in failed.items() if path not in told}, [*told, *unsaved]
+
+
+def _changed_below_own_state(before: Found, now: Found) -> list[str]:
+    if not before.with_own_state:
+        return []
+    changed = [
+        path for path, node in now.nodes.items() if now.is_told(path) and _is_other(before.nodes.get(path), node)
+    ]
+    return [path for path in changed if now.nodes[path].kind in _COMPARED_WITHIN]
+
+
+def _is_other(before: Node | None, now: Node) -> bool:
+    return before is None or before.token != now.token
+
+
+_COMPARED_WITHIN = ("value", "container", "array", "texts", "random", "tensor", "iterator", "event")
+
+
+def _is_part_of_any(path: str, records: Mapping[str, JSON]) -> bool:
+    """Returns whether a record holds what is at a path, as part of what is above it."""
+    return not records.keys().isdisjoint(with_parents(path))
 
 
 def _build_optimizers(records: Mapping[str, JSON], now: Found) -> bool:

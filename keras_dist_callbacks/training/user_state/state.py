@@ -101,12 +101,16 @@ class UserState:
         now = self._walk()
         found = changes.changes_between(self._start, now, remade=self._remade(now))
         traces_step = not self._fit.model.run_eagerly
+        unknown, code, lost = (
+            {path: why for path, why in places.items() if not now.is_told(path)}
+            for places in (now.unknown, now.code_conditions, found.lost)
+        )
         findings = [
-            *(_finding("unknown", path, why, now, found.records) for path, why in now.unknown.items()),
-            *(_finding("code", path, why, now) for path, why in now.code_conditions.items() if is_called(path, now)),
+            *(_finding("unknown", path, why, now, found.records) for path, why in unknown.items()),
+            *(_finding("code", path, why, now) for path, why in code.items() if is_called(path, now)),
             *(_finding("code", path, DRAWN, now) for path in drawing_in_traces(now, traces_step=traces_step)),
             *(_finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
-            *(_finding("lost", path, why, now) for path, why in found.lost.items()),
+            *(_finding("lost", path, why, now) for path, why in lost.items()),
             *(_finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),
             *(_finding("lost", path, _ADAPTED, now) for path in self._adapted_again(now)),
         ]
@@ -207,13 +211,26 @@ class UserState:
         """Freezes and unfreezes layers as training had, before an optimizer is built for what can be trained."""
         restoring.restore({path: r for path, r in saved.items() if path.endswith("/_trainable")}, tensors, self._walk())
 
-    def restore(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """Puts back what was saved; returns what could not be, a sentence each."""
-        return _not_restored(restoring.restore_and_compare(saved, tensors, self._walk))
+    def restore(
+        self,
+        saved: Mapping[str, JSON],
+        tensors: Mapping[str, np.ndarray[Any, Any]],
+        set_states: Callable[[], None] = lambda: None,
+    ) -> tuple[list[str], list[str]]:
+        """Puts back what was saved, `set_state` of the callbacks included.
 
-    def restore_input(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
-        """Returns the same for the input's code, as of when the epoch began."""
-        return _not_restored(self.input.restore(saved, tensors))
+        Returns:
+            What could not be put back, and conditions, a sentence each.
+        """
+        failed, told = restoring.restore_and_compare(saved, tensors, self._walk, set_states)
+        return _not_restored(failed), _not_told(told)
+
+    def restore_input(
+        self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]
+    ) -> tuple[list[str], list[str]]:
+        """Does and returns the same for the input's code, as of when the epoch began."""
+        failed, told = self.input.restore(saved, tensors)
+        return _not_restored(failed), _not_told(told)
 
     def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> tuple[list[str], list[str]]:
         """Returns what the script says otherwise than in the interrupted run: settings of training, and conditions.
@@ -421,6 +438,15 @@ def _remember_trace(model: Any, found: Found) -> None:
 
 def _not_restored(failed: Mapping[str, str]) -> list[str]:
     return group(_finding("lost", path, why, Found()) for path, why in failed.items())[1]
+
+
+def _not_told(paths: Collection[str]) -> list[str]:
+    """Conditions about attributes that `get_state` and `set_state` do not restore."""
+    if not paths:
+        return []
+    places = [f"{place} of {owner}" for owner, place in map(words, paths)]
+    shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+    return [f"other values after set_state than in the interrupted run do not affect training: {shown}"]
 
 
 def _finding(kind: str, path: str, why: str, now: Found, records: Collection[str] = ()) -> Finding:

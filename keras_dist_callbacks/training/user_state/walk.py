@@ -88,10 +88,20 @@ def look_at_instance(walk: Walker, path: str, slot: Slot | None, value: Any, is_
         walk.add(path, slot, value, fixed, is_traced)
     elif _only_writes(value) or library_state.is_opaque(value) or not _is_open(type(value)):
         walk.add_unknown(path, slot, value, is_traced)
-    elif (own := walk.own_state(value)) is not None:
-        walk.add(path, slot, value, "own_state", is_traced, ("own_state", repr(n.plain_token(own))))
     else:
-        look_at_attributes(walk, path, slot, value, is_traced)
+        walk.add(path, slot, value, *_kind_of_state(walk, path, value, is_traced))
+        if not library_state.is_rich_progress(value):
+            push_attributes(walk, path, value, is_traced)
+
+
+def _kind_of_state(walk: Walker, path: str, value: Any, is_traced: bool) -> tuple[str, bool, tuple[Any, ...]]:
+    """Returns what to note of an object, by whether it has `get_state` or the like."""
+    if not walk.has_own_state(value):
+        return "object", is_traced, ()
+    walk.found.with_own_state |= {path, f"class {name_of(type(value))}"}
+    if walk.is_listed(value):
+        return "object", is_traced, ()  # the table of callbacks saves it
+    return "own_state", is_traced, ("own_state", repr(n.plain_token(walk.own_state(value))))
 
 
 def _only_writes(value: Any) -> bool:
@@ -110,14 +120,14 @@ def _fixed_kind(walk: Walker, value: Any) -> str | None:
     return "owned" if library_state.is_owned(value) else None
 
 
-def look_at_attributes(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
+def push_attributes(walk: Walker, path: str, value: Any, is_traced: bool) -> None:
     """Visits the attributes of an object, and its class if that is one of the user's."""
     cls = type(value)
-    walk.add(path, slot, value, "object", is_traced)
     if not is_library(cls.__module__):
         walk.push(f"class {name_of(cls)}", None, cls, is_traced)
     of_training = is_traced and library_state.is_layer(value) and is_of_training(walk, path)
-    for name, item, kind in library_state.attributes(value, of_training=of_training, is_listed=walk.is_listed(value)):
+    is_listed = walk.is_listed(value) and not walk.has_own_state(value)
+    for name, item, kind in library_state.attributes(value, of_training=of_training, is_listed=is_listed):
         walk.push(join(path, name), Slot(kind, value, name) if kind else None, item, is_traced)
 
 

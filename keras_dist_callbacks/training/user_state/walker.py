@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 import types
 from collections import deque
@@ -78,6 +79,7 @@ class Found:
         filled: Names of containers whose items these may change.
         changed_sets: By path, the sets of plain values that are others than at the start.
         names_in_functions: Names that functions of the user's use which TensorFlow has traced, other than steps.
+        with_own_state: Paths of the objects that say themselves what their state is, and of their classes.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -93,6 +95,11 @@ class Found:
     filled: set[str] = field(default_factory=set)
     changed_sets: dict[str, Any] = field(default_factory=dict)
     names_in_functions: set[str] = field(default_factory=set)
+    with_own_state: set[str] = field(default_factory=set)
+
+    def is_told(self, path: str) -> bool:
+        """Returns whether a path is below an object that says itself what its state is, or is of its class."""
+        return not self.with_own_state.isdisjoint(itertools.islice(n.with_parents(path), 1, None))
 
     def node(self, path: str) -> Node | None:
         """Returns the node of a path, that of a setting of a layer included, which the layer's own token holds."""
@@ -256,8 +263,12 @@ class Walker:
         """See `Policy`."""
         return self._policy.is_asserted(value)
 
+    def has_own_state(self, value: Any) -> bool:
+        """Returns whether an object, or the user for it, says what its state is."""
+        return self._policy.own_state(value) is not None
+
     def own_state(self, value: Any) -> Any:
-        """Returns what an object that has its own way says of its state; None for any other."""
+        """Returns what such an object says of its state."""
         own = self._policy.own_state(value)
         return None if own is None else own[0]()
 

@@ -151,7 +151,7 @@ def train(
         (HoldsTheModel, "exact if"),
     ],
 )
-@pytest.mark.in_gate(9)
+@pytest.mark.in_gate(4)
 def test_what_a_callback_changes_in_a_dataset_comes_back(
     tmp_path: Path, cls: Callable[[], Batches], verdict: str, stop: tuple[int, int]
 ) -> None:
