@@ -133,7 +133,7 @@ def answer(reasons: Collection[str], open_conditions: Collection[str]) -> str:
     """Returns the verdict as it is printed, with its conditions."""
     found = verdict_of(reasons, open_conditions)
     if found == "not exact":
-        return f"{found} (the warning says why)"
+        return f"{found} (the warning names the reason)"
     if found == "exact":
         return found
     shown = list(open_conditions)[:_SHOWN]

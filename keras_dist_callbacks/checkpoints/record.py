@@ -202,7 +202,7 @@ def require_size(record: Record, size: int, where: str) -> None:
     """
     expected = record.size + len(_trailer(record))
     if size != expected:
-        raise DamagedBackupError(f"{where} has {size} bytes, but its record says {expected}")
+        raise DamagedBackupError(f"{where} has {size} bytes, but its record has {expected}")
 
 
 def digest_of(read: Reader, size: int) -> str:

@@ -214,9 +214,9 @@ def _restore_latest_loadable(
     Returns:
         The model and where it is from; None if no other tool left anything.
     """
-    told = cluster.on_chief(lambda: foreign.find(storage, template), _ADOPTING, _TIMEOUT) or []
+    found = cluster.on_chief(lambda: foreign.find(storage, template), _ADOPTING, _TIMEOUT) or []
     reasons: list[str] = []
-    for fields in cluster.broadcast([vars(checkpoint) for checkpoint in told], _ADOPTING, kind=list[dict[str, Any]]):
+    for fields in cluster.broadcast([vars(checkpoint) for checkpoint in found], _ADOPTING, kind=list[dict[str, Any]]):
         checkpoint = ForeignCheckpoint(**{**fields, "files": tuple(fields["files"])})
         _copy(cluster, storage, checkpoint.files, into)
         model, reason = _try_to_load(cluster, loaders[checkpoint.kind], into / checkpoint.name)
@@ -253,7 +253,7 @@ def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | N
     except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are reported
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     reasons = cluster.gather(reason, _ADOPTING, _TIMEOUT, kind=str | None)
-    return model, next((told for told in reasons if told is not None), None)
+    return model, next((reason for reason in reasons if reason is not None), None)
 
 
 def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) -> None:

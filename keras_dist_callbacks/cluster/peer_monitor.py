@@ -272,12 +272,12 @@ def _who(role: Role, text: str) -> str:
     farewell = _FAREWELL.search(text)
     if farewell is not None and int(farewell[1]) < role.num_workers:
         return f"{_named(role, int(farewell[1]))} reported that it ended with {farewell[2]}"
-    told = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
-    told.discard(role.worker_index)
+    reported = {worker for job, index in _TASK.findall(text) if (worker := _worker(role, job, int(index))) is not None}
+    reported.discard(role.worker_index)
     states = _states(role, [worker for worker in range(role.num_workers) if worker != role.worker_index])
-    if told and not any(states[worker] for worker in told) and _is_cut_off_from_chief(role, states):
-        told = set()  # a worker that ended its step for the same reason is named, and the chief is not
-    lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in told]
+    if reported and not any(states[worker] for worker in reported) and _is_cut_off_from_chief(role, states):
+        reported = set()  # a worker that ended its step for the same reason is named, and the chief is not
+    lost = [f"{_named(role, worker)} {states[worker] or _SILENT}" for worker in reported]
     lost = lost or [f"{_named(role, worker)} {state}" for worker, state in states.items() if state]
     if not lost and not _service_answers(role):
         return describe_unresponsive(role, 0)

@@ -166,7 +166,7 @@ def _parse(text: str) -> tuple[str, int, int, tuple[str, ...]]:
     if config.task is None:
         if spec == _ClusterSpec():
             return "worker", 0, 0, ()
-        raise ConfigError("TF_CONFIG['task'] is missing: it says which of the workers of TF_CONFIG['cluster'] this is")
+        raise ConfigError("TF_CONFIG['task'] is missing: it gives the index of this worker in TF_CONFIG['cluster']")
     task_type, index = "chief" if config.task.type == "master" else config.task.type, config.task.index
     if task_type == "ps":
         raise ConfigError("TF_CONFIG['task']['type'] is 'ps'; parameter servers do not work with Keras 3's fit()")

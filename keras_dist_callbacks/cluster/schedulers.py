@@ -130,7 +130,7 @@ def _port(environ: Mapping[str, str]) -> int:
 def _number(environ: Mapping[str, str], name: str, hint: str) -> int:
     text = _variable(environ, name, hint)
     if not re.fullmatch("[0-9]{1,18}", text):
-        raise ConfigError(f"{name} must be a whole number of 0 or more, got {text!r}")
+        raise ConfigError(f"{name} must be an integer of 0 or more, got {text!r}")
     return int(text)
 
 

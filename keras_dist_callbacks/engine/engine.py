@@ -142,9 +142,9 @@ class BackupEngine:
         Returns:
             The generation, on every worker.
         """
-        told = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
-        self._committer.info = told
-        taken = self._cluster.on_chief(lambda: self._store.claim(told, by), "claiming the backup directory")
+        described = {**info, "python": platform.python_version(), "workers": self._cluster.num_workers}
+        self._committer.info = described
+        taken = self._cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
         self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
         self._room = min(self._cluster.gather(self._free_memory(), "memory for backups", kind=int))
         return self._store.generation

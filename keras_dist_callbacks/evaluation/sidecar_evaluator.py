@@ -144,7 +144,7 @@ class SidecarEvaluator:
         cluster = Cluster.detect()
         if cluster.num_workers > 1 and not cluster.is_evaluator:
             raise ConfigError(
-                f"TF_CONFIG says that this process is {cluster.name}, which trains: run SidecarEvaluator in a task of "
+                f"by its TF_CONFIG, this process is {cluster.name}, which trains: run SidecarEvaluator in a task of "
                 "the type 'evaluator', or in a process without TF_CONFIG"
             )
         self._log.open()

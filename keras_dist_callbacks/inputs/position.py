@@ -223,10 +223,10 @@ class DataPosition:
             names = [name for name in python if name.startswith("the PyDataset") and "in parallel" not in name]
             python = [name for name in python if name not in names]
             python += [f"{name}{BECAUSE}{doubt}" for name in names if doubt is not None]
-        untold = [_BEGUN] if self._source_state is not None and not self.state else []
+        unknown = [_BEGUN] if self._source_state is not None and not self.state else []
         return {
             "python": python,
-            "unordered": [*self.reasons, *untold, *self.hides.shared(used_by_training)],
+            "unordered": [*self.reasons, *unknown, *self.hides.shared(used_by_training)],
         }
 
     @property

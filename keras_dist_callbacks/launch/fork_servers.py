@@ -125,15 +125,15 @@ class ForkServer:
             send(self._pipe, **order)
             with contextlib.suppress(ConnectionError):
                 send_handle(self._pipe, theirs.fileno(), None)
-        told = receive(ours, _ANSWER_SECONDS)
-        if told.get("refused"):
+        answer = receive(ours, _ANSWER_SECONDS)
+        if answer.get("refused"):
             raise ClusterError(
-                f"the fork server (process {self.pid}, {', '.join(self.modules)}) cannot be forked: {told['refused']}; "
-                "start these workers without preload=True"
+                f"the fork server (process {self.pid}, {', '.join(self.modules)}) cannot be forked: {answer['refused']}"
+                "; start these workers without preload=True"
             )
-        if "pid" not in told:
+        if "pid" not in answer:
             return None
-        started = PreloadedProcess(self, told["pid"], recv_handle(ours), ours, log)
+        started = PreloadedProcess(self, answer["pid"], recv_handle(ours), ours, log)
         self._workers.add(started)
         return started
 
@@ -236,9 +236,9 @@ class PreloadedProcess:
             note_end(self.log, note)
 
     def _note_end(self, seconds: float) -> None:
-        told = receive(self._pipe, seconds)
-        self._code = told.get("code", -signal.SIGKILL)
-        if not told:  # The kernel has killed the worker with the server. Its group keeps its id while it has members.
+        answer = receive(self._pipe, seconds)
+        self._code = answer.get("code", -signal.SIGKILL)
+        if not answer:  # The kernel has killed the worker with the server. Its group keeps its id while it has members.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._pipe.close()

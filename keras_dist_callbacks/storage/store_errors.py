@@ -71,7 +71,7 @@ class RetryNotice:
     redactor: Redactor
     total_seconds: float
     shown: bool = field(default_factory=is_shown)  # in the thread that opens the directory
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
 
     def failed(self, error: BaseException, seconds: float) -> None:
         """A try has failed, so many seconds after the first one began."""
@@ -85,8 +85,8 @@ class RetryNotice:
         self._report("silent", f"no answer for {QUICK_SECONDS:.0f} s", advice(TimeoutError())[2:])
 
     def _report(self, kind: str, what: str, why: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             trying = f"retrying for about {self.total_seconds:g} s in all"
             text = f"keras_dist_callbacks: {self.where}: {what}; {trying}: {why}"
             say(text, verbose=self.shown, level=logging.WARNING, to_stderr=True)

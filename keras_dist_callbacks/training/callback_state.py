@@ -113,7 +113,9 @@ def register_callback_state(
         return
     if not callable(get) or not callable(set):
         both = f"{validation.format_value(get)} and {validation.format_value(set)}"
-        raise ConfigError(f"get and set must be functions, got {both}; None for both says that the class has no state")
+        raise ConfigError(
+            f"get and set must be functions, got {both}; None for both asserts that the class has no state"
+        )
     shared(Classes).registered[callback_class] = _Entry(get, set, names)
 
 

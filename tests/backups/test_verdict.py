@@ -22,8 +22,8 @@ def saved(**state: Any) -> WorkerState:
     [
         ([], [], "exact"),
         ([], ["a holds", "b holds"], "exact if a holds; and if b holds"),
-        (["c"], [], "not exact (the warning says why)"),
-        (["c"], ["a holds"], "not exact (the warning says why)"),
+        (["c"], [], "not exact (the warning names the reason)"),
+        (["c"], ["a holds"], "not exact (the warning names the reason)"),
     ],
 )
 def test_there_are_three_answers(reasons: list[str], conditions: list[str], answer: str) -> None:

@@ -79,7 +79,7 @@ def test_a_zip_archive_that_another_program_extended_is_damaged(tmp_path: Path) 
     append_record(path, record())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("more", b"x")
-    with pytest.raises(DamagedBackupError, match=r"has \d+ bytes, but its record says \d+"):
+    with pytest.raises(DamagedBackupError, match=r"has \d+ bytes, but its record has \d+"):
         read_local(path, path.name)
 
 

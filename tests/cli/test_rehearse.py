@@ -138,7 +138,7 @@ def test_a_difference_after_a_conditional_resume_names_the_condition_about_what_
 
 def test_a_difference_after_a_resume_that_is_not_exact_gives_its_reason(tmp_path: Path) -> None:
     found = judge(Runs(tmp_path, {"killed": 1.5}, {**EXACT, "verdict": "not exact", "notes": ["because of noise"]}))
-    assert (found.exit_code, found.advice) == (1, ("the resume said that it is not exact: because of noise",))
+    assert (found.exit_code, found.advice) == (1, ("the verdict was not exact: because of noise",))
 
 
 def test_equal_runs_are_code_0_whatever_the_verdict_was(tmp_path: Path) -> None:

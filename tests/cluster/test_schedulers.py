@@ -77,7 +77,7 @@ def test_an_indexed_job_gives_each_pod_its_host() -> None:
     [
         ("slurm", {"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not set: start the tasks with srun"),
         ("slurm", {"SLURM_PROCID": "9"}, "SLURM_PROCID is 9, but there are only 9"),
-        ("slurm", {"SLURM_PROCID": "-1"}, "whole number"),
+        ("slurm", {"SLURM_PROCID": "-1"}, "integer"),
         ("slurm", {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "names 5 nodes, SLURM_STEP_TASKS_PER_NODE 2"),
         ("slurm", {"SLURM_STEP_TASKS_PER_NODE": "2x2"}, "is not a list such as"),
         ("slurm", {"KDC_PORT": "70000"}, "a port from 1 to 65535"),
@@ -108,4 +108,4 @@ def test_kdc_run_sets_tf_config_before_the_script_runs(tmp_path: Path, way: str)
     assert Role.detect({"TF_CONFIG": ended.stdout}).worker_index == 2
     wrong = subprocess.run(command, env={**env, "KDC_PORT": "x"}, capture_output=True, text=True, timeout=60)
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "kdc: KDC_PORT must be a whole number of 0 or more, got 'x'\n"
+    assert wrong.stderr == "kdc: KDC_PORT must be an integer of 0 or more, got 'x'\n"

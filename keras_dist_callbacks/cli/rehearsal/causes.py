@@ -20,8 +20,8 @@ _SHORTENED = (
     "shows whether that is the reason"
 )
 _BUG = (
-    "the resume said that it is exact, and it is not: this is a bug in keras_dist_callbacks; please report it, with "
-    "the script if possible"
+    "the verdict was exact, and the weights are not the same: this is a bug in keras_dist_callbacks; please report it, "
+    "with the script if possible"
 )
 
 
@@ -57,7 +57,7 @@ def of_inexact(resumes: Sequence[Resume], difference: Difference | None) -> list
     notes = _unique(note for resume in resumes for note in resume.notes)
     conditions = _unique(condition for resume in resumes for condition in resume.conditions)
     if notes:
-        return [f"the resume said that it is not exact: {note}" for note in notes]
+        return [f"the verdict was not exact: {note}" for note in notes]
     if not conditions:
         return [_BUG] if any(resume.verdict == "exact" for resume in resumes) else []
     about = [condition for condition in conditions if difference is not None and _names(condition, difference)]

@@ -166,7 +166,7 @@ class Rehearsing:
         gaps, apart = _gaps(ones, ends), _gaps(ones, twos)
         if unlike is not None or apart:
             advice = causes.of_irreproducible(ones[0].manifests[0], unlike)
-            summary = "two uninterrupted runs differ, so nothing can be said about a resume"
+            summary = "two uninterrupted runs differ, so a resume cannot be compared"
             code = DIFFERENT if gaps and not apart else NOT_REPRODUCIBLE
             return replace(
                 known, exit_code=code, summary=summary, between="two uninterrupted runs", difference=unlike,

@@ -65,8 +65,8 @@ class InputState:
             self._roots["class_weight"] = Root(weights)
         self._begun = self._first = self._look(self._roots)
         self._writers = _run_in_an_epoch(fit, callbacks)
-        told = stateful_source_of(fit.input, iterator_persists=bool(fit.steps_per_epoch))
-        self._told = {"input": Root(fit.input), "state": Root(told.get)} if told and told.is_all else {}
+        source = stateful_source_of(fit.input, iterator_persists=bool(fit.steps_per_epoch))
+        self._knows_position = {"input": Root(fit.input), "state": Root(source.get)} if source and source.is_all else {}
         self._callbacks = callbacks
         self._changing: list[str] = []  # paths of what could change an input that knows its position
         self._changes = changes.Changes()
@@ -83,10 +83,10 @@ class InputState:
         Args:
             is_read: Whether batches are read from now on.
         """
-        if is_read and self._told:
-            told = _mutable(self._look(self._told))
+        if is_read and self._knows_position:
+            held = _mutable(self._look(self._knows_position))
             roots = {f"callback {name}": Root(callback) for name, callback in self._callbacks.items()}
-            self._changing = [path for path, root in roots.items() if told & _mutable(self._look({path: root}))]
+            self._changing = [path for path, root in roots.items() if held & _mutable(self._look({path: root}))]
         if not self._roots or self._fit.steps_per_epoch:
             return
         self._is_read = is_read
@@ -136,10 +136,10 @@ class InputState:
     def conditions(self) -> list[str]:
         """On what else it depends that the batches are the same."""
         owners = [words(path)[0] for path in self._sharing] if self.is_all else []
-        telling = [words(path)[0] for path in self._changing]
+        changing = [words(path)[0] for path in self._changing]
         return [
             *(f"within an epoch, {owner} does not change what the PyDataset reads" for owner in owners),
-            *(f"{owner} does not change what the input's get_state returns" for owner in telling),
+            *(f"{owner} does not change what the input's get_state returns" for owner in changing),
         ]
 
     def restore(

@@ -78,16 +78,18 @@ def restore_and_compare(
     for path, (_, digest) in records.items():
         if has_root(path, now) and digest not in digests(now, path):
             failed.setdefault(path, "it does not hold the saved value now")
-    told = [path for path in failed if now.is_told(path)]
+    below_own = [path for path in failed if now.is_below_own_state(path)]
     unsaved = [path for path in changed if path not in records and not _is_part_of_any(path, records)]
-    return {path: why for path, why in failed.items() if path not in told}, [*told, *unsaved]
+    return {path: why for path, why in failed.items() if path not in below_own}, [*below_own, *unsaved]
 
 
 def _changed_below_own_state(before: Found, now: Found) -> list[str]:
     if not before.with_own_state:
         return []
     changed = [
-        path for path, node in now.nodes.items() if now.is_told(path) and _is_other(before.nodes.get(path), node)
+        path
+        for path, node in now.nodes.items()
+        if now.is_below_own_state(path) and _is_other(before.nodes.get(path), node)
     ]
     return [path for path in changed if now.nodes[path].kind in _COMPARED_WITHIN]
 

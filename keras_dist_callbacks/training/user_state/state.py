@@ -102,7 +102,7 @@ class UserState:
         found = changes.changes_between(self._start, now, remade=self._remade(now))
         traces_step = not self._fit.model.run_eagerly
         unknown, code, lost = (
-            {path: why for path, why in places.items() if not now.is_told(path)}
+            {path: why for path, why in places.items() if not now.is_below_own_state(path)}
             for places in (now.unknown, now.code_conditions, found.lost)
         )
         findings = [
@@ -222,15 +222,15 @@ class UserState:
         Returns:
             What could not be put back, and conditions, a sentence each.
         """
-        failed, told = restoring.restore_and_compare(saved, tensors, self._walk, set_states)
-        return _not_restored(failed), _not_told(told)
+        failed, others = restoring.restore_and_compare(saved, tensors, self._walk, set_states)
+        return _not_restored(failed), _set_otherwise(others)
 
     def restore_input(
         self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]
     ) -> tuple[list[str], list[str]]:
         """Does and returns the same for the input's code, as of when the epoch began."""
-        failed, told = self.input.restore(saved, tensors)
-        return _not_restored(failed), _not_told(told)
+        failed, others = self.input.restore(saved, tensors)
+        return _not_restored(failed), _set_otherwise(others)
 
     def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> tuple[list[str], list[str]]:
         """Returns what the script says otherwise than in the interrupted run: settings of training, and conditions.
@@ -440,7 +440,7 @@ def _not_restored(failed: Mapping[str, str]) -> list[str]:
     return group(_finding("lost", path, why, Found()) for path, why in failed.items())[1]
 
 
-def _not_told(paths: Collection[str]) -> list[str]:
+def _set_otherwise(paths: Collection[str]) -> list[str]:
     """Conditions about attributes that `get_state` and `set_state` do not restore."""
     if not paths:
         return []

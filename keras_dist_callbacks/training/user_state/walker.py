@@ -97,7 +97,7 @@ class Found:
     names_in_functions: set[str] = field(default_factory=set)
     with_own_state: set[str] = field(default_factory=set)
 
-    def is_told(self, path: str) -> bool:
+    def is_below_own_state(self, path: str) -> bool:
         """Returns whether a path is below an object that says itself what its state is, or is of its class."""
         return not self.with_own_state.isdisjoint(itertools.islice(n.with_parents(path), 1, None))
 
