@@ -54,7 +54,7 @@ class Run:
 
 
 class DemoError(Exception):
-    """The demo cannot continue; the message says why and shows the logs."""
+    """The demo cannot continue; the message has the reason and shows the logs."""
 
 
 def worker(directory: Path, kill: str | None) -> None:

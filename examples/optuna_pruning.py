@@ -28,7 +28,7 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 class Report(keras.callbacks.Callback):
-    """Reports each epoch's score to a trial, and ends it where the pruner says so."""
+    """Reports each epoch's score to a trial, and ends it if the pruner decides so."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
