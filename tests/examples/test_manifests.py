@@ -47,7 +47,7 @@ def job_set(name: str) -> dict[str, Any]:
     return spec
 
 
-def job(name: str) -> dict[str, Any]:
+def job_manifest(name: str) -> dict[str, Any]:
     """The specification of the Job that runs the workers."""
     found = documents(name)[1] if name == "indexed-job.yaml" else job_set(name)["replicatedJobs"][0]["template"]
     spec: dict[str, Any] = found["spec"]
@@ -56,7 +56,7 @@ def job(name: str) -> dict[str, Any]:
 
 def container(name: str) -> dict[str, Any]:
     """The worker's container, with what a TrainJob adds."""
-    found = dict(job(name)["template"]["spec"]["containers"][0])
+    found = dict(job_manifest(name)["template"]["spec"]["containers"][0])
     return {**found, **documents(name)[1]["spec"]["trainer"]} if name == "trainjob.yaml" else found
 
 
@@ -75,7 +75,7 @@ def test_there_are_the_three_that_the_documentation_names() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_kubernetes_knows_each_field(name: str) -> None:
     builtin = [document for document in documents(name) if document["kind"] not in CUSTOM]
-    wrapped = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": job(name)}
+    wrapped = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": job_manifest(name)}
     for document in [*builtin, wrapped]:
         kubernetes_validate.validate(document, "1.34", strict=True)
     broken = copy.deepcopy(wrapped)
@@ -94,7 +94,7 @@ def test_jobset_and_trainer_know_each_field(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_and_names_agree(name: str) -> None:
-    spec, env = job(name), environment(name)
+    spec, env = job_manifest(name), environment(name)
     count = int(env["KDC_NUM_WORKERS"])
     assert spec["completions"] == spec["parallelism"] == count
     assert spec["completionMode"] == "Indexed"
@@ -186,7 +186,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def starts(place: Path) -> list[str]:
+def started_workers(place: Path) -> list[str]:
     return sorted(path.name.removeprefix("start-") for path in place.glob("start-*"))
 
 
@@ -215,7 +215,7 @@ def test_the_batch_script_requeues_the_job(workplace: Path, faults: dict[str, st
     port = free_ports(1)[0]
     nodes = {"FAKE_NODES": "127.0.0.[8-9]", "FAKE_TASKS_PER_NODE": "2,1", "KDC_PORT": str(port)}
     assert run_batch(workplace, {**faults, **nodes}) == (code, runs)
-    assert starts(workplace) == sorted(f"{worker}-{run}" for worker in range(3) for run in range(runs))
+    assert started_workers(workplace) == sorted(f"{worker}-{run}" for worker in range(3) for run in range(runs))
     expected = f"127.0.0.8:{port} 127.0.0.8:{port + 1} 127.0.0.9:{port} --backup the-run/backup"
     assert (workplace / "start-2-0").read_text().startswith(expected)
 
@@ -241,7 +241,7 @@ def run_pods(name: str, env: dict[str, str], port: int) -> list[subprocess.Popen
 
 def job_result(name: str, pods: list[subprocess.Popen[bytes]]) -> str:
     """What a Job controller makes of its pods: complete, failed, or failed by the pod failure policy."""
-    permanent = next(rule for rule in job(name)["podFailurePolicy"]["rules"] if rule["action"] == "FailJob")
+    permanent = next(rule for rule in job_manifest(name)["podFailurePolicy"]["rules"] if rule["action"] == "FailJob")
     while None in (codes := [pod.poll() for pod in pods]) and not any(codes):
         time.sleep(0.02)
     for pod in pods:

@@ -150,7 +150,7 @@ def test_each_rule_and_exit_code(tmp_path: Path, name: str) -> None:
         if number == signal.SIGINT and len(case.signals) > 1:
             wait_for((tmp_path / "heard").exists)
     code, _, err = job.end()
-    assert (code, len(job.starts())) == (case.code, case.starts), err
+    assert (code, len(job.started_runs())) == (case.code, case.started_runs), err
     for text in case.says:
         assert text in err
     assert not any(is_alive(pid) for pid in job.pids())
@@ -270,7 +270,7 @@ def test_the_environment_of_two_workers(tmp_path: Path) -> None:
     plan = {"*": f"{SHOW}{waits}if attempt == '0': die(9)"}
     job = Launched(tmp_path, plan, env=env, workers=2, gpus_per_worker=2)
     assert job.end()[0] == 0
-    found = {place: shown(tmp_path, place) for place in job.starts()}
+    found = {place: shown(tmp_path, place) for place in job.started_runs()}
     assert [found[f"1.{index}"]["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == ["4,GPU-a", "6,7"]
     assert {env["TF_NUM_INTRAOP_THREADS"] for env in found.values()} == {str(max(1, os.cpu_count() or 1) // 2 or 1)}
     roles = {place: Role.detect({"TF_CONFIG": env["TF_CONFIG"] or ""}) for place, env in found.items()}

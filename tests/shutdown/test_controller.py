@@ -164,18 +164,18 @@ def test_without_save_freq_only_the_end_is_saved(tmp_path: Path) -> None:
 def test_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
     """Preempted in the validation after a batch at which a callback had ended training."""
 
-    def job(backup: Path | None, *more: Any) -> tuple[keras.Model, tiny.CountSteps]:
+    def train_with_backups(backup: Path | None, *more: Any) -> tuple[keras.Model, tiny.CountSteps]:
         built, steps = tiny.model(), tiny.CountSteps()
         stop = ActionAt("on_train_batch_end", (1, 2), lambda: setattr(built, "stop_training", True))
         options = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
         tiny.fit(built, backup, [steps, stop, *more], options=options, validation_data=validation())
         return built, steps
 
-    expected, steps = job(None)
+    expected, steps = train_with_backups(None)
     assert steps.trained[-1] == (1, 2)
     with pytest.raises(kdc.Preempted):
-        job(tmp_path, ActionAt("on_test_batch_end", (1, 0), raise_signal()))
-    found, steps = job(tmp_path)
+        train_with_backups(tmp_path, ActionAt("on_test_batch_end", (1, 0), raise_signal()))
+    found, steps = train_with_backups(tmp_path)
     tiny.assert_same(found, expected)
     assert steps.trained == []
 

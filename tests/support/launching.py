@@ -85,7 +85,7 @@ class Launched:
             )
         RUNNING.append(self.process)
 
-    def starts(self) -> list[str]:
+    def started_runs(self) -> list[str]:
         """Which workers were started, as `<attempt>.<worker>`."""
         return [line.split()[0] for line in self._started()]
 
