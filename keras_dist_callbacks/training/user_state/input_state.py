@@ -146,6 +146,8 @@ class InputState:
         self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]
     ) -> tuple[dict[str, str], list[str]]:
         """Puts back what was saved; returns what `restore_and_compare` does."""
+        if not saved and not self._first.with_own_state:
+            return {}, []
         return restoring.restore_and_compare(saved, tensors, self._walk)
 
     def _walk(self) -> Found:

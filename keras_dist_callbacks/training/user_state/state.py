@@ -222,6 +222,9 @@ class UserState:
         Returns:
             What could not be put back, and conditions, a sentence each.
         """
+        if not saved and not self._start.with_own_state:
+            set_states()
+            return [], []
         failed, others = restoring.restore_and_compare(saved, tensors, self._walk, set_states)
         return _not_restored(failed), _set_otherwise(others)
 
