@@ -152,7 +152,7 @@ def test_each_rule_and_exit_code(tmp_path: Path, name: str) -> None:
         if number == signal.SIGINT and len(case.signals) > 1:
             wait_for((tmp_path / "heard").exists)
     code, _, err = job.end()
-    assert (code, len(job.started_runs())) == (case.code, case.started_runs), err
+    assert (code, len(job.started_runs())) == (case.code, case.starts), err
     for text in case.says:
         assert text in err
     assert not any(is_alive(pid) for pid in job.pids())
