@@ -17,7 +17,7 @@ from keras_dist_callbacks.backups import python_values
 from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.training.callback_state import own_state
 from keras_dist_callbacks.training.user_state import nodes
-from keras_dist_callbacks.training.user_state.changes import digests
+from keras_dist_callbacks.training.user_state.changes import digest_of, digests
 from keras_dist_callbacks.training.user_state.nodes import Node, Slot, parent_of, with_parents
 from keras_dist_callbacks.training.user_state.walker import Found
 
@@ -79,31 +79,22 @@ def restore_and_compare(
         if has_root(path, now) and digest not in digests(now, path):
             failed.setdefault(path, "it does not hold the saved value now")
     below_own = [path for path in failed if now.is_below_own_state(path)]
-    unsaved = [path for path in changed if path not in records and not _is_part_of_any(path, records)]
+    unsaved = [path for path in changed if records.keys().isdisjoint(with_parents(path))]
     return {path: why for path, why in failed.items() if path not in below_own}, [*below_own, *unsaved]
 
 
 def _changed_below_own_state(before: Found, now: Found) -> list[str]:
-    if not before.with_own_state:
-        return []
-    changed = [
+    """Returns what `set_state` has given another value than it had."""
+    return [
         path
         for path, node in now.nodes.items()
-        if now.is_below_own_state(path) and _is_other(before.nodes.get(path), node)
+        if node.kind in _COMPARED_WITHIN
+        and now.is_below_own_state(path)
+        and digest_of(before.nodes.get(path)) != digest_of(node)
     ]
-    return [path for path in changed if now.nodes[path].kind in _COMPARED_WITHIN]
-
-
-def _is_other(before: Node | None, now: Node) -> bool:
-    return before is None or before.token != now.token
 
 
 _COMPARED_WITHIN = ("value", "container", "array", "texts", "random", "tensor", "iterator", "event")
-
-
-def _is_part_of_any(path: str, records: Mapping[str, JSON]) -> bool:
-    """Returns whether a record holds what is at a path, as part of what is above it."""
-    return not records.keys().isdisjoint(with_parents(path))
 
 
 def _build_optimizers(records: Mapping[str, JSON], now: Found) -> bool:
