@@ -23,6 +23,7 @@ from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT
 from tests.support.cli_backups import begin, commit, kdc
+from tests.support.launching import is_alive
 
 FREQ, STEPS = 2, 8
 EXACT = {"at": "epoch 2, batch 2 (step 6)", "verdict": "exact", "notes": [], "conditions": []}
@@ -366,17 +367,9 @@ def test_a_process_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp
     run = runner(tmp_path, f"{code}; time.sleep(60)", str(tmp_path / "pid"), timeout=3.0).run("one")
     assert (run.attempts[0].timed_out, run.attempts[0].codes, run.failed) == (True, (), run.attempts[0])
     deadline = time.monotonic() + 30.0
-    while _is_alive(int((tmp_path / "pid").read_text())):
+    while is_alive(int((tmp_path / "pid").read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()  # which no one has collected yet
 
 
 @pytest.mark.process
@@ -412,7 +405,7 @@ def test_a_command_that_is_terminated_ends_its_processes_and_its_plan(tmp_path: 
         assert Path(plan.read_text()).exists()
         running.terminate()
         assert running.wait(60) == 143
-    assert not _is_alive(int(pid.read_text()))
+    assert not is_alive(int(pid.read_text()))
     assert not Path(plan.read_text()).exists()
     assert not list(tmp_path.glob("kdc-*"))
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from keras_dist_callbacks.launch.fork_servers import (
 from keras_dist_callbacks.launch.processes import WorkerProcess
 from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.testing import LocalCluster, local_cluster
+from tests.support.launching import is_alive, wait_for
 
 QUICK = ("json",)
 SLEEP = "import time; print('up', flush=True); time.sleep(300)"
@@ -40,20 +40,6 @@ os.rename("child.tmp", "child")
 print("up", flush=True)
 """
 Start = Callable[..., PreloadedProcess]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def code_of(process: Process) -> int | None:

@@ -18,6 +18,7 @@ from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, Confi
 from keras_dist_callbacks.launch.processes import free_ports, is_free
 from keras_dist_callbacks.testing import LocalCluster, Step, count_calls, read_steps, run_until_done
 from tests.support import SUPPORT
+from tests.support.launching import is_alive, wait_for
 from tests.support.processes import worker_processes
 
 WORKLOAD = SUPPORT / "workload.py"
@@ -27,20 +28,6 @@ SLEEP = "import time; print('up', flush=True); time.sleep(300)"
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", INDEX + code]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 # --- LocalCluster
