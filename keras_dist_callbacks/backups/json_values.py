@@ -13,8 +13,8 @@ from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.errors import BackupError
 
-_ARRAY, _TUPLE, _SCALAR, _TORCH = "$array", "$tuple", "$scalar", "$torch"
-_ADVICE = "use dicts with string keys, lists, tuples, numbers, strings, booleans, None and numeric arrays"
+_ARRAY, _TUPLE, _DICT, _SCALAR, _TORCH = "$array", "$tuple", "$dict", "$scalar", "$torch"
+_ADVICE = "use dicts, lists, tuples, numbers, strings, booleans, None and numeric arrays; of a set, a sorted list"
 _DEEPEST, _SHOWN = 100, 100
 
 
@@ -33,21 +33,33 @@ def to_json(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: b
     """
     if depth > _DEEPEST:
         raise BackupError(f"{where[:_SHOWN]}...: nested more than {_DEEPEST} levels deep")
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+    if _is_scalar(value):
         return {_SCALAR: [value.dtype.name, value.item()]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str) or key.startswith("$"):
-                raise BackupError(
-                    f"{where}: the key {key!r} of a dict cannot be stored; {_ADVICE}; a key must not start with '$'"
-                )
-        return {k: to_json(v, f"{where}/{k}", tensors, copy=copy, depth=depth + 1) for k, v in value.items()}
+        items = [(k, to_json(v, f"{where}/{k}", tensors, copy=copy, depth=depth + 1)) for k, v in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return dict(items)
+        return {_DICT: [[_key_to_json(key, where), item] for key, item in items]}
     if isinstance(value, list | tuple):
         items = [to_json(v, f"{where}/{i}", tensors, copy=copy, depth=depth + 1) for i, v in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     return _put_array(value, where, tensors, copy=copy)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+
+
+def _key_to_json(key: Any, where: str) -> JSON:
+    parts = key if isinstance(key, tuple) else (key,)
+    if not all(part is None or isinstance(part, bool | int | float | str) or _is_scalar(part) for part in parts):
+        raise BackupError(
+            f"{where}: the key {key!r} of a dict cannot be stored; use strings, numbers, "
+            "booleans, None and tuples of these"
+        )
+    return to_json(key, where, {})
 
 
 def _put_array(value: Any, where: str, tensors: dict[str, SharedTensor], *, copy: bool) -> JSON:
@@ -74,6 +86,8 @@ def from_json(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Any:
         return _tensor_of_torch(np.array(tensors[value[_TORCH]]))
     if _TUPLE in value:
         return tuple(from_json(v, tensors) for v in value[_TUPLE])
+    if _DICT in value:
+        return {from_json(key, tensors): from_json(item, tensors) for key, item in value[_DICT]}
     if _SCALAR in value:
         name, item = value[_SCALAR]
         return np.dtype(name).type(item)

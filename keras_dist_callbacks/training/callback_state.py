@@ -94,8 +94,8 @@ def register_callback_state(
     Args:
         callback_class: The class. `get` and `set` count for subclasses that are not
             registered themselves, too; None for both counts for this class only.
-        get: Gets a callback; returns its state as a dict of JSON values and numeric arrays. None asserts that the
-            class keeps no state: its attributes are neither inspected nor saved.
+        get: Gets a callback; returns its state as a dict of numbers, strings, lists, dicts and numeric arrays. None
+            asserts that the class keeps no state: its attributes are neither inspected nor saved.
         set: Gets a callback and what `get` returned, after all `on_train_begin`; puts it back.
         identity: Names of attributes that distinguish two callbacks of this class, such as `("monitor",)`.
             A callback class of your own names them in an attribute `state_identity`.

@@ -68,7 +68,8 @@ class Checkpointer(NotCopyable):
         optimizer: A Keras optimizer, or None.
         metrics: Keras metrics that accumulate over steps.
         variables: Further variables.
-        state: A dict of your own JSON values and arrays; saved as it is then, updated in place by `restore`.
+        state: A dict of your own numbers, strings, lists, dicts and arrays; saved as it is then, updated in place by
+            `restore`.
         save_freq: As in `BackupAndRestore`: `"epoch"`, a number of batches, `"auto"`, a `datetime.timedelta` or False.
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         double_checkpoint: Let two successive backups share no file.
