@@ -103,7 +103,8 @@ def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
                 path, slot, value, "texts", is_traced, ("texts", value.shape, *n.flat_token(list(map(str, items))))
             )
         else:
-            walk.add_unknown(path, slot, value, is_traced, "an array of objects")
+            kind = "a structured array" if value.dtype.names else "an array of objects"
+            walk.add_unknown(path, slot, value, is_traced, kind)
     elif walk.allows(value.nbytes):
         token = n.array_token(value)
         walk.add(path, slot, value, "array", is_traced, token)
