@@ -32,7 +32,7 @@ TENSORS = "input_python"
 _LIMITS = Limits(bytes=2**26)  # of arrays, which are compared at each save: a few milliseconds
 _COMPARED = (
     *("value", "container", "array", "texts", "object", "function", "class", "constant", "method", "ref", "random"),
-    *("tensor", "asserted"),
+    *("tensor", "asserted", "own_state"),
 )
 _READ = ("__getitem__", "__len__", "num_batches")
 _WITHOUT_RANDOM_STATE = ("numpy", "scipy", "tensorflow", "keras", "PIL", "cv2", "skimage")

@@ -163,6 +163,47 @@ def test_what_a_callback_changes_in_a_dataset_comes_back(
     tiny.assert_same(resumed, train(cls, None, None)[0])
 
 
+class Hardens(Batches):
+    """Validation data that say themselves what they keep, and leave out the order of their rows."""
+
+    def on_epoch_end(self) -> None:
+        self.scale *= 1.5
+        self.indices = self.own.permutation(len(self.x))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.scale = state["scale"]
+
+
+class HardensByReading(Hardens):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.indices = np.roll(self.indices, 1)
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow  # complete fits
+@pytest.mark.parametrize("cls", [Hardens, HardensByReading])
+def test_validation_data_with_get_state_are_inspected_as_any_other(tmp_path: Path, cls: Callable[[], Batches]) -> None:
+    def run(*callbacks: Any) -> keras.Model:
+        keras.utils.set_random_seed(5)
+        model, validation = tiny.model(), cls()
+        plateau = keras.callbacks.ReduceLROnPlateau("val_loss", 0.5, patience=1)
+        model.fit(
+            Batches(), epochs=4, shuffle=False, validation_data=validation, verbose=0, callbacks=[plateau, *callbacks]
+        )
+        return model
+
+    with pytest.raises(tiny.Stop):
+        run(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(3, 1))
+    backup = kdc.BackupAndRestore(tmp_path)
+    resumed = run(backup)
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact", backup.restored
+    tiny.assert_same(resumed, run())
+
+
 def seeded(index: int) -> Any:
     return np.random.default_rng(100 + index).normal()
 
