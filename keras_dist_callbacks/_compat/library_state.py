@@ -347,7 +347,7 @@ def _set_from_outside() -> frozenset[str]:
     from keras.src.trainers import trainer
 
     modules = (callback_list, functional, model, sequential, function, node, operation, saving_lib, trainer)
-    items = [item for module in modules for item in vars(module).values()]
+    items = list({id(item): item for module in modules for item in vars(module).values()}.values())
     items += [part for item in items if isinstance(item, type) for part in vars(item).values()]
     found = {name for item in items for f in _functions_of(item) for name in _stored(f.__code__)}
     return frozenset(name for name in found if name.startswith("_"))

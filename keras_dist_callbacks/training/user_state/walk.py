@@ -22,7 +22,7 @@ from keras_dist_callbacks.training.user_state import functions, values
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_compiled_function, is_library, is_output
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
-from keras_dist_callbacks.training.user_state.walker import Found, Limits, Looks, Policy, Root, Walker, name_of
+from keras_dist_callbacks.training.user_state.walker import Found, Limits, Look, Looks, Policy, Root, Walker, name_of
 
 _BUILTINS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _LIBRARY_CONSTANTS = (
@@ -143,7 +143,7 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 
 _POINTER = struct.calcsize("P")
-_LOOKS: Looks = (
+_KINDS: tuple[tuple[Any, Look], ...] = (
     (n.CONTAINERS, values.look_at_container),
     (np.ndarray, values.look_at_array),
     ((random.Random, np.random.Generator, np.random.RandomState), values.look_at_random),
@@ -175,3 +175,4 @@ _LOOKS: Looks = (
     (weakref.ReferenceType, values.look_at_weak_reference),
     (_LIBRARY_CONSTANTS, functions.look_at_constant),
 )
+_LOOKS: Looks = [(frozenset(kinds if isinstance(kinds, tuple) else (kinds,)), look) for kinds, look in _KINDS]

@@ -7,7 +7,7 @@ import itertools
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,7 +119,7 @@ class Found:
 Look = Callable[["Walker", str, Slot | None, Any, bool], None]
 """Notes an object, bound in a slot under a path, and pushes what it holds."""
 
-Looks = tuple[tuple[Any, Look], ...]
+Looks = Sequence[tuple[Set[type], Look]]
 
 
 class Walker:
@@ -220,9 +220,9 @@ class Walker:
         cls = value.__class__  # of a proxy, that of the object that it stands for, as `isinstance` takes it
         look = self._look_of.get(cls)
         if look is None:
-            look = self._look_of[cls] = next(
-                (f for kinds, f in self._looks if isinstance(value, kinds)), self._otherwise
-            )
+            # Not `isinstance`: of an abstract class such as `tf.TypeSpec`, it asks hundreds of subclasses each time.
+            bases = {*type(value).__mro__, *cls.__mro__}
+            look = self._look_of[cls] = next((f for kinds, f in self._looks if bases & kinds), self._otherwise)
         look(self, path, slot, value, is_traced)
 
     def _add(
