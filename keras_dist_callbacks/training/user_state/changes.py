@@ -217,7 +217,9 @@ class _Comparison:
             return False
         if node.slot.kind in ("global", "cell"):
             return node.kind not in (*_NAMED, "ref", "object", "method", "dataset")
-        return above is not None or self._now.nodes.get(parent_of(path)[0]) is not None
+        is_below = above is not None or self._now.nodes.get(parent_of(path)[0]) is not None
+        # A module or class of a library has no node; nor has a module that a function imports when it is called.
+        return is_below or node.slot.key in self._now.stored | self._now.filled
 
     def _is_first_use(self, slot: Slot) -> bool:
         """Returns whether Keras itself has set an attribute that it did not need before."""

@@ -21,33 +21,29 @@ from keras_dist_callbacks.training.user_state.libraries import is_library
 _DYNAMIC = frozenset(
     [
         *("eval", "exec", "globals", "__import__", "_getframe", "currentframe", "import_module", "cache_clear"),
-        *("get_objects", "get_referrers", "set_step"),
+        *("get_objects", "get_referrers", "set_step", "get_uid", "get_global_generator", "get_or_create_global_step"),
+        *("getrecursionlimit", "geterr", "get_printoptions", "getcontext", "get_threshold", "getsignal"),
     ]
 )
+"""What reaches anything, counts, or returns a setting of the process."""
 _FILE_READS = frozenset(
     [
-        *(
-            "load_weights",
-            "load_model",
-            "load",
-            "loads",
-            "loadtxt",
-            "genfromtxt",
-            "fromfile",
-            "read_text",
-            "read_bytes",
-        ),
+        *("load_weights", "load_model", "load", "loads", "loadtxt", "genfromtxt", "fromfile"),
+        *("read_text", "read_bytes"),
         *("read_csv", "read_json", "read_parquet", "read_pickle", "urlopen", "read_file", "latest_checkpoint"),
+        *("fetchone", "fetchall", "fetchmany", "shelve"),
+        *("popen", "check_output", "getoutput", "getstatusoutput", "communicate", "PIPE"),
     ]
 )
 _DRAWING = ("rand", "shuffle", "rvs", "dropout", "initializer", "secrets", "uuid")
 SEEDED = frozenset(["default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox"])
 """Names of what makes a random generator of one's own."""
+_KEYWORDS = frozenset(["capture_output"])
 _IN_MEMORY = frozenset(["loads"])
 _LOOKS_FOR_FILES = frozenset(
     [
-        *("exists", "isfile", "is_file", "isdir", "is_dir", "getmtime", "getsize", "listdir", "scandir"),
-        *("iterdir", "glob", "rglob"),
+        *("exists", "isfile", "is_file", "isdir", "is_dir", "getmtime", "getsize", "stat", "lstat", "tell"),
+        *("listdir", "scandir", "iterdir", "glob", "rglob", "walk"),
     ]
 )
 _TIDIES = frozenset(["makedirs", "mkdir", "remove", "unlink", "rmtree"])
@@ -106,7 +102,8 @@ def reads_of(code: types.CodeType) -> Reads:
             if instruction.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
                 stores.add(instruction.argval)
     dynamic = next(iter(sorted(names & _DYNAMIC)), None)
-    found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY)), "open" if opened else None)
+    of_keywords = {name for part in _codes(code) for item in part.co_consts if isinstance(item, tuple) for name in item}
+    found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY | of_keywords & _KEYWORDS)), "open" if opened else None)
     if found is None and not names & _TIDIES:
         found = next(iter(sorted(names & _LOOKS_FOR_FILES)), None)
     draws = any(_may_draw(part) for part in _codes(code))
