@@ -156,8 +156,8 @@ class Known(NamedTuple):
     attributes: frozenset[str] | None = None
 
 
-UNANNOUNCED = ("ProgbarLogger", "History")
-"""Whether fit() itself adds it, by `verbose`: that one is new or missing is not reported."""
+UNANNOUNCED = ("ProgbarLogger", "History", "CSVLogger", "TensorBoard", "kdc.TensorBoard")
+"""That one is new or missing is not reported: fit() adds it by `verbose`, or it only writes a log."""
 
 
 def _attributes(*names: str, identity: tuple[str, ...] = (), finer: tuple[str, ...] = ()) -> Known:

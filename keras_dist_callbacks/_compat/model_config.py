@@ -156,7 +156,7 @@ def _object(name: str, config: Mapping[str, Any]) -> str:
 def _collapsed(value: Any) -> Any:
     """Returns an object's configuration as one text; lists of them likewise."""
     if isinstance(value, Mapping) and {"class_name", "config"} <= value.keys():
-        config = value["config"]
+        config = _without_bytecode(value)["config"]
         if not isinstance(config, Mapping):
             return str(config)
         if value["class_name"] == "DTypePolicy":
@@ -165,6 +165,13 @@ def _collapsed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _collapsed(item) for key, item in value.items()}
     return [_collapsed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _without_bytecode(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A lambda's bytecode holds line numbers. What it does is compared as any function of the user's."""
+    if value.get("class_name") != "__lambda__":
+        return value
+    return {**value, "config": {key: item for key, item in value["config"].items() if key != "code"}}
 
 
 def _flat(value: Any, where: str) -> dict[str, str]:
@@ -179,8 +186,8 @@ def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     if last.endswith(_OBJECTS):
         yield where, _collapsed(value)
     elif isinstance(value, Mapping):
-        for key in value:
-            yield from _leaves(value[key], f"{where}/{key}" if where else str(key))
+        for key, item in _without_bytecode(value).items():
+            yield from _leaves(item, f"{where}/{key}" if where else str(key))
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
         for number, item in enumerate(value):
             yield from _leaves(item, f"{where}/{number}")

@@ -93,6 +93,11 @@ class UntrackedState:
         notes, self._conditions_of_input = self._user.restore_input(saved.state.get(INPUT_PYTHON) or {}, saved.tensors)
         return notes
 
+    @property
+    def has_set_states(self) -> bool:
+        """Whether an object of the user's has `set_state`."""
+        return self._user.has_set_states
+
     def restore(self, saved: WorkerState, set_states: Callable[[], None]) -> list[str]:
         """Puts it back, after the variables that Keras lists; returns what differs, one sentence each.
 

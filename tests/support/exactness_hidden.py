@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import decimal
 import itertools
 import logging
 import threading
@@ -100,6 +101,32 @@ class Locking:
             return 0.2
         self.lock.release()
         return 0.7
+
+
+class CountingInALibrary:
+    """A module of a library has a name that the user gave it."""
+
+    def __call__(self) -> float:
+        np.batches_seen = getattr(np, "batches_seen", 0) + 1  # type: ignore[attr-defined]
+        return float(np.batches_seen) / 30  # type: ignore[attr-defined]
+
+
+class CountingInALateModule:
+    """The module is imported when the function is called, so that no start knows it."""
+
+    def __call__(self) -> float:
+        from tests.support import imported_late
+
+        imported_late.calls += 1
+        return imported_late.calls / 30
+
+
+class SettingTheProcess:
+    """Asks for a setting of the process that it changes."""
+
+    def __call__(self) -> float:
+        decimal.getcontext().prec += 1
+        return decimal.getcontext().prec / 50
 
 
 class Rows(logging.Handler):
@@ -248,6 +275,9 @@ HIDDEN_CASES: dict[str, Case] = {
     "hidden: order of an array in memory": Case("exact", callbacks=rate(Summing)),
     "hidden: lock that is taken": Case("exact if", callbacks=rate(Locking), says="lock"),
     "hidden: handler that counts": Case("exact if", callbacks=rate(CountingRows), says="(?i)handler|rows"),
+    "hidden: number in a library's module": Case("not exact", callbacks=rate(CountingInALibrary), says="batches_seen"),
+    "hidden: number in a late module": Case("not exact", callbacks=rate(CountingInALateModule), says="calls"),
+    "hidden: setting of the process": Case("exact if", callbacks=rate(SettingTheProcess), says="getcontext"),
     "hidden: attribute of a variable": Case("not exact", callbacks=lambda: [OnVariable()], says="seen"),
     "hidden: number in the trace of predict": Case(
         "exact if",

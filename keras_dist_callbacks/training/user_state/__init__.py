@@ -7,5 +7,6 @@
 - `values`, `functions`, `walk`: how it looks at values, at code, at instances
 - `changes`: what differs between the start of a run and now, as records that a backup holds; putting them back
 - `edits`: what differs between the starts of two runs
+- `findings`: what the verdict says of that, as sentences
 - `input_state`, `state`: all of it in one running fit()
 """

@@ -132,7 +132,7 @@ def _is_of_step(node: Node) -> bool:
 
 
 def _is_ignored(path: str, was: Any, is_now: Any) -> bool:
-    if path.startswith("fit/params"):  # epochs may be raised
+    if path.startswith("fit/params") or path.endswith("/verbose"):  # epochs may be raised
         return True
     return None in (was, is_now) and (was or is_now)[0] == _VARIABLE  # one of the two models was loaded
 

@@ -48,8 +48,9 @@ _MAKING = ("__init__", "__post_init__", "build", "compile", "adapt", "from_confi
 def _note_code(walk: Walker, path: str, value: types.FunctionType, is_traced: bool) -> Reads:
     reads = reads_of(value.__code__)
     walk.found.names |= reads.names
-    file = Path(value.__code__.co_filename).name
-    walk.found.code[f"{file}: {value.__qualname__}"] = code_digest(value.__code__)
+    name = f"{Path(value.__code__.co_filename).name}: {value.__qualname__}"
+    others = walk.found.code.get(name, "").split()  # a file's lambdas have the same name
+    walk.found.code[name] = " ".join(sorted({*others, code_digest(value.__code__)}))
     if draws_from_shared_state(value):
         walk.found.drawing[path] = value
     if value.__name__ not in _MAKING:

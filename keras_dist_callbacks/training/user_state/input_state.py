@@ -77,6 +77,11 @@ class InputState:
         """Returns whether an object is saved here, and so is not part of the state of a callback that refers to it."""
         return not self._fit.steps_per_epoch and any(value is held for held in self._held)
 
+    def shared_with(self, found: Found) -> dict[str, Any]:
+        """Returns what callbacks and the like hold too, by its path in their walk."""
+        held = _mutable(self.start)
+        return {path: node.value for path, node in found.nodes.items() if held and id(node.value) in held}
+
     def note_epoch(self, *, is_read: bool) -> None:
         """An epoch begins or has ended, and no batch is being read.
 
@@ -124,6 +129,8 @@ class InputState:
         """Why the batches of a PyDataset may be others when an epoch is read again; None if nothing was found."""
         if self._fit.steps_per_epoch:
             return "with steps_per_epoch, it is read ahead of training across epochs"
+        if not self._roots:
+            return "it cannot be inspected"
         uncompared = next(iter(self._changes.lost), None) or _uncompared_path(self._begun)
         if uncompared is not None:
             return f"`{words(uncompared)[1] or uncompared}` cannot be inspected"
@@ -164,7 +171,9 @@ def _roots_of(fit: RunningFit) -> dict[str, Root]:
         if hasattr(source, "_inputs"):
             for number, function in enumerate(pipeline.python_functions(source)):
                 roots[f"{name} function {number}"] = Root(function)
-        elif hasattr(type(source), "__getitem__") and not hasattr(source, "dtype"):
+        elif isinstance(source, keras.utils.PyDataset) or (
+            hasattr(type(source), "__getitem__") and not hasattr(source, "dtype")  # not an array
+        ):
             roots[name] = Root(source)
     return roots
 

@@ -194,7 +194,8 @@ def flat_token(value: Any) -> tuple[Any, ...]:
     kinds = ",".join(kind.__name__ for kind in dict.fromkeys(map(type, content)))
     if len(kinds) > 8:
         kinds = ",".join(sorted(kinds.split(",")))
-    return (type(value).__name__, len(value), kinds, xxhash.xxh3_128_hexdigest(marshal.dumps(content, 2)))
+    size = (value.maxlen,) if isinstance(value, collections.deque) else ()
+    return (type(value).__name__, len(value), *size, kinds, xxhash.xxh3_128_hexdigest(marshal.dumps(content, 2)))
 
 
 def keeps_order(value: set[Any] | frozenset[Any]) -> bool:

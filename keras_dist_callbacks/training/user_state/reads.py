@@ -22,7 +22,8 @@ _DYNAMIC = frozenset(
     [
         *("eval", "exec", "globals", "__import__", "_getframe", "currentframe", "import_module", "cache_clear"),
         *("get_objects", "get_referrers", "set_step", "get_uid", "get_global_generator", "get_or_create_global_step"),
-        *("getrecursionlimit", "geterr", "get_printoptions", "getcontext", "get_threshold", "getsignal"),
+        *("getrecursionlimit", "geterr", "seterr", "get_printoptions", "getcontext", "get_threshold", "getsignal"),
+        *("isEnabledFor", "getEffectiveLevel"),
     ]
 )
 """What reaches anything, counts, or returns a setting of the process."""

@@ -88,9 +88,11 @@ def _changed_below_own_state(before: Found, now: Found) -> list[str]:
     return [
         path
         for path, node in now.nodes.items()
-        if node.kind in _COMPARED_WITHIN
-        and now.is_below_own_state(path)
-        and digest_of(before.nodes.get(path)) != digest_of(node)
+        if digest_of(was := before.nodes.get(path)) != digest_of(node)
+        and (
+            (node.kind in _COMPARED_WITHIN and now.is_below_own_state(path))
+            or (was is not None and was.kind == "ref" and node.kind != "ref")  # two places no longer have one object
+        )
     ]
 
 

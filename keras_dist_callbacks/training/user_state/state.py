@@ -16,12 +16,13 @@ from keras_dist_callbacks._compat import graphs, input_inspection, library_state
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.manifest import PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
-from keras_dist_callbacks.backups.verdict import Finding, group
+from keras_dist_callbacks.backups.verdict import group
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, listed_callbacks, own_state, walked_callbacks
 from keras_dist_callbacks.training.user_state import changes, edits, restoring
+from keras_dist_callbacks.training.user_state.findings import edit_conditions, finding, not_restored, set_otherwise
 from keras_dist_callbacks.training.user_state.input_state import InputState
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents, words
@@ -102,17 +103,17 @@ class UserState:
         found = changes.changes_between(self._start, now, remade=self._remade(now))
         traces_step = not self._fit.model.run_eagerly
         unknown, code, lost = (
-            {path: why for path, why in places.items() if not now.is_below_own_state(path)}
+            {path: why for path, why in places.items() if path in now.changed_sets or not now.is_below_own_state(path)}
             for places in (now.unknown, now.code_conditions, found.lost)
         )
         findings = [
-            *(_finding("unknown", path, why, now, found.records) for path, why in unknown.items()),
-            *(_finding("code", path, why, now) for path, why in code.items() if is_called(path, now)),
-            *(_finding("code", path, DRAWN, now) for path in drawing_in_traces(now, traces_step=traces_step)),
-            *(_finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
-            *(_finding("lost", path, why, now) for path, why in lost.items()),
-            *(_finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),
-            *(_finding("lost", path, _ADAPTED, now) for path in self._adapted_again(now)),
+            *(finding("unknown", path, why, now, found.records) for path, why in unknown.items()),
+            *(finding("code", path, why, now) for path, why in code.items() if is_called(path, now)),
+            *(finding("code", path, DRAWN, now) for path in drawing_in_traces(now, traces_step=traces_step)),
+            *(finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
+            *(finding("lost", path, why, now) for path, why in lost.items()),
+            *(finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),
+            *(finding("lost", path, _ADAPTED, now) for path in self._adapted_again(now)),
         ]
         self.conditions, self.lost = group(findings)
         self.conditions += self._readers_of_the_input(now) + self._changed_after_a_copy(now, found)
@@ -128,6 +129,11 @@ class UserState:
         records = {**{path: since.records[path] for path in last.records.keys() & since.records}, **found.records}
         tensors = {**since.tensors, **last.tensors, **tensors}
         return {TRACED: last.records, **({PYTHON: records} if records else {})}, tensors
+
+    @property
+    def has_set_states(self) -> bool:
+        """Whether an object of the user's has `set_state`."""
+        return bool(self._start.with_own_state)
 
     def object_at(self, path: str) -> Any:
         """One of the user's objects, by a path such as `place_of_optimizer`.
@@ -185,7 +191,7 @@ class UserState:
             self._note_trace()
         now = self._traced[-1].digests
         differing = [path for path in dict.fromkeys([*wanted, *now]) if wanted.get(path) != now.get(path)]
-        return group(_finding("traced", path, "", Found()) for path in differing)[0]
+        return group(finding("traced", path, "", Found()) for path in differing)[0]
 
     def _put_back_start(self, paths: Collection[str]) -> None:
         """Gives values that a callback has changed in this epoch already those of the start."""
@@ -225,15 +231,18 @@ class UserState:
         if not saved and not self._start.with_own_state:
             set_states()
             return [], []
+        shared_with_input = self.input.shared_with(self._walk())
         failed, others = restoring.restore_and_compare(saved, tensors, self._walk, set_states)
-        return _not_restored(failed), _set_otherwise(others)
+        now = self._walk().nodes if shared_with_input else {}
+        replaced = [path for path, value in shared_with_input.items() if path in now and now[path].value is not value]
+        return not_restored(failed), set_otherwise([*others, *replaced])
 
     def restore_input(
         self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]
     ) -> tuple[list[str], list[str]]:
         """Does and returns the same for the input's code, as of when the epoch began."""
         failed, others = self.input.restore(saved, tensors)
-        return _not_restored(failed), _set_otherwise(others)
+        return not_restored(failed), set_otherwise(others)
 
     def edits(self, tensors: Mapping[str, np.ndarray[Any, Any]], named: Collection[str]) -> tuple[list[str], list[str]]:
         """Returns what the script says otherwise than in the interrupted run: settings of training, and conditions.
@@ -251,7 +260,7 @@ class UserState:
             if place.rpartition(".")[2] not in named
         ]
         others = {path: pair for path, pair in found.others.items() if path.rpartition("/")[2] not in named}
-        return first_few(settings), _edit_conditions(dataclasses.replace(found, others=others))
+        return first_few(settings), edit_conditions(dataclasses.replace(found, others=others))
 
     def note_trace(self) -> None:
         """A step was traced, or may have been: notes what it may have read, if so."""
@@ -437,64 +446,3 @@ def _remember_trace(model: Any, found: Found) -> None:
     tokens = tokens if function is model.train_function else []
     tokens.append({path: node.token for path, node in found.nodes.items()})
     vars(model)[_TOKENS] = (model.train_function, tokens)  # not as an attribute, which Keras would track
-
-
-def _not_restored(failed: Mapping[str, str]) -> list[str]:
-    return group(_finding("lost", path, why, Found()) for path, why in failed.items())[1]
-
-
-def _set_otherwise(paths: Collection[str]) -> list[str]:
-    """Conditions about attributes that `get_state` and `set_state` do not restore."""
-    if not paths:
-        return []
-    places = [f"{place} of {owner}" for owner, place in map(words, paths)]
-    shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
-    return [f"other values after set_state than in the interrupted run do not affect training: {shown}"]
-
-
-def _finding(kind: str, path: str, why: str, now: Found, records: Collection[str] = ()) -> Finding:
-    owner, place = words(path)
-    return Finding(kind, owner, place, why, _assertion(path, now, records) if kind == "unknown" else "")
-
-
-def _assertion(path: str, now: Found, records: Collection[str]) -> str:
-    """The line by which the user asserts that what is below a path keeps no state; none if other state of it is saved.
-
-    Backups then save nothing of it.
-    """
-    root = path.partition("/")[0]
-    node = now.nodes.get(root) or now.nodes.get(path)
-    if node is None or root.startswith(("model", "optimizer")) or any(r.startswith(f"{root}/") for r in records):
-        return ""
-    if not isinstance(node.value, type) and hasattr(
-        node.value, "__code__" if node.kind == "function" else "cache_info"
-    ):
-        return f"kdc.stateless_input({node.value.__name__})"
-    cls = node.value if isinstance(node.value, type) else type(node.value)
-    is_users = root.startswith("callback ") or not is_library(cls.__module__)
-    return "" if not is_users else f"kdc.register_callback_state({cls.__name__}, None)"
-
-
-def _edit_conditions(found: edits.Edits) -> list[str]:
-    conditions = []
-    files: dict[str, list[str]] = {}
-    for name in found.code:
-        file, _, function = name.partition(": ")
-        files.setdefault(file, []).append(f"`{function.replace('<locals>.', '')}`")
-    for file, functions in files.items():
-        shown = ", ".join(functions[:3]) + (", ..." if len(functions) > 3 else "")
-        conditions.append(f"the changes in {file} ({shown}) do not affect training")
-    if found.callbacks:
-        shown = ", ".join(found.callbacks[:3]) + (", ..." if len(found.callbacks) > 3 else "")
-        conditions.append(f"callbacks that only one of the two runs has do not affect training: {shown}")
-    if found.others:
-        names = [_other_value(path, numbers) for path, numbers in found.others.items()]
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        conditions.append(f"other values than in the interrupted run do not affect training: {shown}")
-    return conditions
-
-
-def _other_value(path: str, numbers: tuple[str, str] | None) -> str:
-    owner, place = words(path)
-    name = f"{place} of {owner}" if place else owner
-    return name if numbers is None else f"{name} (was {numbers[0]}, is {numbers[1]})"

@@ -70,7 +70,7 @@ class Found:
         unknown: By path, what could not be looked into.
         code_conditions: By the path of a function, what it does that cannot be looked into.
         labels: Functions, classes and library objects by their full names.
-        code: A hash of each function of the user's by `file: name`.
+        code: Hashes of the functions of the user's by `file: name`.
         traced_names: Names that functions which TensorFlow traces use.
         names: Names that any function of the user's uses.
         traced_functions: Functions that TensorFlow may trace.

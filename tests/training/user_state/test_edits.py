@@ -19,6 +19,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from keras_dist_callbacks._compat.model_config import model_facts
 from keras_dist_callbacks.training.user_state import edits
 from keras_dist_callbacks.training.user_state.walk import walk
 from keras_dist_callbacks.training.user_state.walker import Found, Policy, Root
@@ -132,6 +133,22 @@ def test_comments_docstrings_and_formatting_are_no_edit(edited: str) -> None:
     assert found == edits.Edits()
 
 
+LAMBDAS = """
+schedule = [lambda rate: rate * 0.9, lambda rate: rate * 0.8, lambda rate: rate * 0.7]
+"""
+
+
+@pytest.mark.parametrize("factor", ["0.9", "0.8", "0.7"])
+def test_each_of_several_lambdas_is_compared(factor: str) -> None:
+    edited = LAMBDAS.replace(factor, "0.5")
+    found = compared(Holder(value=compiled(LAMBDAS)), Holder(value=compiled(edited)))
+    assert found.code == ["train.py: <lambda>"]
+
+
+def test_verbose_is_no_edit() -> None:
+    assert compared(Holder(verbose=0), Holder(verbose=1)) == edits.Edits()
+
+
 def test_functions_of_another_version_of_python_are_not_compared() -> None:
     before = described(Holder(value=compiled(CODE)))
     before["python"] = [3, 1]
@@ -229,3 +246,16 @@ def test_a_later_fit_tells_what_the_first_one_knew() -> None:
     told = edits.with_first(described(holder), first)
     assert edits.compare(told, first).settings == {}
     assert list(edits.compare(told, first).others) == ["callback Holder()/later"]
+
+
+def model_with(source: str) -> keras.Model:
+    layer = keras.layers.Lambda(compiled(f"schedule = {source}"), output_shape=(3,))
+    return keras.Sequential([keras.Input((3,)), layer])
+
+
+def test_a_lambda_layer_is_compared_as_a_function() -> None:
+    sources = ["lambda x: 2 * x", "(\n\n    lambda x: 2 * x  # twice\n)", "lambda x: 3 * x"]
+    before, moved, edited = map(model_with, sources)
+    assert model_facts(before) == model_facts(moved) == model_facts(edited)
+    assert compared(before, moved, "model") == edits.Edits()
+    assert compared(before, edited, "model").code == ["train.py: <lambda>"]

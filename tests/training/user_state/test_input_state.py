@@ -204,6 +204,25 @@ def test_validation_data_with_get_state_are_inspected_as_any_other(tmp_path: Pat
     tiny.assert_same(resumed, run())
 
 
+@pytest.mark.slow  # a complete fit
+def test_an_image_generator_of_keras_own_is_a_condition(tmp_path: Path) -> None:
+    keras.utils.set_random_seed(5)
+    images = np.random.default_rng(1).random((32, 4, 4, 1), np.float32)
+    generator = tf.keras.preprocessing.image.ImageDataGenerator(horizontal_flip=True)
+    model = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    def run(*callbacks: Any) -> None:
+        model.fit(generator.flow(images, np.zeros(32), 8, seed=1), epochs=2, verbose=0, callbacks=[*callbacks])
+
+    with pytest.raises(tiny.Stop):
+        run(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 1))
+    backup = kdc.BackupAndRestore(tmp_path)
+    run(backup)
+    assert backup.restored is not None
+    assert backup.restored.verdict == "exact if", backup.restored
+
+
 def seeded(index: int) -> Any:
     return np.random.default_rng(100 + index).normal()
 

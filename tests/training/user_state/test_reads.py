@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import os
 import pathlib
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -105,20 +106,40 @@ def reads_by_tensorflow(self: Any) -> Any:
     return tf.io.gfile.GFile(self.path).read()
 
 
+_SAID = ("open", "GFile", "exists", "stat", "walk", "fetchone", "capture_output")
+
+
 def stops_on_a_file(self: Any) -> None:
     self.model.stop_training = os.path.exists(self.path)
+
+
+def asks_for_the_size(self: Any) -> int:
+    return pathlib.Path(self.path).stat().st_size
+
+
+def looks_through_directories(self: Any) -> int:
+    return len(list(os.walk(self.path)))
+
+
+def asks_a_database(self: Any) -> Any:
+    return self.database.execute("select count(*) from rows").fetchone()
+
+
+def runs_another_program(self: Any) -> str:
+    return str(subprocess.run(self.command, capture_output=True, check=True).stdout)
 
 
 @pytest.mark.parametrize(
     "function",
     [
         stops_on_a_file,
+        *(asks_for_the_size, looks_through_directories, asks_a_database, runs_another_program),
         *(compares_with_short_texts, copies, appends_and_reads, has_a_file_called_w, opens_by_another_name),
         *(decides_on_the_mode, reads_by_keyword, reads_with_options, reads_by_tensorflow),
     ],
 )
-def test_a_function_that_reads_a_file_says_so(function: Callable[..., Any]) -> None:
-    assert reads_of(function.__code__).reads_files in ("open", "GFile", "exists")
+def test_a_function_that_reads_a_file_or_asks_another_program_says_so(function: Callable[..., Any]) -> None:
+    assert reads_of(function.__code__).reads_files in _SAID
 
 
 def test_seeds_of_operations_are_seen() -> None:
