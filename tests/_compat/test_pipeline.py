@@ -75,6 +75,7 @@ def one_pass(dataset: Any, pause: float) -> list[int]:
     return np.concatenate([value.ravel() for value in values]).tolist()
 
 
+@pytest.mark.in_gate(20)
 @pytest.mark.parametrize("name", BEHIND)
 @pytest.mark.parametrize("chosen", OPTIONS)
 def test_a_cache_is_complete_where_its_end_is_read(name: str, chosen: str) -> None:

@@ -69,6 +69,7 @@ def test_other_strategies_are_taken() -> None:
         assert unsupported_reason(strategy) is None
 
 
+@pytest.mark.chaos
 @pytest.mark.process
 @pytest.mark.slow
 def test_under_central_storage_what_keras_cannot_train_is_named_before_it_begins_and_nothing_else() -> None:

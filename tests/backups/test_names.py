@@ -100,6 +100,7 @@ def test_a_record_with_a_huge_number_costs_no_time(tmp_path: Path) -> None:
     begin(tmp_path)
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "show --commit 1-1", "verify", "doctor", "prune --keep 1 --yes"])
 def test_records_of_any_size_are_not_read_into_memory(tmp_path: Path, command: str) -> None:

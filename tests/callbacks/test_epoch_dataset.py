@@ -101,6 +101,7 @@ class Positioned(Batches):
         self.generator.bit_generator.state = state["generator"]
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("where", [(1, 2), (2, 0)], ids=str)
 @pytest.mark.parametrize("methods", ["get_state", "state_dict"])
 def test_an_input_that_knows_its_position_is_asked(tmp_path: Path, methods: str, where: Any) -> None:

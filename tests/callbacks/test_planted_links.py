@@ -43,6 +43,7 @@ def plant_owner(backup: Path) -> None:
     (backup / "owners/000001.json").write_text(json.dumps({"token": "0" * 32, "claimed": 0}))
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("link", "directory_is_a_link"),

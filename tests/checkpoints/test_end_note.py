@@ -139,6 +139,7 @@ def test_a_bucket_has_the_note_inside(url: str) -> None:
     assert (place.root, name.startswith(".training-end-")) == (opened(url).root, True)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("url", ["memory://a/d", "s3://bucket/d/", "gs://bucket/a/d"])
 def test_a_directory_in_a_store_has_the_note_next_to_it(url: str) -> None:
     (parent, name), (_, inside) = end_note._places(opened(url), TEMPLATE)

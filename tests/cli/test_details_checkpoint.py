@@ -48,6 +48,7 @@ def test_the_newest_checkpoint_is_shown_with_its_record(url: str) -> None:
     assert all(tensor["name"] in text for tensor in found["tensors"])
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("how", ["commit", "path"])
 def test_one_is_shown_by_its_name(url: str, how: str) -> None:
     train(url, save_weights_only=True)

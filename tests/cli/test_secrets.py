@@ -32,6 +32,7 @@ def _all(given: Given) -> str:
     return found
 
 
+@pytest.mark.in_gate(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TAKEN))
 def test_no_command_prints_a_secret_of_a_place_that_refuses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

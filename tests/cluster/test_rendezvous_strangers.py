@@ -189,6 +189,7 @@ IMPOSTORS: dict[str, Callable[[socket.socket], object]] = {
 }
 
 
+@pytest.mark.in_gate(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS.keys())
 def test_a_stranger_who_answers_as_the_chief_holds_a_worker_no_longer_than_its_deadline(

@@ -52,6 +52,7 @@ def test_workers_with_the_same_token_start() -> None:
         assert all(start.result(90) < 30 for start in started)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(
     ("chief", "worker", "match"),
     [
@@ -208,6 +209,7 @@ def test_processes_with_one_token_join(tmp_path: Path, preload: bool, monkeypatc
         assert ONE not in cluster.tails()
 
 
+@pytest.mark.chaos
 @pytest.mark.cluster
 def test_processes_whose_tokens_differ_end_with_the_reason(local_cluster: ClusterFactory, tmp_path: Path) -> None:
     tokens = (ONE, OTHER)

@@ -88,6 +88,7 @@ def test_a_backup_without_an_architecture_needs_a_model(tmp_path: Path) -> None:
         kdc.SidecarEvaluator(None, tiny.data(), tmp_path / "backup", **QUICK).start()
 
 
+@pytest.mark.in_gate(2)
 def test_checkpoints_in_any_store_are_evaluated_and_logged_there(place: Place, tmp_path: Path) -> None:
     saving = kdc.ModelCheckpoint(f"{place.url}/ckpt/{{epoch}}.keras", max_to_keep=2, storage_options=place.options)
     tiny.fit(tiny.model(), None, [saving])

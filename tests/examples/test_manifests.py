@@ -201,6 +201,7 @@ def run_batch(place: Path, env: dict[str, str]) -> tuple[int, int]:
     raise AssertionError("it is requeued forever")
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.kill
 @pytest.mark.parametrize(
     ("faults", "code", "runs"),
@@ -254,6 +255,7 @@ def job_result(name: str, pods: list[subprocess.Popen[bytes]]) -> str:
     return "failed" if all(code in permanent["onExitCodes"]["values"] for code in shell) else "PodFailurePolicy"
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.kill
 @pytest.mark.parametrize("name", ["jobset.yaml", "trainjob.yaml"])
 def test_a_jobset_recreates_all_workers_unless_the_error_would_come_again(workplace: Path, name: str) -> None:

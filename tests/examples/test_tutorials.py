@@ -44,6 +44,7 @@ def assert_same_end(one: Path, other: Path) -> None:
         np.testing.assert_array_equal(value, wanted[name], name)
 
 
+@pytest.mark.chaos
 def test_the_mirrored_tutorial_killed_twice_ends_as_it_would_have(tmp_path: Path) -> None:
     (wanted,), _, _ = run(tmp_path / "uninterrupted", "mirrored")
     (found,), said, codes = run(tmp_path / "killed", "mirrored", ["30", "35"])

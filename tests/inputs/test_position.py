@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # complete fits
     ids=str,
 )
 @pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.in_gate(5)
+@pytest.mark.in_gate(3)
 def test_an_input_continues_exactly_where_it_was(tmp_path: Path, name: str, where: tuple[int, int]) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None, epochs=5, **INPUTS[name]())
@@ -34,6 +34,7 @@ def test_an_input_continues_exactly_where_it_was(tmp_path: Path, name: str, wher
     tiny.assert_same(model, reference)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_epochs_of_changing_lengths_resume_exactly(tmp_path: Path, seed: int) -> None:

@@ -272,6 +272,7 @@ class Lowers(keras.callbacks.Callback):
         self.strength.assign(0.5 * self.strength)
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize("of", ["training", "validation"])
 @pytest.mark.parametrize("is_cached", [False, True])
@@ -307,6 +308,7 @@ class Raises(keras.callbacks.Callback):
         self.strength.assign_add(0.5 * self.each_batch)
 
 
+@pytest.mark.in_gate(3)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize(
     ("is_endless", "each_batch", "tunes", "kind", "verdict"),
@@ -425,6 +427,7 @@ KNOWS_POSITION: dict[str, tuple[Callable[[], Any], dict[str, int], str]] = {
 }
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("case", KNOWS_POSITION)
 def test_an_input_that_knows_its_position_is_asked_only_where_it_is_that_of_training(tmp_path: Path, case: str) -> None:
     make, arguments, verdict = KNOWS_POSITION[case]

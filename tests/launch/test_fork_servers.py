@@ -110,6 +110,7 @@ def test_a_worker_that_is_terminated_is_gone_with_its_group_and_its_log_says_why
     assert process.log.read_text().endswith("\n[local cluster] the reason\n")
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 def test_a_forgotten_worker_is_terminated(start: Start) -> None:
     pid = start(SLEEP).pid

@@ -182,6 +182,7 @@ def test_what_is_not_installed_is_skipped(run: Run) -> None:
     assert run(["program.py"], ("json", "no_such_package.at_all")) == (0, "5\n")
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])

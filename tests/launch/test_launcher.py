@@ -310,6 +310,7 @@ def test_warm_restarts_are_forked(tmp_path: Path) -> None:
     assert not any(map(is_alive, job.pids()))
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize(
     ("options", "env", "reason"),
     [

@@ -61,6 +61,7 @@ WHERE = {
 }
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_signal_saves_the_step_and_leaves(
     tmp_path: Path, reference: keras.Model, where: str, capsys: pytest.CaptureFixture[str]

@@ -130,6 +130,7 @@ def test_an_object_too_large_for_memory_goes_through_a_file_just_as_exclusively(
     assert leftovers(spool) == []
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gs", "s3", "az"])

@@ -147,6 +147,7 @@ def untrusted(tmp_path: Path) -> Iterator[int]:
     thread.join(10)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["s3", "az"])
 def test_a_certificate_that_is_not_trusted(untrusted: int, kind: str) -> None:

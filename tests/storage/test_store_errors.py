@@ -185,7 +185,7 @@ def test_any_lost_answer_of_an_upload_in_parts_is_survived(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "of"), CELLS)
-@pytest.mark.in_gate(10)
+@pytest.mark.in_gate(4)
 def test_a_passing_fault_is_invisible(remote: Place, proxy: FaultProxy, kind: str, of: str) -> None:
     policy = RetryPolicy(20, 0.05, 0.2, request_seconds=1 if kind == "hang" else 5)
     storage, content = remote.through(proxy).open(policy), os.urandom(200_000)

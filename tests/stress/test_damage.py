@@ -114,6 +114,7 @@ def restore(files: Files, expected: Manifest | None, where: str) -> str:
     return ""
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True], ids=["shared", "double_checkpoint"])
 def test_no_damage_of_any_file_yields_a_wrong_state(double: bool, count: Callable[[str], None]) -> None:

@@ -157,6 +157,7 @@ def test_a_job_of_fresh_processes_ends_as_if_never_interrupted(
     check_cell(tmp_path, baseline, strategy, source, options, [kill], preload=False)
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(300)
 def test_a_killed_cluster_that_saves_by_measure_continues_exactly(tmp_path: Path, baseline) -> None:  # type: ignore[no-untyped-def]
@@ -197,6 +198,7 @@ def test_a_job_killed_again_and_again_while_it_saves_ends_as_if_never_interrupte
     assert_same(tmp_path, reference, "default")
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(600)
 def test_the_killed_chief_of_a_cluster_resumes_at_the_last_epoch(tmp_path: Path, baseline) -> None:  # type: ignore[no-untyped-def]

@@ -31,6 +31,7 @@ def check_ends(case: Case, row: Row) -> None:
             assert re.search(rf"{name} .*(?:{REASONS})|no contact from {name} ", told[-1]), told[-1]
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(120)
 def test_a_frozen_chief_does_not_block_the_others_at_the_end(tmp_path: Path) -> None:

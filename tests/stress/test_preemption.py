@@ -83,7 +83,7 @@ def check(tmp_path: Path, reference, strategy: str, source: str, signals: list[s
         ("multi-worker-3", "dataset", [f"{EPOCH_END},worker=2"]),
     ],
 )
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_preempted_job_saves_leaves_and_loses_nothing(
     tmp_path: Path,
     reference,

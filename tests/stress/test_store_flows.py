@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow  # complete fits
 Run = tuple[keras.Model, dict[str, list[float]]]
 
 
+@pytest.mark.in_gate(2)
 def test_an_interrupted_run_ends_as_if_it_had_not_been(place: Place, uninterrupted: Run) -> None:
     options = {"storage_options": place.options}
     tiny.interrupt(place.url, 1, 3, options=options)
@@ -40,6 +41,7 @@ def test_a_finished_run_that_is_kept_runs_no_step_again(place: Place, uninterrup
     assert history.history == uninterrupted[1]
 
 
+@pytest.mark.in_gate(4)
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_checkpoint_comes_back_as_the_model(place: Place, weights_only: bool) -> None:
     name = "ckpt-{epoch:02d}" + (".weights.h5" if weights_only else ".keras")

@@ -101,6 +101,7 @@ def check_trial(
     return collections.Counter({struck: 1, "resumed": bool(commits), "steps not trained again": TOTAL_STEPS - steps})
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.kill
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["gs", "s3"])

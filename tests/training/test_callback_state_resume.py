@@ -142,6 +142,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, A
     return directory, *run_uninterrupted(directory, watchers, model=tiny.model, epochs=6, validation_data=VALIDATION)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.usefixtures("foreign_is_registered")
 @pytest.mark.parametrize("chain", [0, 1, 2])
 def test_stops_files_rows_events_and_states_are_those_of_an_uninterrupted_run(

@@ -35,6 +35,7 @@ def shown_steps(output: str) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("length_is_known", [True, False])
 @pytest.mark.parametrize(("batch", "first"), [(3, "4/5"), (None, "5/5")])

@@ -57,6 +57,7 @@ def test_no_held_value_changes_in_bfloat16() -> None:
     assert moved >= 6
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize(("kind", "workers"), [("mirrored", 1), ("multi_worker", 2)])
 def test_no_held_value_changes_under_a_strategy(tmp_path: Path, kind: str, workers: int) -> None:

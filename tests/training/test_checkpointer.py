@@ -127,6 +127,7 @@ def test_a_backup_of_another_model_is_refused(tmp_path: Path) -> None:
         loop(tmp_path, units=9)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.kill
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [1, 2])

@@ -228,7 +228,7 @@ def test_a_changed_model_or_compile_is_named(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FITS)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
-@pytest.mark.in_gate(6)
+@pytest.mark.in_gate(3)
 def test_a_changed_input_or_fit_is_named(tmp_path: Path, name: str) -> None:
     before, after, expected = FITS[name]
     assert re.search(expected, "; ".join(notes(tmp_path, compiled, compiled, before, after)))

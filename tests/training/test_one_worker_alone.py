@@ -134,6 +134,7 @@ def check_loss(directory: Path, workers: int, who: int, does: str) -> None:
         assert codes[who] == 1
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.kill
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("workers", "who", "does"), [(2, 1, "kill"), (3, 0, "raise")])

@@ -76,7 +76,7 @@ ACTIONS: dict[str, Action] = {
 
 @pytest.mark.parametrize("stop", [pytest.param((1, 0), marks=pytest.mark.chaos), (1, 3), (2, 2)])
 @pytest.mark.parametrize("act", ACTIONS.values(), ids=ACTIONS)
-@pytest.mark.in_gate(5)
+@pytest.mark.in_gate(2)
 def test_a_replaced_optimizer_is_restored(tmp_path: Path, act: Action, stop: tuple[int, int]) -> None:
     tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[AtEpoch(1, act)])
     resumed, expected = tiny.model(), tiny.model()

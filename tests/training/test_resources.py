@@ -129,6 +129,7 @@ def noisy() -> tf.data.Dataset:
     return tf.data.Dataset.range(10).map(lambda x: x + tf.random.uniform((), maxval=2, dtype=tf.int64))
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize(
     "make",
     [

@@ -251,6 +251,7 @@ def test_a_train_step_with_inputs_of_its_own_resumes(tmp_path: Path) -> None:
     assert history.history == expected.history
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize(
     "make",
     [

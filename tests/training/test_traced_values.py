@@ -246,7 +246,7 @@ DRAWN += [drawn_by_an_initializer, drawn_by_scipy, drawn_by_sklearn]
 
 @pytest.mark.parametrize("draw", DRAWN)
 @pytest.mark.parametrize("where", DRAWS)
-@pytest.mark.in_gate(8)
+@pytest.mark.in_gate(3)
 def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw: Any, tmp_path: Path) -> None:
     def fit(*callbacks: Any) -> None:
         keras.utils.set_random_seed(3)
@@ -327,6 +327,7 @@ class Warm(Scaled):
         return super().call(x, training=training) * self.scale * SETTINGS[0]
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("own_function", [False, True])
 @pytest.mark.parametrize("by", ["assignment", "setattr", "item"])
 def test_a_value_that_is_another_one_only_while_a_trace_reads_it_is_a_condition(

@@ -39,6 +39,7 @@ class Momentum(keras.optimizers.Optimizer):
         return {}
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("key", [None, lambda optimizer, variable: id(variable)], ids=["name", "id"])
 @pytest.mark.parametrize("eager", [False, True])
 def test_an_optimizer_may_keep_its_slots_in_a_dict(tmp_path: Path, key: Any, eager: bool) -> None:
