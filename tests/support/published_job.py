@@ -119,6 +119,7 @@ def main(script: str, directory: str, record: str, kind: str, *kills: str) -> No
     os.chdir(place)
     replace_data()
     keras.utils.set_random_seed(7)
+    kdc.register_callback_state(Fits, None)
     fits = Fits(place, record, kind, [int(batches) for batches in kills])
     keras.Model.fit = fits.around(keras.Model.fit)
     sys.argv = [script]
