@@ -232,12 +232,12 @@ def draws_from_shared_state(function: types.FunctionType) -> bool:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Yields each name that is loaded, with the three that are loaded next, mostly its attributes."""
+    """Yields each name that is loaded and is no attribute, with the three that are loaded next, mostly its attributes."""
     for part in _codes(code):
         found = [i for i in dis.get_instructions(part) if i.opname not in _WITHOUT_NAME]
         names = [str(i.argval) if i.opname.startswith(_NAMED) else "" for i in found]
         for place, name in enumerate(names):
-            if name:
+            if name and not found[place].opname.startswith(_OF_ATTRIBUTES):
                 yield (name, *itertools.takewhile(bool, [*names[place + 1 : place + 4], ""]))
 
 
@@ -267,6 +267,7 @@ def _loads_method(this: dis.Instruction) -> bool:
 
 
 _NAMED = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_")
+_OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _WITHOUT_NAME = ("PUSH_NULL", "PRECALL", "CACHE", "KW_NAMES", "RESUME")
 
 

@@ -6,14 +6,17 @@ from __future__ import annotations
 import gzip
 import os
 import pathlib
+import random
 import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks.training.user_state.reads import reads_of
+from keras_dist_callbacks.training.user_state.reads import draws_from_shared_state, reads_of
 
 
 def appends(self: Any) -> None:
@@ -153,3 +156,16 @@ def test_seeds_of_operations_are_seen() -> None:
         return tf.random.normal((2,))
 
     assert [reads_of(f.__code__).draws_seeded for f in (seeded, stateless, unseeded)] == [True, False, False]
+
+
+def test_random_operations_of_keras_are_not_taken_for_those_of_python() -> None:
+    def of_keras(self: Any) -> Any:
+        return keras.random.uniform((2,), seed=self.seed)
+
+    def of_python() -> float:
+        return random.random()
+
+    def of_numpy() -> float:
+        return float(np.random.normal())
+
+    assert [draws_from_shared_state(f) for f in (of_keras, of_python, of_numpy)] == [False, True, True]
