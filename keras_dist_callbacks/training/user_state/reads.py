@@ -232,7 +232,7 @@ def draws_from_shared_state(function: types.FunctionType) -> bool:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Yields each name that is loaded and is no attribute, with the three that are loaded next, mostly its attributes."""
+    """Yields each name that is loaded, but no attribute, with the three loaded next, mostly its attributes."""
     for part in _codes(code):
         found = [i for i in dis.get_instructions(part) if i.opname not in _WITHOUT_NAME]
         names = [str(i.argval) if i.opname.startswith(_NAMED) else "" for i in found]

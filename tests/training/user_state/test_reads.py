@@ -163,7 +163,7 @@ def test_random_operations_of_keras_are_not_taken_for_those_of_python() -> None:
         return keras.random.uniform((2,), seed=self.seed)
 
     def of_python() -> float:
-        return random.random()
+        return random.random()  # noqa: S311 - what users call
 
     def of_numpy() -> float:
         return float(np.random.normal())
