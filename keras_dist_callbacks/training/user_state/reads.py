@@ -41,14 +41,17 @@ SEEDED = frozenset(["default_rng", "RandomState", "Generator", "SeedSequence", "
 """Names of what makes a random generator of one's own."""
 _KEYWORDS = frozenset(["capture_output"])
 _IN_MEMORY = frozenset(["loads"])
-_LOOKS_FOR_FILES = frozenset(
+_ASKS_FOR_FILES = frozenset(["exists", "isfile", "is_file", "isdir", "is_dir"])
+_MAKES_DIRECTORIES = frozenset(["makedirs", "mkdir"])
+"""What a function that asks for files mostly does if there are none."""
+_LOOKS_FOR_FILES = _ASKS_FOR_FILES | frozenset(
     [
-        *("exists", "isfile", "is_file", "isdir", "is_dir", "getmtime", "getsize", "stat", "lstat", "tell"),
+        *("getmtime", "getsize", "stat", "lstat", "tell"),
         *("listdir", "scandir", "iterdir", "glob", "rglob", "walk"),
     ]
 )
-_TIDIES = frozenset(["makedirs", "mkdir", "remove", "unlink", "rmtree"])
-"""What a function that looks for files mostly does with them: it makes directories, or deletes old output."""
+_DELETES_FILES = frozenset(["unlink", "rmtree", "removedirs"])
+"""What a function that looks for files mostly does with them: old output is deleted; `remove` is of lists, too."""
 _OPENERS = frozenset(["open", "GFile", "File", "ZipFile"])
 _WRITING_MODE = re.compile("[wx][bt+]*|a[bt]*")
 
@@ -105,12 +108,19 @@ def reads_of(code: types.CodeType) -> Reads:
     dynamic = next(iter(sorted(names & _DYNAMIC)), None)
     of_keywords = {name for part in _codes(code) for item in part.co_consts if isinstance(item, tuple) for name in item}
     found = next(iter(sorted((names & _FILE_READS) - _IN_MEMORY | of_keywords & _KEYWORDS)), "open" if opened else None)
-    if found is None and not names & _TIDIES:
-        found = next(iter(sorted(names & _LOOKS_FOR_FILES)), None)
+    if found is None:
+        found = _looks_for_files(names)
     draws = any(_may_draw(part) for part in _codes(code))
     seeded = any(_draws_seeded(part) for part in _codes(code))
     known = (frozenset(global_names), frozenset(stores), frozenset(fills), frozenset(names), frozenset(imports))
     return Reads(*known, dynamic, found, draws, seeded)
+
+
+def _looks_for_files(names: set[str]) -> str | None:
+    if names & _DELETES_FILES or ("remove" in names and names & {"os", "gfile"}):
+        return None
+    hidden = _ASKS_FOR_FILES if names & _MAKES_DIRECTORIES else frozenset()
+    return next(iter(sorted(names & (_LOOKS_FOR_FILES - hidden))), None)
 
 
 def _fills(code: types.CodeType) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH103, PTH110, PTH118, SIM115, UP015 - the ways in which users open files
+# ruff: noqa: PTH103, PTH107, PTH110, PTH208, PTH118, SIM115, UP015 - the ways in which users open files
 """What the bytecode of a function says: whether it reads files, and from which random states it draws."""
 
 from __future__ import annotations
@@ -56,10 +56,15 @@ def makes_a_directory(self: Any) -> None:
         os.makedirs(self.directory)
 
 
+def deletes_old_output(self: Any) -> None:
+    for name in os.listdir(self.directory):
+        os.remove(name)
+
+
 @pytest.mark.parametrize(
     "function",
     [
-        makes_a_directory,
+        *(makes_a_directory, deletes_old_output),
         *(appends, writes_to_a_computed_name, writes_to_a_path, writes_compressed, writes_after_a_call),
         *(writes_several, asks_the_machine),
     ],
@@ -109,7 +114,17 @@ def reads_by_tensorflow(self: Any) -> Any:
     return tf.io.gfile.GFile(self.path).read()
 
 
-_SAID = ("open", "GFile", "exists", "stat", "walk", "fetchone", "capture_output")
+def counts_its_files(self: Any) -> int:
+    os.makedirs(self.directory, exist_ok=True)
+    return len(os.listdir(self.directory))
+
+
+def looks_for_files_beside_a_list(self: Any) -> int:
+    self.left.remove(1)
+    return len(list(pathlib.Path(self.directory).glob("*.npz")))
+
+
+_SAID = ("open", "GFile", "exists", "stat", "walk", "fetchone", "capture_output", "listdir", "glob")
 
 
 def stops_on_a_file(self: Any) -> None:
@@ -136,6 +151,7 @@ def runs_another_program(self: Any) -> str:
     "function",
     [
         stops_on_a_file,
+        *(counts_its_files, looks_for_files_beside_a_list),
         *(asks_for_the_size, looks_through_directories, asks_a_database, runs_another_program),
         *(compares_with_short_texts, copies, appends_and_reads, has_a_file_called_w, opens_by_another_name),
         *(decides_on_the_mode, reads_by_keyword, reads_with_options, reads_by_tensorflow),
