@@ -172,7 +172,8 @@ class _Objects:
     def _new_slot(self, path: str) -> Slot:
         """Returns the place of an attribute that this process has not set yet, or of a name that is not bound."""
         above, name = parent_of(path)
-        owner = self._made[above] if above in self._made else self._holder(above)
+        missing = "what it belongs to is not there yet when training resumes"
+        owner = self._made[above] if above in self._made else self._holder(above, missing)
         if name.startswith("__"):
             raise LookupError("such a name is not restored")
         if isinstance(owner, dict) and not name.startswith("."):
@@ -193,7 +194,7 @@ class _Objects:
                 found = _part_of(found, parent_of(segment)[1])
         return found
 
-    def _holder(self, path: str) -> Any:
+    def _holder(self, path: str, missing: str = "it refers to an object that training has made") -> Any:
         if path.startswith("module "):
             for label, value in self._now.labels.items():
                 if label == path.removeprefix("module "):
@@ -203,7 +204,7 @@ class _Objects:
                 return found[0]
         node = self._now.nodes.get(path)
         if node is None:
-            raise LookupError("it refers to an object that training has made")
+            raise LookupError(missing)
         return self._now.nodes[str(node.token[1])].value if node.kind == "ref" else node.value
 
     def _fill_special(self, record: dict[str, JSON], node: Node | None) -> bool:
