@@ -25,6 +25,14 @@ def unbuilt_layers(model: Any) -> list[str]:
     return unbuilt or ([model.name] if not layers or _has_own_build(model) else [])
 
 
+def has_unbuilt_layers(model: Any) -> bool:
+    """Returns the same as a yes or no, also of a model whose `build()` was called and has built no layer.
+
+    A layer that the model never uses counts too: it makes no difference to what a first step builds.
+    """
+    return any(not layer.built and _has_own_build(layer) for layer in all_layers(model)) or bool(unbuilt_layers(model))
+
+
 def _has_own_build(layer: Any) -> bool:
     import keras
 

@@ -31,7 +31,7 @@ def build_like(saved: WorkerState, fit: RunningFit) -> None:
     model, listed, hidden = fit.model, saved_variables(saved), saved.state.get(TOPIC) or []
     if not model.run_eagerly and graphs.trace(fit):
         return
-    if building.unbuilt_layers(model):
+    if building.has_unbuilt_layers(model):
         try:
             graphs.trace_eager_step(fit)
         except Exception:

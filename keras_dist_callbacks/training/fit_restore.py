@@ -89,7 +89,7 @@ class Resume:
 def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
     """Returns whether the interrupted epoch is the first one, in which a model that is not built is built again."""
     position, first = saved.position, saved.state.get("first_epoch")
-    return position.kind == "within" and position.epoch == first and bool(building.unbuilt_layers(fit.model))
+    return position.kind == "within" and position.epoch == first and building.has_unbuilt_layers(fit.model)
 
 
 class FitRestore:

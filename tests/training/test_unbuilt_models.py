@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,20 @@ class Reads(Subclassed):
         return {"loss": loss}
 
 
+class BuiltInName(Subclassed):
+    """Has a variable of its own, so that Keras takes it for built when `build()` is called, which builds no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = self.add_weight(shape=(), initializer="ones")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras' own about that
+            self.build((None, 6))
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.scale * super().call(x, training=training)
+
+
 class Projection(keras.layers.Layer):
     """Makes its parts when it is built."""
 
@@ -98,6 +113,8 @@ MODELS: dict[str, Make] = {
     "with XLA": lambda: compiled(Subclassed, jit_compile=True),
     "several steps per execution": lambda: compiled(sequential, steps_per_execution=2),
     "eager": lambda: compiled(Subclassed, run_eagerly=True),
+    "built in name only": lambda: compiled(BuiltInName),
+    "eager, built in name only": lambda: compiled(BuiltInName, run_eagerly=True),
     "eager, and reads values": lambda: compiled(Reads, run_eagerly=True),
 }
 

@@ -120,6 +120,7 @@ def _looks_for_files(names: set[str]) -> str | None:
     if names & _DELETES_FILES or ("remove" in names and names & {"os", "gfile"}):
         return None
     hidden = _ASKS_FOR_FILES if names & _MAKES_DIRECTORIES else frozenset()
+    hidden |= frozenset() if names & _OPENERS else frozenset(["tell"])  # a method of the user's
     return next(iter(sorted(names & (_LOOKS_FOR_FILES - hidden))), None)
 
 
