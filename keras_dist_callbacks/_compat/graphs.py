@@ -114,6 +114,7 @@ class Operations:
         shuffles: How many datasets within it shuffle.
         queues: Operations on queues and the like, the same way.
         unordered: What it adds up in no fixed order on several threads of a CPU, unless operations are deterministic.
+        lookups: Whether it looks something up in tables.
     """
 
     random: tuple[str, ...]
@@ -123,6 +124,7 @@ class Operations:
     shuffles: int
     queues: tuple[str, ...] = ()
     unordered: tuple[str, ...] = ()
+    lookups: bool = False
 
 
 def operations(graph: Any) -> Operations:
@@ -155,6 +157,7 @@ def _operations(definition: Any) -> Operations:
         sum(op.startswith("Shuffle") for op, _ in nodes),
         tuple(_label(op, name) for op, name in nodes if op.startswith(_QUEUES)),
         tuple(label for node in found if (label := _unordered_sum(node))),
+        any(op.startswith("LookupTableFind") for op, _ in nodes),
     )
 
 

@@ -74,6 +74,35 @@ def resumed(directory: Path, make: Callable[[], keras.Model], callbacks: Callabl
     return model, callback.restored
 
 
+class Refreshes(keras.callbacks.Callback):
+    """Changes a table at the end of each epoch."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.table.insert(tf.constant([0], tf.int64), tf.constant([0.5 / (epoch + 1)]))
+
+
+def test_a_table_that_a_callback_changes_and_the_input_reads_ahead_is_a_condition(tmp_path: Path) -> None:
+    def run(*callbacks: Any, reads: bool = True) -> None:
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 1.0)
+        data = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH)
+        zero = tf.constant(0, tf.int64)
+        data = data.map(lambda x, y: (x * table.lookup(zero), y)) if reads else data
+        tiny.model().fit(data, epochs=3, verbose=0, callbacks=[Refreshes(table), *callbacks])
+
+    for reads, verdict in ((True, "exact if"), (False, "exact")):
+        directory = tmp_path / str(reads)
+        with pytest.raises(tiny.Stop):
+            run(kdc.BackupAndRestore(directory, save_freq=1), tiny.StopAt(1, 2), reads=reads)
+        backup = kdc.BackupAndRestore(directory)
+        run(backup, reads=reads)
+        assert backup.restored is not None
+        assert backup.restored.verdict == verdict, backup.restored
+
+
 def test_a_mutable_table_that_the_step_changes_is_restored(tmp_path: Path) -> None:
     model, restored = resumed(tmp_path, counting_in_a_table)
     reference = counting_in_a_table()

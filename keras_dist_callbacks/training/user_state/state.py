@@ -117,6 +117,7 @@ class UserState:
         ]
         self.conditions, self.lost = group(findings)
         self.conditions += self._readers_of_the_input(now) + self._changed_after_a_copy(now, found)
+        self.conditions += self._changed_tables(now, found)
         own = (node.value for node in now.nodes.values() if node.kind == "variable")
         self.variable_keys = {variables.key(c) for variable in own for c in variables.components(variable)}
         held = now.nodes.get("optimizer")
@@ -316,6 +317,14 @@ class UserState:
                 owner, place = words(path)
                 conditions.append(f"{place} of {owner} is as it was when the first validation of this fit() copied it")
         return conditions
+
+    def _changed_tables(self, now: Found, found: changes.Changes) -> list[str]:
+        """Lookup tables that training changes: an input that reads them is read ahead, before they are restored."""
+        nodes = {path: now.node(path) for path in found.records}
+        tables = [path for path, node in nodes.items() if node is not None and node.kind == "table"]
+        if not tables or not pipeline.looks_up_tables(self._fit.data):
+            return []
+        return [f"the input does not read `{place}` of {owner}" for owner, place in map(words, tables)]
 
     def _passes_differ(self, dataset: Any) -> bool:
         if dataset not in self._differing:
