@@ -90,7 +90,7 @@ def test_a_table_that_a_callback_changes_and_the_input_reads_ahead_is_a_conditio
         table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 1.0)
         data = tf.data.Dataset.from_tensor_slices(tiny.data()).batch(tiny.BATCH)
         zero = tf.constant(0, tf.int64)
-        data = data.map(lambda x, y: (x * table.lookup(zero), y)) if reads else data
+        data = data.map(lambda x, y: (x * tf.reshape(table.lookup(zero), ()), y)) if reads else data
         tiny.model().fit(data, epochs=3, shuffle=False, verbose=0, callbacks=[Refreshes(table), *callbacks])
 
     for reads, verdict in ((True, "exact if"), (False, "exact")):
