@@ -155,7 +155,8 @@ def test_another_file_name_is_another_log(interrupted: Path, expected: bytes) ->
     other, backup = keras.callbacks.CSVLogger(interrupted / "other.csv"), kdc.BackupAndRestore(interrupted / "backup")
     tiny.fit(tiny.model(), None, [other, backup])
     assert backup.restored is not None
-    assert backup.restored.verdict == "exact"
+    assert backup.restored.notes == ()
+    assert "CSVLogger" not in str(backup.restored.conditions)
     assert (interrupted / "rows.csv").read_bytes() == before
     assert (interrupted / "other.csv").read_bytes().count(b"\r\n") == 3
 
