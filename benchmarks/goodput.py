@@ -7,6 +7,7 @@ some seconds after each of its first starts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -37,7 +38,11 @@ def main() -> None:
     asked = parser.parse_args()
     training: float | None = None
     for arm in ARMS if asked.arm is None else ("uninterrupted", *asked.arm):
-        found = _measure(arm, asked)
+        try:
+            found = _measure(arm, asked)
+        except RuntimeError as error:  # Keras' file may be torn by a kill: then no restart can read it
+            print(json.dumps({"arm": arm, "failed": str(error)}), flush=True)
+            continue
         if arm == "uninterrupted":
             training = found["training"]
         print(json.dumps({"arm": arm, "goodput": round((training or 0) / found["wall"], 3), **found}), flush=True)
@@ -47,7 +52,7 @@ def _command(arm: str, arguments: list[str]) -> list[str]:
     if arm.startswith("kdc launch"):
         return [*_KDC, "launch", *(["--warm"] if "--warm" in arm else []), "--max-restarts", "20", _JOB, *arguments]
     script = [*_KDC, "run", _JOB, *arguments]
-    return ["sh", "-c", 'until "$@"; do :; done', "sh", *script]
+    return ["sh", "-c", 'until "$@"; do [ $? -eq 137 ] || exit 1; done', "sh", *script]  # 137: killed
 
 
 def _measure(arm: str, asked: argparse.Namespace) -> dict[str, Any]:
@@ -76,7 +81,8 @@ def _kill(process: subprocess.Popen[bytes], log: Path, count: int, after: float)
             process.kill()
         starts = [(moment, pid) for part, moment, pid in _events(log) if part == "start"]
         if len(kills) < count and len(starts) > len(kills) and time.time() > starts[len(kills)][0] + after:
-            os.kill(starts[len(kills)][1], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has failed by itself
+                os.kill(starts[len(kills)][1], signal.SIGKILL)
             kills.append(time.time())
         time.sleep(0.02)
     return kills
