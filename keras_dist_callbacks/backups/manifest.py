@@ -36,7 +36,7 @@ TOPICS = frozenset(
         *("input", "input_variables", "untracked_variables", "epochs_by_count", LOCAL_STATE_DROPPED),
         *(PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED, USER_STATE),
         *(verdict.LOST, verdict.UNTRACKED_INPUT, verdict.RANDOM_OPERATIONS, verdict.NOT_SAVED),
-        *(verdict.CONDITIONS, verdict.CALLBACKS_NOT_CALLED),
+        *(verdict.CONDITIONS, verdict.EARLIER_RESUMES, verdict.CALLBACKS_NOT_CALLED),
     ]
 )
 

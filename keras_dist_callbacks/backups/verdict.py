@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Position, WorkerState
 from keras_dist_callbacks.terminal import escape_controls
 
 UNTRACKED_INPUT = "untracked_input"
@@ -19,6 +19,9 @@ NOT_SAVED = "not_saved"
 
 CONDITIONS = "conditions"
 """The topic with conditions under which a continuation is exact."""
+
+EARLIER_RESUMES = "earlier_resumes"
+"""The topic with conditions of the resumes before, and what of them was not exact, each to be read after "exact if"."""
 
 LOST = "lost_state"
 """The topic with what the user's code holds and a backup does not, a sentence each."""
@@ -55,6 +58,7 @@ class Finding:
 
 BECAUSE = " because "
 """Between the name of a PyDataset and why its batches may be others when they are read again."""
+_NO_DIFFERENCE = " made no difference: "
 _LOOP = "your loop changes nothing but what the Checkpointer was given"
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
@@ -119,9 +123,25 @@ def conditions(saved: WorkerState) -> list[str]:
     """Conditions of an exact resume that could not be inspected, each to be read after "exact if"."""
     found = [_untracked_in_input(name) for name in saved.state[UNTRACKED_INPUT]["python"]]
     found += saved.state.get(CONDITIONS, ())
+    found += saved.state.get(EARLIER_RESUMES, ())
     if USER_STATE in saved.state:
         found.append(_LOOP)
     return list(dict.fromkeys(escape_controls(str(condition)) for condition in found))
+
+
+def carried(position: Position, reasons: Iterable[str], open_conditions: Iterable[str]) -> list[str]:
+    """Returns on what the resumes after this one depend because of it: on its conditions, and on what was not exact.
+
+    Args:
+        position: Where it resumed.
+        reasons: Why it was not exact, one sentence each.
+        open_conditions: Its conditions, those of earlier resumes included.
+    """
+    found = list(open_conditions)
+    for reason in reasons:
+        if not any(condition.endswith(_NO_DIFFERENCE + reason) for condition in found):
+            found.append(f"the resume at {position}, which was not exact,{_NO_DIFFERENCE}{reason}")
+    return found
 
 
 def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> str:

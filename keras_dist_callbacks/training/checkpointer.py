@@ -136,6 +136,7 @@ class Checkpointer(NotCopyable):
         tell = functools.partial(self._say, level=logging.WARNING)
         self._shutdown = ShutdownController(shutdown, self._engine, self._cluster, name, tell, _is_alive(self))
         self._environment = environment.describe()
+        self._earlier_resumes: list[str] = []
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}
 
     def restore(self) -> bool:
@@ -327,6 +328,7 @@ class Checkpointer(NotCopyable):
         rng.restore(saved.state["rng"])
         self.restored = Restored.agreed_on_all(commit, position, reasons, conditions, self._cluster)
         self.restored.require(self._strict)
+        self._earlier_resumes = self.restored.carried()
         self.restored.announce(self._storage.display(commit), self._say, warns=self._cluster.is_chief)
 
     def _say_more(self, reasons: list[str]) -> None:
@@ -353,6 +355,7 @@ class Checkpointer(NotCopyable):
             "user": to_json(self.state, "user", arrays),
             verdict.NOT_SAVED: [],
             ENVIRONMENT: self._environment,
+            verdict.EARLIER_RESUMES: self._earlier_resumes,
         }
         state, held = self._input.capture()
         topics.update(state)

@@ -123,7 +123,7 @@ class Fingerprint:
         """Returns what of the input may be another one, and was not looked at."""
         before = _described(tensors)
         found = [
-            f"the {name.removesuffix(_UNREAD)} holds what it held ({why})"
+            f"the data of the {name.removesuffix(_UNREAD)} are the same as in the interrupted run ({why})"
             for name, why in self._facts.items()
             if name.endswith(_UNREAD) and before
         ]
@@ -134,7 +134,7 @@ class Fingerprint:
             is_same = times[0] == times[1] is not None
             if not is_same and not input_values.were_files_compared(*samples, int(count.split()[0])):
                 of = files.removesuffix("/files")
-                found.append(f"the {count} of the {of} hold what they held (other times, and not all were compared)")
+                found.append(f"the {count} of the {of} have the same content as before (other times, and not all were compared)")
         return found
 
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:

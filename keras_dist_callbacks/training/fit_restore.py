@@ -111,6 +111,7 @@ class FitRestore:
         self._directory = directory
         self._notes: list[str] = []  # of the input, until the interrupted epoch is entered
         self._conditions: list[str] = []  # of the resume, which this fit alone knows
+        state.untracked.note_earlier_fit(resume.saved)
         if resume.runs_steps and self._continues_in_process():
             resume.mode = Mode.CONTINUE
 
@@ -222,6 +223,7 @@ class FitRestore:
     def _continue_input(self) -> None:
         """Model, callbacks and random states are as this process has left them."""
         self._resume.is_pending = False
+        self._state.untracked.continue_from(self._resume.saved)
         shares = resume_mode.same_input(self._directory, self._state.fit.input)
         if shares:
             self._state.progress.resume(self._resume.saved.state)

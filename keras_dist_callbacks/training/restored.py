@@ -39,6 +39,15 @@ class Restored:
         """`"exact"`, `"exact if"` or `"not exact"`."""
         return verdict.verdict_of(self.notes, self.conditions)
 
+    def carried(self, *, without: Sequence[str] = ()) -> list[str]:
+        """Returns on what the resumes after this one depend because of it.
+
+        Args:
+            without: Conditions that each of them finds again.
+        """
+        conditions = [condition for condition in self.conditions if condition not in without]
+        return [] if self.is_skipped else verdict.carried(self.position, self.notes, conditions)
+
     @classmethod
     def agreed_on_all(
         cls,

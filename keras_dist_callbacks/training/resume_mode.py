@@ -120,7 +120,8 @@ def note_finished(saved: WorkerState, *, has_ended: bool) -> list[str]:
     for condition in later:
         _add_condition(condition)
     lost = [*(saved.state.get(verdict.LOST) or ()), *(saved.state.get(verdict.NOT_SAVED) or ())]
-    for what in [*lost, *(saved.state.get(verdict.CONDITIONS) or ())]:
+    unseen = [*(saved.state.get(verdict.CONDITIONS) or ()), *(saved.state.get(verdict.EARLIER_RESUMES) or ())]
+    for what in [*lost, *unseen]:
         _add_condition(_NOT_SAVED_BY_FINISHED.format(what))
     return later
 

@@ -358,6 +358,7 @@ class FitSession:
             is_skipped=resume.mode is Mode.SKIP,
         )
         self.restored.require(self._options.strict)
+        self._state.untracked.earlier_resumes += self.restored.carried(without=resume_mode.conditions_of_earlier_fits())
         self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
         self._options.announce(self.restored)
 

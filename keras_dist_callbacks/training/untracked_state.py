@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from keras_dist_callbacks._compat import environment, model_parts, variables
@@ -30,6 +31,7 @@ class UntrackedState:
 
     Attributes:
         conditions: What an exact continuation depends on, as of the restore, beyond what the backup says.
+        earlier_resumes: The same of the resume that this run began with, and of those before, for the next one.
     """
 
     def __init__(self, fit: RunningFit, data: DataPosition, user: UserState, *, warn: bool) -> None:
@@ -43,6 +45,8 @@ class UntrackedState:
         user.remade_losses = self._recompiled.remade_losses
         self._environment = environment.describe()
         self.conditions: list[str] = []
+        self.earlier_resumes: list[str] = []
+        self._lost_before: list[str] = []
         self._conditions_of_input: list[str] = []
         self._facts = Fingerprint(fit, user.directory)
         self._of_submodels = model_parts.steps_of_submodels(fit.model)
@@ -63,11 +67,23 @@ class UntrackedState:
         topics[verdict.NOT_SAVED] = self._not_saved()
         topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training, self._user.input.doubt)
         topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions, *self._user.input.conditions]
-        topics[verdict.LOST] = [*self._step.lost, *self._user.lost]
+        topics[verdict.LOST] = list(dict.fromkeys([*self._lost_before, *self._step.lost, *self._user.lost]))
+        if self.earlier_resumes:
+            topics[verdict.EARLIER_RESUMES] = list(self.earlier_resumes)
         topics[ENVIRONMENT] = self._environment
         topics.update(self._recompiled.capture(self._user.place_of_optimizer))
         topics[verdict.LOST] += [*self._recompiled.lost, *environment.changes_in_training(self._environment)]
         return topics, tensors
+
+    def note_earlier_fit(self, saved: WorkerState) -> None:
+        """An earlier fit of this process may have changed, or restored, what the backup holds."""
+        self._user.note_earlier_fit((saved.state.get(PYTHON) or {}).keys())
+
+    def continue_from(self, saved: WorkerState) -> None:
+        """An earlier fit of this process ended with this backup: what it did not save is still not saved."""
+        self._lost_before = list(saved.state.get(verdict.LOST) or ())
+        held = (saved.state.get(topic) or () for topic in (verdict.CONDITIONS, verdict.EARLIER_RESUMES))
+        self.earlier_resumes = list(dict.fromkeys(itertools.chain.from_iterable(held)))
 
     def build(self, saved: WorkerState) -> None:
         """Builds what the interrupted run's first step has built, as a callback had compiled it."""

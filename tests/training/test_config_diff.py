@@ -262,7 +262,7 @@ def test_many_files_with_other_times_are_a_condition(tmp_path: Path, monkeypatch
     tiny.fit(compiled(), None, [callback], x=copy)
     assert callback.restored.notes == ()
     assert callback.restored.conditions == (
-        "the 20 files of the input hold what they held (other times, and not all were compared)",
+        "the 20 files of the input have the same content as before (other times, and not all were compared)",
     )
 
 
@@ -442,7 +442,7 @@ def test_rows_of_a_very_large_array_are_compared_at_places_evenly_spread(
     with pytest.warns(RuntimeWarning, match="other values in them"):
         assert resumed(tmp_path / "other", {"x": x, "y": y}, {"x": first, "y": y}).notes
     unseen = resumed(tmp_path / "unseen", {"x": x, "y": y}, {"x": last, "y": y})
-    assert unseen.conditions == ("the input holds what it held (only 4 of its 40 rows were compared)",)
+    assert unseen.conditions == ("the data of the input are the same as in the interrupted run (only 4 of its 40 rows were compared)",)
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")

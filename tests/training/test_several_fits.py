@@ -297,3 +297,54 @@ def test_what_a_finished_fit_could_not_save_is_a_condition_of_the_next_one(
     (condition,) = backup.restored.conditions
     assert condition.startswith("nothing depends on what the earlier fit(), which is finished, could not save (")
     assert "a Python generator was advanced" in condition
+
+
+class EarlyRates(keras.callbacks.Callback):
+    """Sets the rate of a late epoch by what it has noted in the first two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[int] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch < 2:
+            self.noted.append(epoch)
+            self.model.tau = 0.01 * len(self.noted)
+        else:
+            self.model.optimizer.learning_rate = self.model.tau * len(self.noted)
+
+
+def loop(directory: Path | None, stop: tuple[int, int] | None, callback: keras.callbacks.Callback) -> keras.Model:
+    """A fit for each epoch."""
+    model = tiny.model()
+    for epoch in range(5):
+        own = [] if directory is None else [kdc.BackupAndRestore(directory, save_freq=2, delete_checkpoint=False)]
+        tiny.fit(model, None, [callback, *stops(stop), *own], initial_epoch=epoch, epochs=epoch + 1)
+    return model
+
+
+def test_state_that_an_earlier_fit_of_a_loop_has_changed_is_restored(
+    tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    for stop in ((2, 3), (4, 3)):
+        with pytest.raises(tiny.Stop):
+            loop(tmp_path, stop, EarlyRates())
+        restart()
+    tiny.assert_same(loop(tmp_path, None, EarlyRates()), loop(None, None, EarlyRates()))
+
+
+def test_what_an_earlier_fit_of_a_loop_could_not_save_is_named(tmp_path: Path, restart: Callable[[], None]) -> None:
+    class Advances(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rates = (0.1 / number for number in range(1, 100))
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch in (0, 4):
+                self.model.optimizer.learning_rate = next(self.rates)
+
+    with pytest.raises(tiny.Stop):
+        loop(tmp_path, (3, 3), Advances())
+    restart()
+    with pytest.warns(RuntimeWarning, match="not exact: the state of the callback Advances is not restored: rates"):
+        loop(tmp_path, None, Advances())

@@ -272,6 +272,8 @@ def _states(one: Manifest, other: Manifest) -> list[State]:
         for topic in sorted({*first, *second}):
             if topic == TRACED and not (topic in first and topic in second):
                 continue  # a process that had no step left to train has traced none
+            if topic == verdict.EARLIER_RESUMES:
+                continue  # an uninterrupted run has none
             pair = [_comparable(topic, state.get(topic)) for state in (first, second)]
             found += [State(_topic_in_words(topic), *gap) for gap in _gaps(*pair)]
     return list(dict.fromkeys(found))

@@ -76,6 +76,9 @@ class UserState:
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
         self._start = self._walk()
+        starts = vars(fit.model).setdefault(_STARTS, {})  # not as an attribute, which Keras would track
+        self._start_before: Found | None = starts.get(directory)
+        starts[directory] = self._start
         layers = {p: node.value for p, node in self._start.nodes.items() if library_state.can_adapt(node.value)}
         self._adapted = {path: library_state.adapted(layer) for path, layer in layers.items()}
         names = [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
@@ -130,6 +133,20 @@ class UserState:
         records = {**{path: since.records[path] for path in last.records.keys() & since.records}, **found.records}
         tensors = {**since.tensors, **last.tensors, **tensors}
         return {TRACED: last.records, **({PYTHON: records} if records else {})}, tensors
+
+    def note_earlier_fit(self, saved: Collection[str]) -> None:
+        """Compares what a backup holds with the start of the first fit of this process, if this is a later one.
+
+        Args:
+            saved: The paths of what it holds.
+        """
+        before = self._start_before
+        if before is None or not saved:
+            return
+        holders = {path if path in before.nodes else parent_of(path)[0] for path in saved}
+        nodes = {path: node for path, node in self._start.nodes.items() if holders.isdisjoint(with_parents(path))}
+        nodes.update({p: node for p, node in before.nodes.items() if not holders.isdisjoint(with_parents(p))})
+        self._start.nodes = nodes
 
     @property
     def has_set_states(self) -> bool:
@@ -446,6 +463,7 @@ def _places_of_losses(found: Found) -> dict[str, str]:
     return places
 
 
+_STARTS = "_kdc_starts_of_fits"
 _TOKENS = "_kdc_tokens_of_traces"
 
 
