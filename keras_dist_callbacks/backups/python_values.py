@@ -38,6 +38,17 @@ _TEXTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+_FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, dict, set)}
+
+
+def kind_of_mapping(value: Any) -> str | None:
+    """Returns the name under which a dict of one of Python's own types can be made again; None for other dicts."""
+    if type(value) is collections.defaultdict:
+        name = getattr(value.default_factory, "__name__", "")
+        return f"defaultdict {name}" if _FACTORIES.get(name) is value.default_factory else None
+    return type(value).__name__ if type(value) in (collections.OrderedDict, collections.Counter) else None
+
+
 class UnstorableError(BackupError, ValueError):
     """A value holds something that a backup cannot hold."""
 
@@ -92,12 +103,12 @@ def _number(value: float) -> JSON:
 def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int) -> JSON:
     if isinstance(value, dict):
         places = {k: f"{where}/{segment(k)}" for k in value}  # no segment has a bare "~", and a key is not its value
-        return {
-            "$dict": [
-                [encode(k, f"{places[k]}/~", tensors, find, depth), encode(v, places[k], tensors, find, depth)]
-                for k, v in value.items()
-            ]
-        }
+        pairs = [
+            [encode(k, f"{places[k]}/~", tensors, find, depth), encode(v, places[k], tensors, find, depth)]
+            for k, v in value.items()
+        ]
+        kind = kind_of_mapping(value)
+        return {"$dict": pairs} if kind is None else {"$mapping": [kind, pairs]}
     items = list(value)
     numbers = _as_array(items)
     if numbers is not None and isinstance(value, list):
@@ -236,7 +247,7 @@ def decode(value: JSON, tensors: Mapping[str, np.ndarray[Any, Any]], objects: Ob
         return _TEXTS[kind](content)
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](_items(content, tensors, objects, present))
-    if kind in ("$dict", "$deque"):
+    if kind in ("$dict", "$mapping", "$deque"):
         return _decode_container(kind, content, tensors, objects, present)
     if kind in _PLAIN:
         if kind == "$array":
@@ -251,8 +262,20 @@ _PLAIN = ("$timedelta", "$texts", "$array", "$scalar", "$numbers")
 def _decode_container(kind: str, content: Any, tensors: Mapping[str, Any], objects: Objects, present: Any) -> Any:
     if kind == "$deque":
         return collections.deque(_items(content[1], tensors, objects, present), content[0])
+    made: dict[Any, Any] = {}
+    if kind == "$mapping":
+        name, content = content
+        made = _empty_mapping(name)
     known = present if isinstance(present, dict) else {}
-    return {_key(k, tensors, objects): decode(v, tensors, objects, known.get(_plain(k))) for k, v in content}
+    made.update({_key(k, tensors, objects): decode(v, tensors, objects, known.get(_plain(k))) for k, v in content})
+    return made
+
+
+def _empty_mapping(kind: str) -> dict[Any, Any]:
+    name, _, factory = kind.partition(" ")
+    if name == "defaultdict":
+        return collections.defaultdict(_FACTORIES[factory])
+    return collections.Counter() if name == "Counter" else collections.OrderedDict()
 
 
 def _decode_plain(kind: str, content: Any, tensors: Mapping[str, Any]) -> Any:

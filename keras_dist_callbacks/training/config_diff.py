@@ -134,7 +134,9 @@ class Fingerprint:
             is_same = times[0] == times[1] is not None
             if not is_same and not input_values.were_files_compared(*samples, int(count.split()[0])):
                 of = files.removesuffix("/files")
-                found.append(f"the {count} of the {of} have the same content as before (other times, and not all were compared)")
+                found.append(
+                    f"the {count} of the {of} have the same content as before (other times, and not all were compared)"
+                )
         return found
 
     def reasons(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:

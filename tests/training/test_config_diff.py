@@ -442,7 +442,9 @@ def test_rows_of_a_very_large_array_are_compared_at_places_evenly_spread(
     with pytest.warns(RuntimeWarning, match="other values in them"):
         assert resumed(tmp_path / "other", {"x": x, "y": y}, {"x": first, "y": y}).notes
     unseen = resumed(tmp_path / "unseen", {"x": x, "y": y}, {"x": last, "y": y})
-    assert unseen.conditions == ("the data of the input are the same as in the interrupted run (only 4 of its 40 rows were compared)",)
+    assert unseen.conditions == (
+        "the data of the input are the same as in the interrupted run (only 4 of its 40 rows were compared)",
+    )
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")

@@ -296,7 +296,8 @@ class _Comparison:
     def _require_type(self, value: Any, before: Node | None) -> None:
         """A container of another type than Python's own is filled in place, but cannot be made again."""
         is_there = before is not None and type(before.value) is type(value) and not isinstance(value, tuple)
-        is_plain = type(value) in _CONTAINERS or type(value).__module__.startswith("keras.")
+        is_plain = type(value) in _CONTAINERS or python_values.kind_of_mapping(value) is not None
+        is_plain = is_plain or type(value).__module__.startswith("keras.")
         if not is_plain and not is_there and not hasattr(value, "_fields"):
             raise UnstorableError(f"a new {type(value).__qualname__} cannot be made again from a backup")
 

@@ -161,13 +161,24 @@ class _Objects:
                 self._arrays[name if isinstance(name, str) else name[0]] = present
             return
         if slot is None:
-            raise LookupError("it cannot be set")
+            self._leave(present, value, next(iter(record.values())) if is_reference else None)
+            return
         slot.bind(value)
         self._made[path] = value
         if isinstance(value, set) and slot.kind == "attribute":
             bound = getattr(slot.owner, slot.key)
             if bound is not value:  # Keras wraps a copy, whose order will be another one when it grows
                 _fill(bound, value)
+
+    def _leave(self, present: Any, value: Any, other: str | None) -> None:
+        """Leaves an equal array where nothing can be set, such as in a tuple; another place that has it gets it too."""
+        node = None if other is None else self._now.node(other)
+        can_share = other is None or (node is not None and node.slot is not None)
+        if not (can_share and _is_equal_array(present, value)):
+            raise LookupError("it cannot be set")
+        if node is not None and node.slot is not None and other is not None:
+            node.slot.bind(present)
+            self._made[other] = present
 
     def _new_slot(self, path: str) -> Slot:
         """Returns the place of an attribute that this process has not set yet, or of a name that is not bound."""
@@ -351,6 +362,11 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
     "$iterator": _counter,
     "$random": lambda value: nodes.new_random(*value),
 }
+
+
+def _is_equal_array(one: Any, other: Any) -> bool:
+    is_array = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return is_array and one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def _fill(present: Any, value: Any) -> bool:

@@ -105,6 +105,9 @@ def _nested(holder: Any) -> None:
         (set(), lambda holder: holder.value.update({3, 1})),
         (collections.deque([1], 3), lambda holder: holder.value.extend([2, 3, 4])),
         (collections.Counter(), lambda holder: holder.value.update("aab")),
+        (None, _set(value=collections.Counter({"a": 2, "b": -1}))),
+        (None, _set(value=collections.OrderedDict([("b", [1]), ("a", {2: "x"})]))),
+        (None, _set(value={"of": collections.defaultdict(list, {3: [1.5]})})),
         (bytearray(b"ab"), lambda holder: holder.value.append(7)),
         (np.zeros(3), lambda holder: holder.value.__setitem__(1, 4.0)),
         (np.float32(1), _set(value=np.float32(2.5))),
@@ -700,6 +703,17 @@ def test_arrays_in_a_dict_come_back_whatever_its_keys_are(first: Any) -> None:
         one, other = getattr(ours, name), getattr(theirs, name)
         assert [(type(key), key) for key in one] == [(type(key), key) for key in other]
         assert all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_an_array_of_a_tuple_that_another_attribute_holds_is_shared_again() -> None:
+    def make() -> Any:
+        folds = [(np.arange(3.0), np.arange(4.0) + number) for number in range(3)]
+        return Holder(folds=folds, held=folds[0][1])
+
+    ours, theirs, lost = carried_over(make, lambda holder: setattr(holder, "held", holder.folds[1][1]))
+    assert not lost
+    assert theirs.held is theirs.folds[1][1]
+    assert repr(theirs.folds) == repr(ours.folds)
 
 
 def test_keys_of_the_same_text_are_a_condition() -> None:
