@@ -54,7 +54,7 @@ class Fingerprint:
 
     def _describe(self) -> None:
         model = self._fit.model
-        self._is_built = not building.unbuilt_layers(model)
+        self._is_built = not building.has_unbuilt_layers(model)
         self._facts = {**self._input, **self._compiled, **model_config.model_facts(model)}
         text = json.dumps({**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}})
         self._tensor = SharedArray(np.frombuffer(text.encode(), np.uint8))
@@ -67,6 +67,7 @@ class Fingerprint:
     def capture(self) -> dict[str, SharedTensor]:
         """Returns the tensor of a snapshot; the same in every backup of a run, so that it is written once."""
         self.note_built()
+        self._is_built = True  # what the first step has not built is not used
         return {_TENSOR: self._tensor}
 
     def differences(self, tensors: Mapping[str, np.ndarray[Any, Any]], *, rate_is_loaded: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -171,3 +172,35 @@ def test_the_batch_that_built_an_eager_model_is_not_part_of_it(tmp_path: Path) -
     tiny.fit(make(), None, [backup])
     assert backup.restored is not None
     assert backup.restored.notes == ()
+
+
+class StepsOnly(keras.Model):
+    """Its `call()` is never used, so that its own `build()` builds no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = keras.Sequential([keras.layers.Dense(5, activation="relu"), keras.layers.Dense(3)])
+        self.head = keras.layers.Dense(1)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self.head(self.body(x)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_an_eager_model_whose_build_builds_nothing_resumes_exactly_again_and_again(tmp_path: Path) -> None:
+    def run(stop: tuple[int, int] | None) -> str | None:
+        keras.utils.set_random_seed(3)
+        model = StepsOnly()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`build", UserWarning)
+            model.build((None, 6))
+        model.compile("adam", "mse", run_eagerly=True)
+        backup = kdc.BackupAndRestore(tmp_path, save_freq=2, delete_checkpoint=False)
+        with contextlib.suppress(tiny.Stop):
+            tiny.fit(model, None, [*([tiny.StopAt(*stop)] if stop else []), backup], epochs=3)
+        return None if backup.restored is None else backup.restored.verdict
+
+    assert [run(stop) for stop in ((0, 3), (1, 3), (2, 3), None)] == [None, "exact", "exact", "exact"]
