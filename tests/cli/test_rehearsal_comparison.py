@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups import manifest as manifests
+from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.cli.rehearsal.comparison import (
     Backups,
@@ -91,7 +92,12 @@ def test_equal_backups_have_no_difference_though_their_creation_times_differ(tmp
 
 
 def test_each_topic_that_a_manifest_holds_is_among_the_cases() -> None:
-    assert CHANGED.keys() >= manifests.TOPICS
+    assert CHANGED.keys() >= manifests.TOPICS - {verdict.EARLIER_RESUMES}
+
+
+def test_what_earlier_resumes_depend_on_is_no_difference(tmp_path: Path) -> None:
+    one, other = run(tmp_path / "one"), run(tmp_path / "other", state={verdict.EARLIER_RESUMES: ["a condition"]})
+    assert list(gaps(one, other)) == []
 
 
 @pytest.mark.parametrize("topic", CHANGED)
