@@ -225,6 +225,8 @@ def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> st
 def _setting(name: str, facts: Mapping[str, Any]) -> str:
     """Returns the name of a setting; of `model/layers/2/config/rate` that of the rate, with the layer's own name."""
     parts = name.split("/")
+    if parts[-2:] == ["config", "name"]:
+        return f"name of layer {parts[-3]}"
     for end in range(len(parts) - 1, 0, -1):
         called = facts.get("/".join([*parts[:end], "name"]))
         if called is not None and parts[end:] != ["name"]:

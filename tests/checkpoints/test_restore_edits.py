@@ -95,7 +95,7 @@ EDITS = [
         "layers swapped",
         {"swapped": True},
         "was relu and is tanh now",
-        "activation of the layer 'dense' changed from relu to tanh",
+        "name of layer 1 changed from dense to dense_1; activation of the layer 'dense_1' changed from relu to tanh",
     ),
     Edit("class", {"functional": True}, "class was Sequential and is Functional now", "layers/0/name is new"),
     # layers
@@ -130,7 +130,7 @@ EDITS = [
         "dtype policy",
         {"layer": {"dtype": "mixed_bfloat16"}},
         "dtype was float32 and is mixed_bfloat16 now",
-        "dtype changed from float32 to mixed_bfloat16",
+        "dtype of the layer 'dense' changed from float32 to mixed_bfloat16",
     ),
     Edit("layer's name", {"layer": {"name": "mine"}}, "name was dense and is mine now", "mine/kernel", True, False),
     # optimizer

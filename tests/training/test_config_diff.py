@@ -122,7 +122,7 @@ MODELS: dict[str, tuple[Make, Make, str]] = {
     "layers numbered by hand": (
         lambda: named("branch_1", "branch_2"),
         lambda: named("branch_2", "branch_1"),
-        "name changed from branch to branch_1",
+        "name of layer 1 changed from branch to branch_1",
     ),
     "layers numbered by hand in a model without a configuration": (
         lambda: named("branch_1", "branch_2", subclass=True),
@@ -132,7 +132,7 @@ MODELS: dict[str, tuple[Make, Make, str]] = {
     "an option that ends in a number": (
         lambda: moded("mode_1"),
         lambda: moded("mode_2"),
-        "mode changed from mode_1 to mode_2",
+        "mode of the layer 'moded' changed from mode_1 to mode_2",
     ),
     "loss": (compiled, lambda: compiled("mae"), "loss changed from mse to mae"),
     "loss weights": (compiled, lambda: compiled(loss_weights=[0.5]), r"loss_weights changed from None to \[0.5\]"),
