@@ -128,8 +128,9 @@ def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
             if found.random or found.writes:
                 what = found.random[0] if found.random else "a random layer or a variable"
                 yield (
-                    f"the input's {_public_name(stage)} draws from a state that its parallel calls share ({what}), so "
-                    "that two runs differ; remove its num_parallel_calls"
+                    f"parallel calls of the input's {_public_name(stage)} share a random state ({what}), so that two "
+                    "runs draw different numbers; remove its num_parallel_calls, or call "
+                    "tf.config.experimental.enable_op_determinism()"
                 )
 
 

@@ -225,7 +225,7 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
         renamed = (row for row in published if row.name != row.published_name)
         page.notes((row.name, f"a copy of {row.published_name}") for row in renamed)
     page.notes((("damaged", problem) for problem in listing.checkpoint_problems), "red")
-    why = "no record: written or rewritten by another program"
+    why = "not written by kdc.ModelCheckpoint, or changed since (no record)"
     page.notes((name, why) for name in listing.without_record)
 
 

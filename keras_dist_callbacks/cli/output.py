@@ -56,7 +56,8 @@ def empty_directory_hint(storage: Storage, what: str = "backup and no checkpoint
     """
     url = storage.display()
     if storage.is_local and not Path(storage.root).exists():
-        return f"{url}: this directory does not exist; check the path"
+        finished = "a finished run has deleted its backup, unless it has delete_checkpoint=False"
+        return f"{url}: this directory does not exist; check the path ({finished})"
     if url.endswith(EXTENSIONS) and not storage.is_local:
         return f"{url} has the name of a checkpoint: `kdc show` shows one, and other commands take its directory"
     found = [name for name in _subdirectories(storage) if _holds_something(storage.child(name))]

@@ -130,7 +130,7 @@ def test_checkpoints_are_listed_by_their_records(url: str, tmp_path: Path) -> No
     assert found["without_record"] == ["foreign.keras"]
     text = kdc("ls", url).stdout
     assert "auc 0.75 (best)" in text
-    assert "foreign.keras: no record" in text
+    assert "foreign.keras: not written by kdc.ModelCheckpoint" in text
 
 
 def test_backups_and_checkpoints_in_one_directory_are_both_listed(tmp_path: Path) -> None:

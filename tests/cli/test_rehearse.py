@@ -113,7 +113,10 @@ def judge(runs: Runs, kills: int = 2) -> Rehearsal:
 def test_equal_runs_are_code_0(tmp_path: Path) -> None:
     found = judge(Runs(tmp_path))
     assert (found.exit_code, found.difference, found.problems) == (0, None, ())
-    assert found.summary == "killed 2 times, the run equals the uninterrupted ones, bit for bit, at all its 5 backups"
+    assert (
+        found.summary
+        == "resumed exactly: killed 2 times, and equal to the uninterrupted runs, bit for bit, at all 5 backups"
+    )
     assert [resume.killed for resume in found.resumes] == ["right after a backup", "two steps after a backup"]
 
 
@@ -272,7 +275,7 @@ def test_a_result_is_printed_for_people_and_as_json(tmp_path: Path, capsys: pyte
     shown = capsys.readouterr().out
     for part in (
         "the killed run differs", "epoch 2, batch 2 (step 2)", "kernel: 3 of 3 values differ, by 0.5 at most",
-        "right after a backup", "/somewhere/metrics.csv", "{out}", "figures of a short run", "save_freq", "/scratch",
+        "right after a backup", "/somewhere/metrics.csv", "{out}", "measured in these", "save_freq", "/scratch",
     ):  # fmt: skip
         assert part in shown, shown
 

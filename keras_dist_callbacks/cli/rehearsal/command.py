@@ -29,6 +29,11 @@ from keras_dist_callbacks.storage.redaction import reject_credentials
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import write_line
 
+_OVERWRITES = (
+    "the short runs overwrite what the script itself writes, such as results and Keras' own ModelCheckpoint; "
+    "to keep it, give the script paths below {out}"
+)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -66,6 +71,8 @@ def run(words: Sequence[str], limits: Limits, scratch: str | None, options: str 
                 _command(words), limits.steps, limits.epochs, limits.workers, limits.timeout, place, own, env
             )
             _require_usable(settings, target.storage)
+            if not any("{out}" in word for word in words):
+                write_line(f"kdc: {_OVERWRITES}", to_stderr=True)
 
             def open_place(url: str) -> Storage:
                 return Storage.open(url, target.options, retry=target.storage.retry)

@@ -241,7 +241,9 @@ def _compare_with_killed(
         count = sum(len(end.manifests) for end in ends)
         kills = len(known.resumes)
         times = "once" if kills == 1 else f"{kills} times"
-        summary = f"killed {times}, the run equals the uninterrupted ones, bit for bit, at all its {count} backups"
+        summary = (
+            f"resumed exactly: killed {times}, and equal to the uninterrupted runs, bit for bit, at all {count} backups"
+        )
         return replace(known, summary=summary)
     between = "the uninterrupted run and the killed one"
     lost = [f"the restart after the kill {r.killed} found no backup" for r in known.resumes if not r.resumed]

@@ -16,22 +16,22 @@ _SHOWN = 6
 def show_rehearsal(page: Page, found: Rehearsal) -> None:
     """Prints the result: what it is, then what it is made of."""
     page.line(found.summary, "green" if found.exit_code == EQUAL else "bold red")
+    for title, lines in (("What this means:", found.advice), ("Problems:", found.problems)):
+        if lines:
+            page.line(title)
+            page.facts(("-", line) for line in lines)
     page.facts(_facts(found))
     if found.difference is not None:
         page.line(f"First difference, between {found.between}:")
         page.facts(_differences(found.difference))
-    for title, lines in (("Problems:", found.problems), ("What this means:", found.advice)):
-        if lines:
-            page.line(title)
-            page.facts(("-", line) for line in lines)
     if found.unstable:
         page.line("These values differ between any two runs, and were not compared:")
         page.facts(("-", name) for name in found.unstable)
     if found.costs is not None:
-        page.line("Costs, as figures of a short run:")
+        page.line("Costs, measured in these short runs:")
         page.facts(_costs(found.costs))
     if found.files:
-        page.line("The script also writes these files, which were not redirected; give it paths below {out}:")
+        page.line("The short runs have written these files in their real place; give the script paths below {out}:")
         page.facts(("-", path) for path in found.files)
     if found.output:
         page.line("The end of its output:")
@@ -84,8 +84,9 @@ def _costs(costs: Costs) -> Iterator[tuple[str, str]]:
     if costs.restart_seconds:
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in costs.restart_seconds.items())
         yield "restart", f"{sum(costs.restart_seconds.values()):.1f} s: {parts}"
-    yield "save_freq", f"{costs.save_freq} is the smallest that costs less than 2 % of the time"
+    yield "save_freq", f"{costs.save_freq} or more keeps backups below 2 % of the training time"
     yield (
-        "kill",
-        f"repeats {costs.lost_steps:g} steps on average with that; {costs.lost_seconds:.1f} s with the restart",
+        "after a kill",
+        f"{costs.lost_steps:g} steps are trained again on average with it; {costs.lost_seconds:.1f} s in all, restart "
+        "included",
     )

@@ -93,9 +93,20 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
         else:
             edits.others[path] = numbers
     if before["python"] == now["python"]:
-        names = dict.fromkeys([*before["code"], *now["code"]])
-        edits.code.extend(name for name in names if before["code"].get(name) != now["code"].get(name))
+        was_code, code = _with_renamed_file(before["code"], now["code"]), now["code"]
+        edits.code.extend(name for name in dict.fromkeys([*was_code, *code]) if was_code.get(name) != code.get(name))
     return edits
+
+
+def _with_renamed_file(before: Mapping[str, str], now: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the code before, under the name that its file has now, where one file was renamed."""
+    old, new = ({name.partition(": ")[0] for name in code} for code in (before, now))
+    if len(old - new) != 1 or len(new - old) != 1:
+        return before
+    (was,), (renamed,) = old - new, new - old
+    return {
+        f"{renamed}{name.removeprefix(was)}" if name.startswith(f"{was}: ") else name: before[name] for name in before
+    }
 
 
 def _settings_in_variables(start: Found) -> dict[str, list[str]]:

@@ -92,9 +92,9 @@ def test_what_functions_and_objects_hold_is_compared(make: Callable[[float], Any
     assert len(found.settings) == 1
 
 
-def compiled(source: str) -> Any:
+def compiled(source: str, file: str = "train.py") -> Any:
     namespace: dict[str, Any] = {"__name__": "train"}
-    exec(compile(source, "train.py", "exec"), namespace)  # noqa: S102 - a script of two versions
+    exec(compile(source, file, "exec"), namespace)  # noqa: S102 - a script of two versions
     return namespace["schedule"]
 
 
@@ -131,6 +131,12 @@ def test_an_edited_function_is_named(edited: str) -> None:
 def test_comments_docstrings_and_formatting_are_no_edit(edited: str) -> None:
     found = compared(Holder(value=compiled(CODE)), Holder(value=compiled(edited)))
     assert found == edits.Edits()
+
+
+@pytest.mark.parametrize(("factor", "changed"), [("0.9", []), ("0.8", ["train_2.py: schedule"])])
+def test_a_renamed_script_is_no_edit_of_its_functions(factor: str, changed: list[str]) -> None:
+    renamed = compiled(CODE.replace("0.9", factor), "train_2.py")
+    assert compared(Holder(value=compiled(CODE)), Holder(value=renamed)).code == changed
 
 
 LAMBDAS = """
