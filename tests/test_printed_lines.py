@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.terminal import write_line
@@ -108,3 +109,11 @@ def test_a_pipe_without_a_reader_changes_no_exit_code(tmp_path: Path) -> None:
         error: Any = job.communicate(timeout=120)[1]
         assert job.returncode == expected, error.decode()
     assert (tmp_path / "end").exists()
+
+
+def test_an_input_without_an_order_is_named_before_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = tiny.shuffled().map(lambda x, y: (x + tf.random.uniform([6]), y), num_parallel_calls=2)
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=2, verbose=1)
+    tiny.fit(tiny.rich_model(), None, [callback], x=dataset)
+    line = "A resume of this run would not be exact: parallel calls of the input's Dataset.map share a random state"
+    assert capsys.readouterr().out.count(line) == 1

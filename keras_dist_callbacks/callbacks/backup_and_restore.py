@@ -6,7 +6,7 @@ import datetime
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -152,7 +152,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
                 resume_mode.finished_message(saved, fit.epochs, deletes=self.delete_checkpoint and session.is_finished)
             )
         if session.restored is None:  # otherwise the verdict has said it
-            self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync))
+            self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync), session.reasons_of_input)
         if session.restored is None and session.saved is None:
             origin = getattr(self.model, "_kdc_origin", None)
             warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, origin)
@@ -282,8 +282,9 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self.restored = restored
         restored.announce(self._storage.display(restored.commit), self._say, warns=self._cluster.is_chief)
 
-    def _advise(self, replicas: int) -> None:
-        for advice in reproducibility_advice(replicas):
+    def _advise(self, replicas: int, reasons: Sequence[str]) -> None:
+        forecast = [f"A resume of this run would not be exact: {reason}" for reason in reasons]
+        for advice in [*reproducibility_advice(replicas), *forecast]:
             if is_first(advice):
                 self._say(advice)
 

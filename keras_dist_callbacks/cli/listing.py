@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import verdict
@@ -232,10 +232,18 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
 def print_notes(page: Page, rows: Sequence[CommitRow]) -> None:
     """What is wrong with commits, why continuing from them is not exact, or on what that depends."""
     page.notes(((row.commit, row.problem) for row in rows), "red")
-    page.notes(((row.commit, reason) for row in rows for reason in row.inexact_reasons), "yellow")
-    for row in rows:
-        if not row.inexact_reasons:
-            page.notes(((row.commit, f"exact if {condition}") for condition in row.conditions), "cyan")
+    reasons = ((row.commit, reason) for row in rows for reason in row.inexact_reasons)
+    page.notes(_once_each(reasons), "yellow")
+    certain = (row for row in rows if not row.inexact_reasons)
+    page.notes(_once_each((row.commit, f"exact if {text}") for row in certain for text in row.conditions), "cyan")
+
+
+def _once_each(notes: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """What several commits have in common is said once, with their names."""
+    commits: dict[str, list[str]] = {}
+    for commit, text in notes:
+        commits.setdefault(text, []).append(commit)
+    return ((", ".join(names[:3]) + ", ..." * (len(names) > 3), text) for text, names in commits.items())
 
 
 def monitored(row: CheckpointRow) -> str:

@@ -119,6 +119,11 @@ class FitSession:
         self.restored: Restored | None = None
 
     @property
+    def reasons_of_input(self) -> list[str]:
+        """Why the input of this run cannot be exact, a sentence each."""
+        return self._state.data.reasons
+
+    @property
     def saved(self) -> WorkerState | None:
         """The backup that was found and is not restored yet."""
         return self._resume.saved if self._resume is not None and self._resume.is_pending else None

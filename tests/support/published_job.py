@@ -1,7 +1,8 @@
 """Runs a script as published, with our callback added to each `fit()`.
 
 `published_job.py SCRIPT DIRECTORY RECORD none|backup [BATCHES]`; with a number of batches it is killed by SIGKILL after
-them. Data sets that Keras downloads are replaced by random ones, and each `fit()` trains on the first rows only.
+them. Data sets that Keras downloads are replaced by random ones, those of other libraries by the script that
+`PUBLISHED_DATA` names; each `fit()` trains on the first rows only.
 """
 
 from __future__ import annotations
@@ -63,14 +64,17 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def replace_data() -> None:
-    for name, (shape, classes) in _IMAGES.items():
-        getattr(keras.datasets, name).load_data = functools.partial(
-            images, shape, classes, 50_000 if shape[2:] else 60_000
-        )
-    keras.datasets.imdb.load_data = keras.datasets.reuters.load_data = reviews
-    keras.utils.get_file = refuse
-    keras.utils.plot_model = lambda *_, **__: None
+    for library in (keras, tf.keras):
+        for name, (shape, classes) in _IMAGES.items():
+            getattr(library.datasets, name).load_data = functools.partial(
+                images, shape, classes, 50_000 if shape[2:] else 60_000
+            )
+        library.datasets.imdb.load_data = library.datasets.reuters.load_data = reviews
+        library.utils.get_file = refuse
+        library.utils.plot_model = lambda *_, **__: None
     os.system = refuse
+    if more := os.environ.get("PUBLISHED_DATA"):
+        runpy.run_path(more)
 
 
 def first_rows(data: Any, rows: int) -> Any:
