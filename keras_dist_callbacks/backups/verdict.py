@@ -213,8 +213,8 @@ def _random_operations_reason(labels: list[str]) -> str:
 
 
 _ADVICE = (
-    "if so, wrap the input in kdc.stateless_input; if not, give fit() an input with get_state and set_state, without "
-    "steps_per_epoch or cache()"
+    "if this holds, wrap the input in kdc.stateless_input; otherwise give fit() an input with get_state and set_state, "
+    "without steps_per_epoch or cache()"
 )
 
 
@@ -226,10 +226,7 @@ def _untracked_in_input(name: str) -> str:
     # cache is filled again in a later epoch.
     is_concurrent = any(mark in name for mark in ("Python generator", "Grain", "in parallel", "before a cache"))
     random = "draws from no global random state" if is_concurrent else "shares no random state with callbacks"
-    return (
-        f"the Python code of {name} keeps no state of its own, reads nothing that training changes, and {random} "
-        f"({_ADVICE})"
-    )
+    return f"{name} keeps no state of its own, reads nothing that training changes, and {random} ({_ADVICE})"
 
 
 def not_saved_reason(names: list[str]) -> str:

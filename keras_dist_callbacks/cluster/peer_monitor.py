@@ -207,7 +207,9 @@ def describe_peer_failure(role: Role, error: BaseException) -> PeerLostError:
             _say(f"lost: {who}")
         messaging.mark_peer_lost(who)
     _bound_exit()
-    return PeerLostError(f"{role.name}: {who}. Training cannot continue without it: start all workers again")
+    return PeerLostError(
+        f"{role.name}: {who}. Its log has the reason. Training cannot continue without it: start all workers again"
+    )
 
 
 @functools.cache

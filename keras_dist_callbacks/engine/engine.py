@@ -68,6 +68,11 @@ class BackupEngine:
         return self._options.progress
 
     @property
+    def directory(self) -> str:
+        """The backup directory, as it may be shown."""
+        return self._store.storage.display()
+
+    @property
     def generation(self) -> int:
         """This run's number in the backup directory; 0 before `claim`."""
         return self._store.generation

@@ -317,7 +317,8 @@ class Launcher:
             self._has_reported_no_progress = True
             return
         start = "from the beginning" if report.backup is None else f"from the backup of step {report.backup[1]}"
-        _say(f"attempt {attempt} starts{soon} {start}; {run.repeated_steps} step(s) are repeated")
+        repeated = "1 step is" if run.repeated_steps == 1 else f"{run.repeated_steps} steps are"
+        _say(f"attempt {attempt} starts{soon} {start}; {repeated} repeated")
 
 
 def _say(text: str) -> None:

@@ -273,7 +273,7 @@ class ShutdownController:
         if newest is None:
             cost = "; a restart starts from the beginning"
         elif lost > 0:
-            cost = f"; a restart trains {lost} step(s) again"
+            cost = f"; a restart trains {lost} step{'s' if lost > 1 else ''} again"
         else:
             cost = "" if step is None else "; a restart loses no step"
         return [f"{where}{cost}" for where in self._newest()]
@@ -281,7 +281,7 @@ class ShutdownController:
     def _newest(self) -> list[str]:
         """Returns where the newest backup is; the chief alone knows."""
         newest = self._engine.committed
-        where = f"the newest backup is at {newest}" if newest else "no backup was committed"
+        where = f"the newest backup in {self._engine.directory} is at {newest}" if newest else "no backup was committed"
         return [where] if self._cluster.is_chief else []
 
     def _saves_at(self, error: BaseException) -> bool:

@@ -206,7 +206,7 @@ def advice(error: Exception, *, missing: bool = False) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "; free some space"
     if status is None and is_retryable(error):
-        return "; if this lasts, check the network, the address of the store and its endpoint_url"
+        return "; check the network, the URL of the store and its endpoint_url"
     return ""
 
 

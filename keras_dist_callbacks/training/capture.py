@@ -233,10 +233,10 @@ def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) 
     if partners is None:
         missing, surplus = ([n for n in one if n not in set(other)] for one, other in ((ours, theirs), (theirs, ours)))
         raise BackupMismatchError(
-            f"the backup is of another model. Only in the model: {_some(missing)}; only in the backup: "
-            f"{_some(surplus)}. Nothing was changed: give this run another directory, or build and compile the model "
-            "as before; if a callback compiles it again at an epoch, do that in on_epoch_begin of that epoch or a "
-            "later one, and save within epochs (save_freq=100)"
+            f"this model does not match the backup. Only in the model: {_some(missing)}; only in the backup: "
+            f"{_some(surplus)}. The backup is unchanged: build and compile the model as before to resume, or use "
+            "another directory to start again; if a callback compiles it again at an epoch, do that in on_epoch_begin "
+            "of that epoch or a later one, and save within epochs (save_freq=100)"
         )
     ours, theirs = ([n for n in names if n in metrics] for names in (current, stored))
     return {**partners, **(match_names(ours, theirs) or {name: name for name in ours if name in set(theirs)})}
@@ -255,9 +255,9 @@ def _check_shape(name: str, component: Any, value: np.ndarray[Any, Any]) -> None
     shape, dtype = tuple(component.shape), component.dtype.name
     if shape != value.shape or dtype != value.dtype.name:
         raise BackupMismatchError(
-            f"the backup is of another model: {name} is {dtype}{list(shape)} in the model and "
-            f"{value.dtype.name}{list(value.shape)} in the backup. Nothing was changed: give this run another "
-            "directory, or build the model as before"
+            f"this model does not match the backup: {name} was {value.dtype.name}{list(value.shape)} in the backup and "
+            f"is {dtype}{list(shape)} now. The backup is unchanged: build the model as before to resume, or use "
+            "another directory to start again"
         )
 
 

@@ -75,8 +75,8 @@ def build(fit: RunningFit, saved: WorkerState) -> None:
             raise NotBuiltError(fit.model, error) from error
         raise BackupMismatchError(
             f"the train step cannot be traced as in the interrupted run ({type(error).__name__}: {_last_line(error)}). "
-            "Nothing was changed: give this run another directory, or build and compile the model as before; if a "
-            "callback changes it at an epoch, do that in on_epoch_begin of that epoch or a later one"
+            "The backup is unchanged: build and compile the model as before to resume, or use another directory to "
+            "start again; if a callback changes it at an epoch, do that in on_epoch_begin of that epoch or a later one"
         ) from error
 
 

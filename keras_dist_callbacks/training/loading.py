@@ -115,8 +115,8 @@ def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str,
     if partners is None:
         missing = [name for name in ours if name not in saved]
         raise BackupMismatchError(
-            f"the backup is of another model: {missing[0] if missing else ours[0]} is not in it. Nothing was changed: "
-            "build the model as it was trained, or call load_backup without a model for what the backup holds"
+            f"this model does not match the backup: {missing[0] if missing else ours[0]} is not in it. The backup is "
+            "unchanged: build the model as it was trained, or call load_backup without a model for what it holds"
         )
     return partners
 

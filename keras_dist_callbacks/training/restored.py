@@ -74,8 +74,8 @@ class Restored:
         if refused and strict:
             certain = "would not be exact" if self.notes else "is exact only if"
             raise BackupMismatchError(
-                f"strict={strict!r}, and continuing from {self.commit} {certain}: {'; '.join(refused)}. The "
-                "backup is unchanged"
+                f"strict={strict!r}: the resume from {self.commit} {certain}: {'; '.join(refused)}. The backup is "
+                "unchanged; strict=False resumes from it"
             )
 
     def announce(self, shown: str, say: Callable[[str], None], *, warns: bool) -> None:
@@ -138,7 +138,7 @@ def reproducibility_advice(replicas: int) -> list[str]:
     unordered = environment.unordered_sums(replicas, ())
     if unordered:
         advice.append(
-            f"With {' and '.join(unordered)}, two uninterrupted runs are equal to the last bit only after "
-            "tf.config.experimental.enable_op_determinism()."
+            f"With {' and '.join(unordered)}, results may differ in their last bits from run to run; "
+            "tf.config.experimental.enable_op_determinism() prevents this."
         )
     return advice

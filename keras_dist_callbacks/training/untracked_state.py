@@ -150,8 +150,8 @@ class UntrackedState:
         reasons = self._facts.reasons(saved.tensors)
         if reasons:
             raise BackupMismatchError(
-                f"the backup is of a model that was trained in another way: {'; '.join(reasons)}. Nothing was changed: "
-                "give this run another directory, or build and compile the model as before"
+                f"the backup is of a model that was trained in another way: {'; '.join(reasons)}. The backup is "
+                "unchanged: build and compile the model as before to resume, or use another directory to start again"
             )
         try:
             return act()
@@ -159,7 +159,7 @@ class UntrackedState:
             reasons = self._facts.differences(saved.tensors, rate_is_loaded=True)
             if not reasons:
                 raise
-            raise type(error)(f"{error}. Changed since the backup: {'; '.join(reasons)}") from error
+            raise type(error)(f"{error}. What differs: {'; '.join(reasons)}") from error
 
     def compile_changes(self, saved: WorkerState) -> list[str]:
         """Returns which of compile's arguments differ from those of the run that wrote a backup, one sentence each."""

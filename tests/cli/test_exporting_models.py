@@ -106,7 +106,7 @@ def test_a_model_that_is_another_one_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "d")
     other = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(2)])
     other.save(tmp_path / "other.keras")
-    with pytest.raises(BackupMismatchError, match="the backup is of another model"):
+    with pytest.raises(BackupMismatchError, match="this model does not match the backup"):
         export(tmp_path / "d", tmp_path / "out.keras", model=str(tmp_path / "other.keras"))
 
 

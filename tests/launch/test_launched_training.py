@@ -44,4 +44,4 @@ def test_a_killed_worker_is_restarted_and_the_end_is_bit_identical(tmp_path: Pat
         assert_same_run(tmp_path / f"reference/run-worker{index}", tmp_path / f"launched/run-worker{index}")
     end, start = (line for line in err.splitlines() if line.startswith("kdc launch: "))
     assert end == f"kdc launch: worker {workers - 1} was terminated by SIGKILL, after step 13"
-    assert start == "kdc launch: attempt 1 starts from the backup of step 12; 1 step(s) are repeated"
+    assert start == "kdc launch: attempt 1 starts from the backup of step 12; 1 step is repeated"

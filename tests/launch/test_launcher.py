@@ -71,7 +71,7 @@ CASES = {
         {"*": "n = int(attempt); trained(10 * n + 5, 10 * n)\nif n < 4: die(9)"},
         0,
         5,
-        ("attempt 2 starts from the backup of step 10; 5 step(s) are repeated"),
+        ("attempt 2 starts from the backup of step 10; 5 steps are repeated"),
         {"max_restarts": 1},
     ),
     "the same backup again is no progress": Case(
@@ -80,7 +80,7 @@ CASES = {
     "a backup of a later fit is progress": Case(
         {"0": "trained(90, 80); die(9)", "1": "trained(5, 2, fit=2); die(9)"}, 0, 3, options={"max_restarts": 1}
     ),
-    "no backup": Case({"0": "trained(7); die(9)"}, 0, 2, ("starts from the beginning; 7 step(s) are repeated",)),
+    "no backup": Case({"0": "trained(7); die(9)"}, 0, 2, ("starts from the beginning; 7 steps are repeated",)),
     "the first failure decides for a restart": Case(
         {"0.0": "on(15, 1); stay()", "0.1": "after('0.0'); die(9)"}, 0, 4, ("worker 1 was terminated",), TWO
     ),

@@ -269,5 +269,5 @@ def test_an_exception_in_a_loop_of_ones_own_is_saved_after_a_step(tmp_path: Path
     assert raised.value.__notes__[-1].endswith("a restart loses no step")
     with pytest.raises(tiny.Stop) as raised:
         loop(tmp_path / "backup", fail, (1, 4), before_step=True)
-    assert raised.value.__notes__[-1].endswith("epoch 2, batch 3 (step 8); a restart trains 1 step(s) again")
+    assert raised.value.__notes__[-1].endswith("epoch 2, batch 3 (step 8); a restart trains 1 step again")
     assert loop(tmp_path / "backup", lambda: None, (0, 0)) == expected

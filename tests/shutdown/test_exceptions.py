@@ -85,14 +85,14 @@ def test_an_exception_out_of_a_step_leaves_the_last_backup_and_says_what_it_cost
     with pytest.raises(tf.errors.OpError) as raised:
         built.fit(data, epochs=1, verbose=0, callbacks=[callback], shuffle=False)
     assert raised.value.__notes__[-1] == (
-        "the newest backup is at epoch 1, batch 5 (step 5); a restart trains 2 step(s) again"
+        f"the newest backup in {tmp_path} is at epoch 1, batch 5 (step 5); a restart trains 2 steps again"
     )
 
 
 def test_it_can_leave_exceptions_alone(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop) as raised:
         fit(tmp_path, ActionAt("on_train_batch_end", (1, 2), fail), save_on_exception=False)
-    assert raised.value.__notes__[-1].endswith("a restart trains 3 step(s) again")
+    assert raised.value.__notes__[-1].endswith("a restart trains 3 steps again")
 
 
 def test_the_first_ctrl_c_waits_for_the_step(tmp_path: Path, reference: keras.Model) -> None:

@@ -2,7 +2,7 @@
 
 `published_job.py SCRIPT DIRECTORY RECORD none|backup [BATCHES]`; with a number of batches it is killed by SIGKILL after
 them. Data sets that Keras downloads are replaced by random ones, those of other libraries by the script that
-`PUBLISHED_DATA` names; each `fit()` trains on the first rows only.
+`PUBLISHED_DATA` names; each `fit()` and `evaluate()` gets the first rows only.
 """
 
 from __future__ import annotations
@@ -116,6 +116,15 @@ class Fits:
         return fit_with_backups
 
 
+def of_first_rows(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(evaluate)
+    def evaluate_first_rows(model: Any, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
+        rows = BATCHES * (args[0] if args else options.get("batch_size") or 32)
+        return evaluate(model, first_rows(x, rows), first_rows(y, rows), *args, **options)
+
+    return evaluate_first_rows
+
+
 def main(script: str, directory: str, record: str, kind: str, *kills: str) -> None:
     place = Path(directory)
     place.mkdir(parents=True, exist_ok=True)
@@ -126,6 +135,7 @@ def main(script: str, directory: str, record: str, kind: str, *kills: str) -> No
     kdc.register_callback_state(Fits, None)
     fits = Fits(place, record, kind, [int(batches) for batches in kills])
     keras.Model.fit = fits.around(keras.Model.fit)
+    keras.Model.evaluate = of_first_rows(keras.Model.evaluate)
     sys.argv = [script]
     try:
         runpy.run_path(script, run_name="__main__")
