@@ -35,10 +35,12 @@ def run(script: Path, directory: Path, name: str, *arguments: str) -> tuple[int,
 
 def row(script: Path, directory: Path) -> tuple[str, str, str]:
     """Whether it ended identically, the verdicts, and what else there is to say."""
-    code, log = run(script, directory, "reference", "none", "1000000")
+    end, log = run(script, directory, "reference", "none", "1000000")
     batches, fits = map(int, (re.findall(r"BATCHES (\d+) IN (\d+) FITS", log) or [("0", "0")])[-1])
-    if code or not batches:
+    ended = [number for number in range(fits) if (directory / f"reference-{number}.npz").exists()]
+    if not ended:
         return "-", "-", _why_not(log, fits)
+    until = f"until {_why_not(log, fits)}" if end else ""  # what the script does by itself
     verdicts: list[str] = []
     for place in (batches // 3, batches // 3):
         code, log = run(script, directory, "resumed", "backup", str(max(place, 1)))
@@ -47,14 +49,15 @@ def row(script: Path, directory: Path) -> tuple[str, str, str]:
             return "NO", "; ".join(verdicts), f"it was not killed but ended with {code}: {_last_line(log)}"
     code, log = run(script, directory, "resumed", "backup")
     verdicts += _verdicts(log)
-    if code:
+    if code != end:
         return "NO", "; ".join(verdicts), _last_line(log)
     found = [
         f"fit {number}: {line}"
-        for number in range(fits)
+        for number in ended
         for line in compare_runs(directory / f"reference-{number}", directory / f"resumed-{number}")[:2]
     ]
-    return "NO" if found else "yes", "; ".join(dict.fromkeys(verdicts)) or "nothing was restored", " ".join(found)[:300]
+    shown = "; ".join(dict.fromkeys(verdicts)) or "nothing was restored"
+    return ("NO", shown, " ".join(found)[:300]) if found else ("yes", shown, until)
 
 
 def _verdicts(log: str) -> list[str]:
