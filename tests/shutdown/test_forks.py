@@ -106,7 +106,9 @@ def check_preempted(kind: str, directory: Path, plain_end: str, *, group: bool) 
     rerun(kind, directory, plain_end)
     if group and kind == "torch":
         return  # its SIGCHLD handler raises within a step, whose state is not saved: steps are trained again
-    assert len(steps(directory)) == 3 * forks_job.BATCHES, "a step was trained twice, or skipped"
+    repeated = len(steps(directory)) - 3 * forks_job.BATCHES
+    # A worker of a pool that the signal kills in the midst of its task never answers: the step around it cannot end.
+    assert 0 <= repeated <= (group and kind == "pool"), "a step was trained twice, or skipped"
 
 
 KINDS = [kind for kind in forks_job.KINDS if kind != "none" and (kind != "torch" or find_spec("torch") is not None)]
