@@ -19,6 +19,7 @@ _VERDICT = re.compile(
     r"(?:Resumed from|a later one saved) \S+ at .*?\): ((?:exact|not exact).*)|(the resume is not exact: .*)"
 )
 _SECONDS = 600.0
+_TOO_LONG = f"it takes more than {_SECONDS:.0f} s"
 
 
 def run(script: Path, directory: Path, name: str, *arguments: str) -> tuple[int, str]:
@@ -29,7 +30,7 @@ def run(script: Path, directory: Path, name: str, *arguments: str) -> tuple[int,
             [*job, str(directory / name), *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return 1, f"it takes more than {_SECONDS:.0f} s"
+        return 1, _TOO_LONG
     return done.returncode, done.stdout + done.stderr
 
 
@@ -67,6 +68,8 @@ def _verdicts(log: str) -> list[str]:
 def _why_not(log: str, fits: int) -> str:
     if "NEEDS A DOWNLOAD" in log:
         return "it needs a download"
+    if _TOO_LONG in log:
+        return log
     found = re.findall(r"AFTER \d+ FITS: .*", log)
     return found[-1][:300] if found else "it calls no fit()" if not fits else _last_line(log)
 
