@@ -203,6 +203,17 @@ def test_uninterrupted_runs_of_different_lengths_are_code_3(tmp_path: Path) -> N
     assert judge(Runs(tmp_path, steps={"uninterrupted-2": STEPS - FREQ})).exit_code == 3
 
 
+def test_random_states_that_training_does_not_use_are_named_and_not_compared(tmp_path: Path) -> None:
+    names = ("uninterrupted-1", "uninterrupted-2", "killed")
+    states = {name: {"rng": {"torch": f"{number}f"}} for number, name in enumerate(names)}
+    found = judge(Runs(tmp_path / "a", states=states))
+    assert (found.exit_code, found.unstable) == (0, ("random states: torch",))
+    found = judge(Runs(tmp_path / "b", {"uninterrupted-2": 1.5}, states=states))
+    assert (found.exit_code, found.between) == (3, "two uninterrupted runs")
+    assert found.difference is not None
+    assert [state.name for state in found.difference.states] == ["random states: torch"]
+
+
 def test_values_of_objects_that_differ_in_any_two_runs_are_named_and_not_compared(tmp_path: Path) -> None:
     names = ("uninterrupted-1", "uninterrupted-2", "killed")
     states = {name: {"callback:Clock()": {"began": float(number)}} for number, name in enumerate(names)}

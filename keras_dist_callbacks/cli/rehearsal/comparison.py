@@ -90,6 +90,11 @@ class State:
         return f"{self.topic}: {self.path}"
 
     @property
+    def is_random(self) -> bool:
+        """Whether it is a random state."""
+        return self.topic.startswith(_TOPICS["rng"])
+
+    @property
     def is_of_objects(self) -> bool:
         """Whether it is what the user's objects hold, which may differ in any two runs, such as a time."""
         return self.topic in _OF_OBJECTS or self.topic.startswith("callback ")
@@ -133,9 +138,14 @@ class Gap:
 
     @property
     def is_about_training(self) -> bool:
-        """Whether numbers of training differ, and not only what the user's objects hold apart from them."""
+        """Whether numbers of training differ, and not only random states or what the user's objects hold."""
         others = {_kind_of_tensor(found.name)[0] for found in self.tensors} - {"callback", "script"}
-        return bool(others) or any(not state.is_of_objects for state in self.states)
+        return bool(others) or any(not (state.is_of_objects or state.is_random) for state in self.states)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether random states differ, which training may use or not."""
+        return any(state.is_random for state in self.states)
 
 
 def gaps(one: Backups, other: Backups, ignored: Collection[str] = ()) -> Iterator[Gap]:

@@ -256,12 +256,18 @@ def _compare_with_killed(
 def _between_uninterrupted(
     ones: Sequence[Backups], twos: Sequence[Backups]
 ) -> tuple[Difference | None, frozenset[str]]:
-    """The first difference of training between two uninterrupted runs; and what else differs, such as times."""
+    """The first difference of training between two uninterrupted runs; and what else differs, such as times.
+
+    Other random states are one if numbers of training differ too. Where none does, training does not use them.
+    """
     unstable: set[str] = set()
+    drawn: tuple[comparison.Gap, Backups, Backups] | None = None
     for one, two in zip(ones, twos, strict=False):
         for gap in comparison.gaps(one, two):
+            if gap.is_random and drawn is None:
+                drawn = gap, one, two
             if gap.is_about_training:
-                return comparison.describe(gap, one, two), frozenset()
+                return comparison.describe(*(drawn or (gap, one, two))), frozenset()
             unstable |= gap.names
     return None, frozenset(unstable)
 
