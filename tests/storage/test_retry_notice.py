@@ -53,7 +53,7 @@ def test_what_fails_for_long_is_printed_once_before_the_error(
     assert ": a request has failed for 0 s; retrying for about 1.5 s in all: " in failed
     assert "not there" in failed
     assert ": no answer for 0 s; retrying for about 1.5 s in all: " in silent
-    assert "check the network, the address of the store" in silent
+    assert "check the network, the URL of the store" in silent
     assert "hunter22" not in captured.err
 
 

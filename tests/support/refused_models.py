@@ -22,7 +22,9 @@ CHANGES: list[tuple[dict[str, bool], dict[str, bool], str]] = [
 ]
 """What the first run's model was made with, what the second's, and what the refusal says."""
 
-FIXES = "Nothing was changed: give this run another directory, or build and compile the model as before"
+FIXES = (
+    "The backup is unchanged: build and compile the model as before to resume, or use another directory to start again"
+)
 
 
 def compiled(*, trainable: bool = True, scheduled: bool = False) -> keras.Model:

@@ -123,7 +123,7 @@ def test_an_optimizer_without_variables_is_refused(tmp_path: Path) -> None:
 def test_a_backup_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(tiny.Stop):
         loop(tmp_path, (1, 1))
-    with pytest.raises(BackupMismatchError, match="of another model"):
+    with pytest.raises(BackupMismatchError, match="this model does not match the backup"):
         loop(tmp_path, units=9)
 
 
