@@ -179,7 +179,7 @@ def test_python_code_in_the_input_is_a_condition_that_strict_can_refuse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     interrupted(tmp_path, WithOwnGenerator)
-    with pytest.raises(BackupError, match=r"strict='certain', and continuing .* only if: the PyDataset W"):
+    with pytest.raises(BackupError, match=r"strict='certain': the resume from .* only if: the PyDataset W"):
         tiny.fit(tiny.model(), tmp_path, x=WithOwnGenerator(), options=CERTAIN)
     callback = kdc.BackupAndRestore(tmp_path, strict=True)
     tiny.fit(tiny.model(), None, [callback], x=WithOwnGenerator())
