@@ -208,7 +208,7 @@ def describe_peer_failure(role: Role, error: BaseException) -> PeerLostError:
         messaging.mark_peer_lost(who)
     _bound_exit()
     return PeerLostError(
-        f"{role.name}: {who}. Its log has the reason. Training cannot continue without it: start all workers again"
+        f"{role.name}: {who}. See its log. Training cannot continue without it: start all workers again"
     )
 
 

@@ -113,6 +113,16 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     assert "  1-2: no seed was set" in text
 
 
+def test_what_several_backups_have_in_common_is_said_once(tmp_path: Path) -> None:
+    store = begin(tmp_path)
+    for step in range(1, 6):
+        commit(store, step, seed=None)
+    commit(store, 6)
+    text = kdc("ls", tmp_path).stdout
+    assert text.count("no seed was set") == 1
+    assert "  1-5, 1-4, 1-3, ...: no seed was set" in text
+
+
 def test_checkpoints_are_listed_by_their_records(url: str, tmp_path: Path) -> None:
     publish(url, "a-01.keras", 1, tmp_path, monitor="loss", value=0.5)
     publish(url, "b-02.weights.h5", 2, tmp_path, monitor="auc", value=0.75, best_only=True)

@@ -440,4 +440,5 @@ def test_the_digits_example_resumes_exactly(tmp_path: Path, monkeypatch: pytest.
     assert [resume["verdict"] for resume in found["resumes"]] == ["exact", "exact"]
     assert found["costs"]["save_freq"] >= 1
     assert (found["files"], found["kept"]) == ([], [])
+    assert result.stderr.startswith("kdc: the short runs overwrite what the script itself writes")
     assert list(tmp_path.iterdir()) == []

@@ -258,7 +258,7 @@ def _between_uninterrupted(
 ) -> tuple[Difference | None, frozenset[str]]:
     """The first difference of training between two uninterrupted runs; and what else differs, such as times.
 
-    Other random states are one if numbers of training differ too. Where none does, training does not use them.
+    Random states count only where numbers of training differ too: without that, the short runs did not use them.
     """
     unstable: set[str] = set()
     drawn: tuple[comparison.Gap, Backups, Backups] | None = None
