@@ -96,6 +96,7 @@ JOB = """
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_pipe_without_a_reader_changes_no_exit_code(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ with ThreadPoolExecutor(8) as pool:
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.process
 @pytest.mark.slow
 def test_threads_that_check_their_first_record_together_end_no_process() -> None:

@@ -65,12 +65,14 @@ def nothing_stays_open() -> Iterator[None]:
     gc.collect()  # an unclosed file is a warning, and so an error, here
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("append", [False, True])
 def test_rows_of_epochs_that_run_again_are_not_written_twice(interrupted: Path, expected: bytes, append: bool) -> None:
     tiny.fit(tiny.model(), interrupted / "backup", [logger(interrupted, append=append)])
     assert (interrupted / "rows.csv").read_bytes() == expected
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("append", [False, True])
 def test_a_run_interrupted_before_its_first_row_writes_one_header(
     tmp_path: Path, expected: bytes, append: bool
@@ -196,6 +198,7 @@ def test_in_a_list_that_the_user_has_built_all_is_exact_but_the_file_which_is_na
     assert (tmp_path / "rows.csv").read_bytes() == b"".join([header, *others])
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(600)
 def test_a_job_killed_with_sigkill_leaves_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:

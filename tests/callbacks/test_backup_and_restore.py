@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # complete fits
     ("epoch", "batch", "save_freq"),
     [(1, 3, 1), (1, 3, 2), (2, 0, "epoch"), (2, 3, "epoch"), (1, 0, tiny.STEPS), (0, 2, 1)],
 )
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_resumed_run_ends_bit_identical(
     tmp_path: Path, uninterrupted_rich: Any, epoch: int, batch: int, save_freq: str | int
 ) -> None:
@@ -97,6 +97,7 @@ class _RandomRate(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.01 * (1 + drawn)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(("where", "save_freq"), [((1, 3), 1), ((2, 1), "epoch")])
 def test_random_states_of_python_numpy_and_tensorflow_continue(tmp_path: Path, where: Any, save_freq: Any) -> None:
     reference = tiny.model()
@@ -131,6 +132,7 @@ def test_a_run_interrupted_in_validation_keeps_the_epochs_training_logs(tmp_path
     assert history.history == expected.history
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("steps_per_epoch", [3, 7])
 def test_an_endless_dataset_continues_where_it_was(tmp_path: Path, steps_per_epoch: int) -> None:
     def endless() -> tf.data.Dataset:

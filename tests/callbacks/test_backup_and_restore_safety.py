@@ -24,6 +24,7 @@ def _newest_blob(backup: Path) -> Path:
     return max(backup.glob("blobs/*/*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
 def test_a_damaged_newest_backup_is_quarantined_and_the_one_before_taken(
     tmp_path: Path, uninterrupted: Any, damage: str

@@ -27,7 +27,7 @@ def by_epoch(epoch: int) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("where", [(1, 2), (3, 0)], ids=str)
 @pytest.mark.parametrize("arguments", [{}, {"class_weight": {0: 1.0, 1: 3.0}}, {"steps_per_epoch": 3}], ids=str)
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 def test_data_addressed_by_epoch_resume_exactly(tmp_path: Path, where: Any, arguments: dict[str, Any]) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None, [kdc.EpochDataset(by_epoch)], epochs=4, x=by_epoch(0), **arguments)
@@ -101,7 +101,7 @@ class Positioned(Batches):
         self.generator.bit_generator.state = state["generator"]
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("where", [(1, 2), (2, 0)], ids=str)
 @pytest.mark.parametrize("methods", ["get_state", "state_dict"])
 def test_an_input_that_knows_its_position_is_asked(tmp_path: Path, methods: str, where: Any) -> None:

@@ -23,6 +23,7 @@ from tests.support.processes import worker_processes
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("template", ["{epoch}-{batch}.keras", "latest.keras"])
 def test_at_no_moment_of_a_training_is_anything_else_there(tmp_path: Path, template: str) -> None:
     directory, seen, looks, done = tmp_path / "ckpt", set[str](), [], threading.Event()

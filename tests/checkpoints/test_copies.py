@@ -160,6 +160,7 @@ def upload_and_copy_one(bucket: Bucket, trained: Path) -> None:
     bucket.copy("ckpt-0001.keras", "release.keras")
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("remote", ["s3"], indirect=True)
 @pytest.mark.parametrize(
     ("transfer", "expected"),

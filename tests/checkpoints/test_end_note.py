@@ -214,6 +214,7 @@ def test_a_parent_that_the_store_forbids_has_the_note_inside(remote: Place, prox
     assert read(storage)[0][0].is_ended
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("remote", ["s3"], indirect=True)
 @pytest.mark.process
 def test_a_store_that_is_down_gets_a_warning_and_training_ends_well(remote: Place, proxy: FaultProxy) -> None:

@@ -251,7 +251,7 @@ def edited(edit: Edit, directory: Path, *, backup: bool, checkpoint: bool) -> tu
 
 
 @edits
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 def test_with_a_checkpoint_the_edit_is_named(tmp_path: Path, edit: Edit, capsys: pytest.CaptureFixture[str]) -> None:
     text, verdict = edited(edit, tmp_path, backup=False, checkpoint=True)
     assert edit.checkpoint in text + capsys.readouterr().out
@@ -260,7 +260,7 @@ def test_with_a_checkpoint_the_edit_is_named(tmp_path: Path, edit: Edit, capsys:
 
 
 @edits
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 def test_with_a_backup_the_edit_is_named_and_not_exact(tmp_path: Path, edit: Edit) -> None:
     text, verdict = edited(edit, tmp_path, backup=True, checkpoint=False)
     assert edit.backup in text
@@ -268,7 +268,7 @@ def test_with_a_backup_the_edit_is_named_and_not_exact(tmp_path: Path, edit: Edi
 
 
 @edits
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_with_both_the_edit_is_named_and_not_exact(
     tmp_path: Path, edit: Edit, capsys: pytest.CaptureFixture[str]
 ) -> None:

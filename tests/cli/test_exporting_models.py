@@ -132,6 +132,7 @@ def test_a_model_that_is_compiled_again_is_written_again(tmp_path: Path) -> None
     assert exported.loss == "mae"
 
 
+@pytest.mark.chaos
 @pytest.mark.process
 def test_damage_that_only_the_other_process_meets_is_reported_as_damage(tmp_path: Path) -> None:
     trained(tmp_path / "d")

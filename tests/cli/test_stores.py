@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.support.cli_backups import begin, commit, kdc_json
 from tests.support.stores import fixtures
 
 stores, remote = fixtures.stores, fixtures.remote
 
 
+@pytest.mark.in_gate(2)
 def test_every_command_works_on_an_object_store(remote: fixtures.Place) -> None:
     def run(command: str, *arguments: object, code: int = 0) -> Any:
         return kdc_json(command, remote.url, *arguments, "--storage-options", json.dumps(remote.options), code=code)

@@ -98,6 +98,7 @@ def test_what_one_worker_has_said_ends_the_waits_of_the_others_and_not_its_own(s
         CHIEF.gather(None, "something", 60.0)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_process_that_stood_still_takes_no_one_for_lost(service: Service) -> None:
     """Its requests look as if they had no answer, because it did not look for one."""

@@ -118,6 +118,7 @@ def test_a_hello_that_is_not_exactly_one_is_not_taken_for_a_workers() -> None:
         assert max(chief.result(90), worker.result(90)) < 60
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [b"", b" "])
 def test_a_worker_that_has_gone_again_or_talks_on_is_not_there(more: bytes) -> None:
@@ -189,7 +190,7 @@ IMPOSTORS: dict[str, Callable[[socket.socket], object]] = {
 }
 
 
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS.keys())
 def test_a_stranger_who_answers_as_the_chief_holds_a_worker_no_longer_than_its_deadline(

@@ -90,6 +90,7 @@ def claims(cluster: ClusterStarts, connection: socket.socket, kind: str, index: 
 CLAIMS = ["has none", "guesses", "reflects", "is silent", "is gone"]
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLAIMS)
 def test_a_stranger_who_claims_to_be_a_worker_ends_no_start(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +107,7 @@ def test_a_stranger_who_claims_to_be_a_worker_ends_no_start(kind: str, monkeypat
         assert max(chief.result(90), worker.result(90)) < 60
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_strangers_who_say_they_are_workers_are_named_if_the_workers_stay_away() -> None:
     with starting(1 + len(CLAIMS)) as cluster:
@@ -196,6 +198,7 @@ kdc.Cluster.detect().leave("end")
 """
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("preload", [False, True])
 def test_processes_with_one_token_join(tmp_path: Path, preload: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_a_file_of_that_name_is_taken_if_it_is_whole_and_replaced_if_it_is_not(t
     [("all", "ftruncate:1"), *((way, f"{call}:1") for way in ("all", "0") for call in ("fsync", "link", "unlink"))]
     + [(way, f"write:{number}") for way in ("all", "0") for number in (1, 2)],
 )
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_kill_while_one_is_written_harms_nothing_and_leaves_nothing(tmp_path: Path, way: str, where: str) -> None:
     """Killed before that call of the second save: the first one is intact, and the next run cleans up."""
     name, _, number = where.partition(":")

@@ -31,7 +31,7 @@ def unfinished(disk: Path) -> list[Path]:
     return [path for path in disk.rglob("*") if ".tmp-" in path.name]
 
 
-@pytest.mark.in_gate(1)
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.parametrize("way", ["all", "0"])
 def test_a_run_that_is_killed_in_mid_save_again_and_again_can_still_save(small_disk: Mount, way: str) -> None:

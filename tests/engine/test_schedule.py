@@ -149,6 +149,7 @@ def test_an_overhead_that_is_not_a_share_is_refused(share: float) -> None:
         kdc.BackupAndRestore("somewhere", save_freq="auto", max_overhead=share)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("save_freq", "first"), [("auto", 20), (datetime.timedelta(microseconds=1), 1)])
 def test_a_run_that_saves_by_measure_continues_exactly(tmp_path: Path, save_freq: Any, first: int) -> None:

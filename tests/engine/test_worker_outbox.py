@@ -83,7 +83,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     made.end()
 
 
-@pytest.mark.in_gate(1)
+@pytest.mark.chaos
 @pytest.mark.parametrize(("artefact", "newest"), [(False, 12), (True, 2)])
 def test_a_worker_holds_no_more_than_what_may_still_be_asked_for(pair: Pair, artefact: bool, newest: int) -> None:
     pair.save(1)

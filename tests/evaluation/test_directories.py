@@ -127,6 +127,7 @@ def test_a_bucket_has_nothing_next_to_it() -> None:
         kdc.SidecarEvaluator(None, DATA, "s3://bucket/")
 
 
+@pytest.mark.in_gate(1)
 def test_checkpoints_in_a_store_are_evaluated_and_logged_there(remote: Place, tmp_path: Path) -> None:
     """The best goes there too, in a second process' place."""
     checkpoint = kdc.ModelCheckpoint(f"{remote.url}/ckpt/{{epoch}}.keras", storage_options=remote.options)

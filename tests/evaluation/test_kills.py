@@ -70,6 +70,7 @@ def test_a_killed_training_and_a_killed_evaluator_leave_each_result_once(tmp_pat
     assert found["evaluation_loss_vs_iterations"][-1][1] == pytest.approx(last["loss"])
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("name", ["{epoch}.weights.h5", "latest.weights.h5", "latest.keras"])
 def test_every_checkpoint_that_lives_long_enough_is_evaluated(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "run"

@@ -201,7 +201,7 @@ def run_batch(place: Path, env: dict[str, str]) -> tuple[int, int]:
     raise AssertionError("it is requeued forever")
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.kill
 @pytest.mark.parametrize(
     ("faults", "code", "runs"),

@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.chaos] if "GridSearchCV" in name else []) for name in PROGRAMS]
+)
 def test_a_training_with_another_program_tells_truly_how_it_continues(tmp_path: Path, name: str) -> None:
     program = PROGRAMS[name]
     if package := missing(name):

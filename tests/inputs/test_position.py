@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # complete fits
     ids=str,
 )
 @pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(2)
 def test_an_input_continues_exactly_where_it_was(tmp_path: Path, name: str, where: tuple[int, int]) -> None:
     reference = tiny.model()
     expected = tiny.fit(reference, None, epochs=5, **INPUTS[name]())

@@ -80,6 +80,7 @@ def interrupted(directory: Path, make: Callable[[], Any], epoch: int = 1, batch:
         tiny.fit(tiny.model(), directory, [tiny.StopAt(epoch, batch)], x=make(), **arguments)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(("epoch", "batch"), [(2, 0), (2, 2)])
 def test_a_resume_of_a_resumed_run_knows_the_first_pass_of_a_cached_state(
     tmp_path: Path, epoch: int, batch: int
@@ -101,7 +102,7 @@ def cached_with_a_rest(*, tunes: bool) -> tf.data.Dataset:
 @pytest.mark.parametrize("tunes", [False, True])
 @pytest.mark.parametrize(("epoch", "batch"), [(1, 2), (2, 0), (2, 2)])
 @pytest.mark.parametrize("replay", ["create", "read"])
-@pytest.mark.in_gate(4)
+@pytest.mark.in_gate(1)
 def test_a_cached_order_is_the_same_whether_or_not_the_cache_came_to_be_whole(
     tmp_path: Path, tunes: bool, epoch: int, batch: int, replay: str
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_cached_order_is_the_same_whether_or_not_the_cache_came_to_be_whole(
 
 @pytest.mark.parametrize("make", [with_generator, with_layer])
 @pytest.mark.parametrize(("epoch", "batch"), [(1, 2), (2, 0)])
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_random_states_of_a_map_are_put_back(tmp_path: Path, make: Callable[[], Any], epoch: int, batch: int) -> None:
     interrupted(tmp_path, make, epoch, batch)
     resumed = tiny.model()
@@ -143,7 +144,7 @@ def rerandomized() -> tf.data.Dataset:
 
 @pytest.mark.parametrize("make", [twice_shuffled, shuffled_behind, captured, rerandomized])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_orders_that_are_drawn_in_the_course_of_a_pass_are_drawn_again(tmp_path: Path, make: Callable[[], Any]) -> None:
     interrupted(tmp_path, make, 2, 1)
     resumed = tiny.model()
@@ -159,6 +160,7 @@ def test_another_pipeline_than_before_gets_none_of_the_states(tmp_path: Path) ->
         tiny.fit(tiny.model(), tmp_path, x=inputs.rows().batch(tiny.BATCH))
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(("epoch", "batch"), [(0, 3), (2, 1)])
 def test_reading_past_epochs_again_moves_an_inputs_own_state(tmp_path: Path, epoch: int, batch: int) -> None:
     interrupted(tmp_path, WithOwnGenerator, epoch, batch)
@@ -188,6 +190,7 @@ def test_python_code_in_the_input_is_a_condition_that_strict_can_refuse(
     assert ": exact if the PyDataset WithOwnGenerator gives the same batches when" in capsys.readouterr().out
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("make", [lambda: kdc.stateless_input(inputs.Batches()), WithState])
 def test_a_condition_is_settled_by_the_users_word_or_by_the_inputs_own_account(
     tmp_path: Path, make: Callable[[], Any]
@@ -210,6 +213,7 @@ def test_numpys_random_state_continues_where_the_trained_batches_had_left_it(tmp
     tiny.assert_same(resumed, reference(Drawn))
 
 
+@pytest.mark.chaos
 def test_a_callback_may_draw_next_to_an_input_of_python_code(tmp_path: Path) -> None:
     """Keras shuffles the batches with Python's random state; it is not the input that moves it afterwards."""
 
@@ -226,6 +230,7 @@ def test_a_callback_may_draw_next_to_an_input_of_python_code(tmp_path: Path) -> 
     tiny.assert_same(resumed, expected)
 
 
+@pytest.mark.chaos
 def test_an_input_that_shuffles_itself_does_so_again_next_to_a_callback_that_draws(tmp_path: Path) -> None:
     class Draws(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -272,7 +277,7 @@ class Lowers(keras.callbacks.Callback):
         self.strength.assign(0.5 * self.strength)
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize("of", ["training", "validation"])
 @pytest.mark.parametrize("is_cached", [False, True])
@@ -308,7 +313,7 @@ class Raises(keras.callbacks.Callback):
         self.strength.assign_add(0.5 * self.each_batch)
 
 
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize(
     ("is_endless", "each_batch", "tunes", "kind", "verdict"),
@@ -427,7 +432,7 @@ KNOWS_POSITION: dict[str, tuple[Callable[[], Any], dict[str, int], str]] = {
 }
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("case", KNOWS_POSITION)
 def test_an_input_that_knows_its_position_is_asked_only_where_it_is_that_of_training(tmp_path: Path, case: str) -> None:
     make, arguments, verdict = KNOWS_POSITION[case]
@@ -482,6 +487,7 @@ def changing_by_lambda(source: Any) -> keras.callbacks.Callback:
     return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: changes.on_epoch_begin(epoch))
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("make", [Scaled, scaled_rows])
 @pytest.mark.parametrize("changing", [Changes, changing_by_lambda])
 def test_a_callback_that_reaches_an_input_which_knows_its_position_is_a_condition(

@@ -119,6 +119,7 @@ def test_a_program_that_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Pat
     assert arguments[-1] in line
 
 
+@pytest.mark.in_gate(5)
 @pytest.mark.process
 @pytest.mark.parametrize("code", ["raise ValueError('a bug')", "1 +", "import nosuch_module_of_theirs"])
 @pytest.mark.parametrize("way", ["script", "module", "package"])

@@ -50,7 +50,7 @@ EXCEPTIONS = {
 }
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("where", EXCEPTIONS)
 def test_an_exception_between_two_steps_is_saved(tmp_path: Path, reference: keras.Model, where: str) -> None:
     hook, when, (epoch, batch) = EXCEPTIONS[where]

@@ -115,7 +115,7 @@ def check_preempted(kind: str, directory: Path, plain_end: str, *, group: bool) 
 KINDS = [kind for kind in forks_job.KINDS if kind != "none" and (kind != "torch" or find_spec("torch") is not None)]
 
 
-@pytest.mark.in_gate(1)
+@pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["pydataset", "process", "daemon"])
 def test_a_run_with_processes_ends_as_without_this_package(kind: str, tmp_path: Path, plain_end: str) -> None:
     check_run(kind, tmp_path, plain_end)
@@ -161,6 +161,7 @@ def children(parent: int) -> list[int]:
     return [int(pid) for ppid, pid, stat in rows if int(ppid) == parent and not stat.startswith("Z")]
 
 
+@pytest.mark.chaos
 def test_a_child_that_gets_sigterm_ends_and_training_does_not(tmp_path: Path) -> None:
     assert check_child(tmp_path / "plain", "--plain") == "child ended: True, job: 0"
     assert check_child(tmp_path / "ours") == "child ended: True, job: 0"

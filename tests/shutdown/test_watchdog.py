@@ -36,6 +36,7 @@ def test_a_process_that_hangs_is_terminated(hangs: str) -> None:
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.process
 @pytest.mark.parametrize("does", ["dog.start(); dog.cancel()", "dog.cancel(); dog.start()"])
 def test_a_process_that_may_continue_is_not_terminated(does: str) -> None:

@@ -39,6 +39,7 @@ def storage(count: int) -> Storage:
     return opened
 
 
+@pytest.mark.chaos
 def test_what_fails_for_long_is_printed_once_before_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 def test_a_lost_answer_is_not_taken_for_a_foreign_writer(remote: Place, proxy: FaultProxy) -> None:
     storage = remote.through(proxy).open(QUICK)
@@ -159,6 +160,7 @@ def test_a_lost_answer_is_not_taken_for_a_foreign_writer(remote: Place, proxy: F
         storage.create("x", [b"other"])
 
 
+@pytest.mark.in_gate(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("request_number", [*(pytest.param(n, marks=pytest.mark.chaos) for n in range(3)), 3, 4])
 def test_any_lost_answer_of_an_upload_in_parts_is_survived(
@@ -185,7 +187,7 @@ def test_any_lost_answer_of_an_upload_in_parts_is_survived(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "of"), CELLS)
-@pytest.mark.in_gate(4)
+@pytest.mark.in_gate(2)
 def test_a_passing_fault_is_invisible(remote: Place, proxy: FaultProxy, kind: str, of: str) -> None:
     policy = RetryPolicy(20, 0.05, 0.2, request_seconds=1 if kind == "hang" else 5)
     storage, content = remote.through(proxy).open(policy), os.urandom(200_000)
@@ -210,6 +212,7 @@ def test_a_passing_fault_is_invisible(remote: Place, proxy: FaultProxy, kind: st
     assert len(fault.struck) == 1
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 def test_throttling_is_waited_out(remote: Place, proxy: FaultProxy) -> None:
     """One of the clients gives up at the first 429."""
@@ -219,6 +222,7 @@ def test_throttling_is_waited_out(remote: Place, proxy: FaultProxy) -> None:
     assert len(fault.struck) == 3
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 def test_a_store_that_stays_away_is_an_error_within_the_time_given(remote: Place, proxy: FaultProxy) -> None:
     storage = remote.through(proxy).open(RetryPolicy(2, 0.1, 0.5, request_seconds=1))
@@ -231,6 +235,7 @@ def test_a_store_that_stays_away_is_an_error_within_the_time_given(remote: Place
     storage.create("x", [b"content"])
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow
 def test_a_slow_link_gets_the_time_that_its_size_needs(remote: Place, proxy: FaultProxy) -> None:
     proxy.bytes_per_second = 1_000_000

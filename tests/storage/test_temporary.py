@@ -179,6 +179,7 @@ def test_a_process_that_ends_by_itself_leaves_nothing(tmpdir: Path) -> None:
     assert list(tmpdir.iterdir()) == []
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 def test_many_processes_that_start_at_once_do_not_delete_each_others_directories(
     tmpdir: Path, started: list[subprocess.Popen[str]]

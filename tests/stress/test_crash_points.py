@@ -205,6 +205,7 @@ def assert_state(run: Run, commit: CommitId, where: str) -> None:
             np.testing.assert_array_equal(state.tensors[name], array, err_msg=where)
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.chaos)])
 @pytest.mark.parametrize(
     ("scenario", "workers"),

@@ -41,6 +41,7 @@ def test_a_resume_says_whether_it_is_exact(tmp_path: Path, name: str) -> None:
     check(tmp_path, name, "default", preload=True)
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(300)
 def test_replicas_get_orders_again_that_are_drawn_in_the_course_of_a_pass(tmp_path: Path) -> None:

@@ -132,13 +132,14 @@ def check_cell(
         ("multi-worker-3", "dataset", LR, (MID_EPOCH, IN_VALIDATION)),
     ],
 )
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_killed_job_ends_as_if_never_interrupted(
     tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...], kills: Sequence[str]
 ) -> None:  # type: ignore[no-untyped-def]
     check_cell(tmp_path, baseline, strategy, source, options, kills, preload=True)
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -149,7 +150,6 @@ def test_a_killed_job_ends_as_if_never_interrupted(
         ("multi-worker-2", "shuffled", EARLY, IN_VALIDATION),
     ],
 )
-@pytest.mark.in_gate(1)
 def test_a_job_of_fresh_processes_ends_as_if_never_interrupted(
     tmp_path: Path, baseline, strategy: str, source: str, options: tuple[str, ...], kill: str
 ) -> None:  # type: ignore[no-untyped-def]
@@ -186,6 +186,7 @@ def test_every_cell_survives_the_complete_chain(
     check_cell(tmp_path, baseline, strategy, source, options, CHAIN, preload=False)
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.timeout(600)
 def test_a_job_killed_again_and_again_while_it_saves_ends_as_if_never_interrupted(tmp_path: Path, baseline) -> None:  # type: ignore[no-untyped-def]

@@ -114,7 +114,7 @@ def away(stores: Stores, tmp_path: Any, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize(("away", "fault"), CELLS, indirect=["away"])
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_fault_that_passes_costs_nothing_but_time(
     away: tuple[Place, FaultProxy], fault: str, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_fault_that_passes_costs_nothing_but_time(
     tiny.assert_same(resumed, uninterrupted[0])
 
 
-@pytest.mark.in_gate(1)
+@pytest.mark.chaos
 @pytest.mark.parametrize("away", REMOTE, indirect=True)
 def test_a_store_that_is_long_away_costs_backups_and_no_training(
     away: tuple[Place, FaultProxy], uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +158,7 @@ def test_a_store_that_is_long_away_costs_backups_and_no_training(
     tiny.assert_same(resumed, uninterrupted[0])
 
 
-@pytest.mark.in_gate(1)
+@pytest.mark.chaos
 @pytest.mark.parametrize("away", REMOTE, indirect=True)
 def test_too_many_failed_saves_end_training_with_their_reason(
     away: tuple[Place, FaultProxy], uninterrupted: Run, monkeypatch: pytest.MonkeyPatch

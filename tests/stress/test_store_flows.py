@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # complete fits
 Run = tuple[keras.Model, dict[str, list[float]]]
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_an_interrupted_run_ends_as_if_it_had_not_been(place: Place, uninterrupted: Run) -> None:
     options = {"storage_options": place.options}
     tiny.interrupt(place.url, 1, 3, options=options)
@@ -30,6 +30,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(place: Place, uninterrupt
     assert place.open().files("commits") == []  # deleted at the end, as asked
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.filterwarnings("ignore:.*runs no step:RuntimeWarning")  # a rerun is in a process of its own
 def test_a_finished_run_that_is_kept_runs_no_step_again(place: Place, uninterrupted: Run) -> None:
     options = {"storage_options": place.options, "delete_checkpoint": False}
@@ -41,7 +42,7 @@ def test_a_finished_run_that_is_kept_runs_no_step_again(place: Place, uninterrup
     assert history.history == uninterrupted[1]
 
 
-@pytest.mark.in_gate(4)
+@pytest.mark.in_gate(2)
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_checkpoint_comes_back_as_the_model(place: Place, weights_only: bool) -> None:
     name = "ckpt-{epoch:02d}" + (".weights.h5" if weights_only else ".keras")
@@ -60,6 +61,7 @@ def test_a_checkpoint_comes_back_as_the_model(place: Place, weights_only: bool) 
         assert (ours == theirs).all()
 
 
+@pytest.mark.in_gate(2)
 def test_event_files_arrive_readable(place: Place, tmp_path: Path) -> None:
     options: dict[str, Any] = {"storage_options": place.options} if place.options else {}
     tiny.fit(tiny.model(), None, [kdc.TensorBoard(place.url, update_freq=1, **options)])
@@ -71,6 +73,7 @@ def test_event_files_arrive_readable(place: Place, tmp_path: Path) -> None:
     assert {"batch_loss", "epoch_loss"} <= tags
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("scheme", ["az", "abfs"])
 def test_both_names_of_azure_mean_the_same_place(
     stores: Stores, tmp_path: Path, scheme: str, uninterrupted: Run

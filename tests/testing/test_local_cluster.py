@@ -293,6 +293,7 @@ def test_a_kill_strikes_exactly_where_it_was_requested(tmp_path: Path) -> None:
         assert read_steps(tmp_path / "steps-worker0")[-1] == Step(cluster.pid(0), 1, 8)
 
 
+@pytest.mark.chaos
 @pytest.mark.kill
 @pytest.mark.cluster
 def test_a_kill_in_validation_of_one_worker_ends_the_other_one(tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ def test_learning_rates_are_those_of_an_uninterrupted_run_step_by_step(
     assert {line for line in capsys.readouterr().out.splitlines() if not line.startswith("Resumed from")} == printed
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("order", [0, *(pytest.param(n, marks=pytest.mark.chaos) for n in (1, 2))])
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
 def test_averaged_weights_are_swapped_as_in_an_uninterrupted_run(
@@ -226,6 +227,7 @@ def test_averaged_weights_are_swapped_as_in_an_uninterrupted_run(
     assert_same_files(tmp_path / "resumed", tmp_path / "uninterrupted")
 
 
+@pytest.mark.chaos
 def test_the_swap_is_right_when_the_order_changes_too(tmp_path: Path) -> None:
     def averaged() -> keras.Model:
         return tiny.model(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
@@ -244,6 +246,7 @@ def with_a_nan_at(step: int) -> tf.data.Dataset:
     return rows.map(lambda i, row: (tf.where(i == step, np.nan, row[0]), row[1]))
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("interrupted_at", [(0, 4), (1, 2), (1, 3)])
 def test_training_ends_at_the_same_nan(tmp_path: Path, interrupted_at: tuple[int, int]) -> None:
     nan_at = (1, 3)

@@ -35,7 +35,7 @@ def shown_steps(output: str) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("length_is_known", [True, False])
 @pytest.mark.parametrize(("batch", "first"), [(3, "4/5"), (None, "5/5")])
@@ -88,6 +88,7 @@ def test_each_epoch_is_sent_to_a_server_once(tmp_path: Path, monkeypatch: pytest
     assert sent == [0, 1, 2]
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("board", [keras.callbacks.TensorBoard, kdc.TensorBoard])
 def test_summaries_of_the_users_own_get_the_right_step_and_speeds_are_those_of_this_process(
     tmp_path: Path, board: Any

@@ -45,6 +45,7 @@ def test_without_a_model_it_is_a_dict_of_arrays_by_path(trained: keras.Model, tm
     assert contents(tmp_path) == before
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("numbered", [False, True])
 def test_a_model_gets_weights_optimizer_and_metrics(trained: keras.Model, tmp_path: Path, numbered: bool) -> None:
     model = tiny.rich_model()
@@ -79,6 +80,7 @@ def test_a_quantized_model_that_was_made_again_has_its_variables_in_another_orde
         np.testing.assert_array_equal(variable.numpy(), other.numpy(), err_msg=variable.path)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("optimizer", [None, keras.optimizers.Lion(0.1)], ids=["not compiled", "another optimizer"])
 def test_a_model_that_only_evaluates_gets_the_weights(trained: keras.Model, tmp_path: Path, optimizer: Any) -> None:
     model = keras.models.clone_model(trained)
@@ -180,6 +182,7 @@ def test_a_loop_does_not_continue_from_a_fit_nor_a_fit_from_a_loop(tmp_path: Pat
     assert contents(tmp_path) == before
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("written", "read"), [("multi-worker-2", "mirrored-2"), ("mirrored-2", "multi-worker-2")])

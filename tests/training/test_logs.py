@@ -57,7 +57,7 @@ def by_class() -> keras.metrics.Metric:
     return keras.metrics.F1Score(average=None, threshold=0.5)
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(
     ("cls", "metric"),
     [

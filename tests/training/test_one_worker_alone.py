@@ -43,6 +43,7 @@ def steps_until(epoch: int, batch: int) -> list[tuple[int, int]]:
     return every[: every.index((epoch, batch)) + 1]
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("workers", "who"), [(2, 1), (2, -1), (3, 0)])
@@ -57,6 +58,7 @@ def test_stop_training_in_an_epoch_on_one_worker_stops_all_at_the_same_step(
     assert stops[0] in ([steps_until(1, 2)] if who == -1 else [steps_until(1, 2), steps_until(1, 3)])
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("who", [0, -1])
@@ -67,6 +69,7 @@ def test_stop_training_at_the_end_of_an_epoch_on_one_worker_stops_all_there(tmp_
         assert trained(tmp_path, worker) == steps_until(1, STEPS - 1)
 
 
+@pytest.mark.in_gate(2)
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -87,6 +90,7 @@ def test_workers_that_disagree_get_an_error_at_the_start(tmp_path: Path, does: s
     assert trained(tmp_path, 0) == trained(tmp_path, 1) == []
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("write_on", ["chief", "all"])

@@ -140,6 +140,7 @@ def assert_same(one: keras.Model, other: keras.Model) -> None:
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("kind", [Two, Part, ScalesLosses])
 def test_a_model_without_a_call_continues_with_its_own_optimizers(tmp_path: Path, kind: Any) -> None:
     reference, model, backup = resumed(tmp_path, lambda: fresh(kind, jit_compile=False))
@@ -148,6 +149,7 @@ def test_a_model_without_a_call_continues_with_its_own_optimizers(tmp_path: Path
     assert_same(reference, model)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("kind", [Two, Part, Late, ScalesLosses])
 def test_it_does_so_run_eagerly(tmp_path: Path, kind: Any) -> None:
     reference, model, backup = resumed(tmp_path, lambda: fresh(kind, run_eagerly=True))

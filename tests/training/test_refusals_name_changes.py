@@ -40,7 +40,7 @@ def test_an_input_that_ends_early_with_another_batch_size_names_it(tmp_path: Pat
 
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
 @pytest.mark.parametrize("stop", [(0, 3), (1, 2), (2, 0), (2, 2)])
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 def test_a_callback_that_unfreezes_and_compiles_again_is_resumed_exactly(
     tmp_path: Path, stop: tuple[int, int], save_freq: str | int
 ) -> None:

@@ -149,7 +149,7 @@ def interrupted(
 
 @pytest.mark.parametrize("steps", [4, 20])
 @pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 def test_a_run_that_is_killed_at_all_places_equals_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, steps: int
 ) -> None:

@@ -76,7 +76,7 @@ ACTIONS: dict[str, Action] = {
 
 @pytest.mark.parametrize("stop", [pytest.param((1, 0), marks=pytest.mark.chaos), (1, 3), (2, 2)])
 @pytest.mark.parametrize("act", ACTIONS.values(), ids=ACTIONS)
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_replaced_optimizer_is_restored(tmp_path: Path, act: Action, stop: tuple[int, int]) -> None:
     tiny.interrupt(tmp_path, *stop, built=tiny.model(), callbacks=[AtEpoch(1, act)])
     resumed, expected = tiny.model(), tiny.model()
@@ -111,7 +111,7 @@ def unfreezes(model: Any) -> None:
 
 @pytest.mark.parametrize("save_freq", [1, "epoch"])
 @pytest.mark.parametrize("stop", [(1, 3), (2, 2)])
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_an_optimizer_for_unfrozen_layers_is_restored(
     tmp_path: Path, stop: tuple[int, int], save_freq: str | int
 ) -> None:
@@ -151,6 +151,7 @@ def test_a_new_optimizer_that_was_changed_after_its_trace_is_a_condition(tmp_pat
     assert "no function that TensorFlow traced before the change uses beta_1 of the optimizer" in condition
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize("mode", ["run_eagerly", "jit_compile"])
 def test_a_mode_that_the_train_function_has_not_is_not_an_exact_resume(tmp_path: Path, mode: str) -> None:
@@ -203,7 +204,7 @@ WITHIN_AND_LATER = [("a loss of Keras'", (1, 3), 1), ("other metrics", (1, 3), 1
 
 
 @pytest.mark.parametrize(("name", "stop", "save_freq"), [*((name, (2, 2), 1) for name in LOSSES), *WITHIN_AND_LATER])
-@pytest.mark.in_gate(4)
+@pytest.mark.in_gate(1)
 def test_other_losses_and_metrics_are_restored(
     tmp_path: Path, name: str, stop: tuple[int, int], save_freq: str | int
 ) -> None:
@@ -219,6 +220,7 @@ def test_other_losses_and_metrics_are_restored(
     tiny.assert_same(resumed, expected)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("stop", [(1, 3), (2, 2)])
 def test_another_loss_and_another_optimizer_are_restored(tmp_path: Path, stop: tuple[int, int]) -> None:
     act = compiles_with(LOSSES["another loss"], lambda: keras.optimizers.Adam(0.01, name="second"))
@@ -249,6 +251,7 @@ class Steered(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = 0.1 * float(self.metric.result())
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize("metrics", [["accuracy"], [keras.metrics.MeanAbsoluteError(name="held")]], ids=str)
 def test_a_metric_that_a_callback_compiles_and_holds_is_not_an_exact_resume(tmp_path: Path, metrics: list[Any]) -> None:
@@ -283,6 +286,7 @@ class Watches(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.1 * float(self.metric.result())
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("stop", [(1, 3), (2, 2)])
 def test_a_held_metric_that_the_model_no_longer_has_is_restored(tmp_path: Path, stop: tuple[int, int]) -> None:
     def model_and_callback() -> tuple[Any, Watches]:
@@ -305,6 +309,7 @@ def own_loss(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred))
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize(
     ("arguments", "named"),
@@ -366,6 +371,7 @@ class Switches(keras.callbacks.Callback):
             self.optimizer.learning_rate = 0.001
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("stop", [(1, 3), *(pytest.param(stop, marks=pytest.mark.chaos) for stop in [(2, 2), (4, 1)])])
 @pytest.mark.parametrize("compiles_again", [True, False])
 def test_an_optimizer_that_a_callback_holds_is_that_of_the_model_again(
@@ -400,6 +406,7 @@ class UnfreezesOneByOne(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
 
 
+@pytest.mark.chaos
 def test_a_callback_that_counts_what_it_unfreezes_is_resumed_exactly(tmp_path: Path) -> None:
     def build() -> Any:
         keras.utils.clear_session(free_memory=False)

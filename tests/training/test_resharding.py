@@ -61,6 +61,7 @@ PAIRS = [(a, b) for a in STRATEGIES for b in STRATEGIES if a != b]
 SOME = [("multi-worker-2", "default"), ("mirrored-2", "multi-worker-2")]
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

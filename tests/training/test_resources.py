@@ -127,6 +127,7 @@ class Evaluates(keras.callbacks.Callback):
         self.model.evaluate(self.dataset, verbose=0)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("is_shared", [True, False], ids=["the input's", "another"])
 def test_a_callback_that_can_read_the_shuffled_input_is_a_condition(tmp_path: Path, is_shared: bool) -> None:
     rows = tf.data.Dataset.from_tensor_slices(tiny.data())
@@ -158,7 +159,7 @@ def noisy() -> tf.data.Dataset:
     return tf.data.Dataset.range(10).map(lambda x: x + tf.random.uniform((), maxval=2, dtype=tf.int64))
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -176,6 +177,7 @@ def test_a_dataset_of_a_callbacks_own_whose_passes_differ_is_a_condition(
     assert "the callback Chooses does not read `dataset`, or each pass over it is the same" in restored.conditions
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -207,6 +209,7 @@ class TakesLess(keras.callbacks.Callback):
             self.rows.append(made)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize(
     "make",
@@ -301,6 +304,7 @@ class ProbeByBatch(Probe):
         return float(self.probe.train_on_batch(*tiny.data()))
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("optimizer", [lambda: keras.optimizers.Adam(0.1), lambda: keras.optimizers.SGD(0.1, 0.9)])
 def test_a_model_that_a_callback_trains_resumes_with_its_optimizer(
     tmp_path: Path, optimizer: Callable[[], Any]
@@ -339,6 +343,7 @@ class ForwardsByList(Forwards):
         self.inner = keras.callbacks.CallbackList([self.inner])
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("make", [Forwards, ForwardsByList])
 def test_a_callback_within_a_callback_is_restored(tmp_path: Path, make: Callable[[], Any]) -> None:
     model, restored = resumed(tmp_path, tiny.model, lambda: [make()])

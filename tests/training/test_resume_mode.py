@@ -52,7 +52,7 @@ def loop(directory: Path | None, *, anew: bool, stop: tuple[int, int] | None = N
 
 @pytest.mark.parametrize("options", [{}, KEEP], ids=["deleted", "kept"])
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, options: dict[str, Any]) -> None:
     model, trained = loop(tmp_path / "backup", anew=anew, **options)
     reference, expected = loop(None, anew=anew)
@@ -62,7 +62,7 @@ def test_a_loop_of_fits_ends_as_without_a_backup(tmp_path: Path, anew: bool, opt
 
 @pytest.mark.parametrize("stop", [(1, 2), (2, 1)])
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_loop_of_fits_that_was_killed_continues_where_it_was(
     tmp_path: Path, restart: Callable[[], None], capsys: pytest.CaptureFixture[str], anew: bool, stop: tuple[int, int]
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_loop_of_fits_that_was_killed_continues_where_it_was(
 @pytest.mark.parametrize("stop", [(1, 0), (2, 1), (3, 0), None])
 @pytest.mark.parametrize("options", [{}, KEEP], ids=["deleted", "kept"])
 @pytest.mark.parametrize("span", [1, 2])
-@pytest.mark.in_gate(4)
+@pytest.mark.in_gate(1)
 def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
     tmp_path: Path, restart: Callable[[], None], span: int, options: dict[str, Any], stop: tuple[int, int] | None
 ) -> None:
@@ -107,7 +107,7 @@ def test_each_fit_of_a_loop_that_was_killed_returns_its_history(
 
 @pytest.mark.parametrize("trained", [1, 2])
 @pytest.mark.parametrize("anew", [False, True], ids=["one dataset", "a dataset for each fit"])
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_loop_that_was_killed_between_two_fits_is_exact_where_its_dataset_is_known(
     tmp_path: Path, restart: Callable[[], None], anew: bool, trained: int
 ) -> None:
@@ -163,6 +163,7 @@ def test_a_loop_that_sets_the_learning_rate_between_its_fits_resumes_exactly_if_
     tiny.assert_same(resumed, by_hand(None)[0])
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("stop", [(2, 3), None])
 @pytest.mark.parametrize("options", [{}, KEEP], ids=["to be deleted", "kept"])
 def test_a_fit_of_fewer_epochs_restores_and_leaves_everything_as_it_is(
@@ -277,6 +278,7 @@ def two_phases(directory: Path, *, stop: tuple[int, int] | None = None, **option
     return model
 
 
+@pytest.mark.chaos
 def test_a_dataset_that_was_read_as_often_before_is_not_a_reason_for_an_alarm(
     tmp_path: Path, restart: Callable[[], None]
 ) -> None:
@@ -286,6 +288,7 @@ def test_a_dataset_that_was_read_as_often_before_is_not_a_reason_for_an_alarm(
     tiny.assert_same(two_phases(tmp_path / "killed"), two_phases(tmp_path / "uninterrupted"))
 
 
+@pytest.mark.chaos
 def test_a_dataset_of_two_shuffles_that_was_read_less_often_before_is_labelled(
     tmp_path: Path, restart: Callable[[], None]
 ) -> None:

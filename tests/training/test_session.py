@@ -27,6 +27,7 @@ def files(directory: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_fewer_epochs_than_the_backup_has_are_warned_of_in_its_process_and_nothing_is_deleted(
     tmp_path: Path, epochs: int
@@ -51,6 +52,7 @@ def several_steps(steps: int) -> keras.Model:
     return model
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("known", [True, False], ids=["known length", "unknown length"])
 @pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
 def test_a_last_execution_with_fewer_batches_resumes_exactly(tmp_path: Path, known: bool) -> None:
@@ -251,7 +253,7 @@ def test_a_train_step_with_inputs_of_its_own_resumes(tmp_path: Path) -> None:
     assert history.history == expected.history
 
 
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -289,6 +291,7 @@ def test_more_epochs_after_a_run_that_finalized_its_weights_are_labelled(tmp_pat
         tiny.fit(model(), tmp_path, epochs=3, options=keep)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
 def test_a_callback_that_raises_between_steps_leaves_nothing_to_a_later_fit(tmp_path: Path, hook: str) -> None:
     class Raise(keras.callbacks.Callback):

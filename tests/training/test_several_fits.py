@@ -79,7 +79,7 @@ def folds(directory: Path | None, stop: tuple[int, int] | None) -> keras.Model:
     ("phases", "stop"),
     [(compiled_again, (0, 3)), (compiled_again, (1, 2)), (fine_tuned, (2, 1)), (fine_tuned, (3, 3)), (folds, (1, 1))],
 )
-@pytest.mark.in_gate(2)
+@pytest.mark.in_gate(1)
 def test_a_later_fit_resumes_exactly_and_an_earlier_one_is_skipped(
     tmp_path: Path,
     restart: Callable[[], None],
@@ -223,6 +223,7 @@ def test_a_finished_fit_leaves_its_pydataset_as_it_did(tmp_path: Path, restart: 
     tiny.assert_same(resumed, expected)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("stop", [(0, 0), (0, 3), (1, 2)])
 def test_a_dataset_of_a_finished_fit_has_the_order_that_it_had(
     tmp_path: Path, restart: Callable[[], None], stop: tuple[int, int]
@@ -255,6 +256,7 @@ def test_the_passes_of_a_finished_loop_are_counted_once(tmp_path: Path, restart:
     tiny.assert_same(loop_and_phase(tmp_path, None), loop_and_phase(None, None))
 
 
+@pytest.mark.chaos
 def test_an_order_that_cannot_be_had_again_is_warned_of(tmp_path: Path, restart: Callable[[], None]) -> None:
     def cached() -> tf.data.Dataset:
         rows = tf.data.Dataset.from_tensor_slices(tiny.data())
@@ -267,6 +269,7 @@ def test_an_order_that_cannot_be_had_again_is_warned_of(tmp_path: Path, restart:
         two_phases(tmp_path, None, make=cached)
 
 
+@pytest.mark.chaos
 def test_what_a_finished_fit_could_not_save_is_a_condition_of_the_next_one(
     tmp_path: Path, restart: Callable[[], None]
 ) -> None:

@@ -89,7 +89,7 @@ CASES = {
 
 @pytest.mark.parametrize("where", [(1, 2), (2, 3)], ids=["second epoch", "third epoch"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.in_gate(5)
+@pytest.mark.in_gate(2)
 def test_values_of_the_trace_and_later_ones_are_restored(name: str, where: tuple[int, int], tmp_path: Path) -> None:
     reference = scaled()
     tiny.fit(reference, None, [AtEpoch(CASES[name])])
@@ -114,6 +114,7 @@ class Wrapping(keras.optimizers.SGD):
         return self.wrapped.apply(grads, trainable_variables)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(
     ("wrap", "name"),
     [(lambda inner: keras.optimizers.LossScaleOptimizer(inner, 4.0), "inner_optimizer"), (Wrapping, "wrapped")],
@@ -142,6 +143,7 @@ def test_settings_of_an_optimizer_within_another_are_restored(wrap: Any, name: s
     assert callback.restored.verdict == "exact"
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read"])
 def test_a_value_that_an_earlier_fit_has_traced_and_the_script_changed_is_a_condition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
@@ -246,7 +248,7 @@ DRAWN += [drawn_by_an_initializer, drawn_by_scipy, drawn_by_sklearn]
 
 @pytest.mark.parametrize("draw", DRAWN)
 @pytest.mark.parametrize("where", DRAWS)
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 def test_random_numbers_that_a_trace_has_drawn_are_a_condition(where: str, draw: Any, tmp_path: Path) -> None:
     def fit(*callbacks: Any) -> None:
         keras.utils.set_random_seed(3)
@@ -380,6 +382,7 @@ def two_layers() -> list[Any]:
     return layers
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("make", [two_variables, two_layers])
 @pytest.mark.parametrize("traces", [True, False])
 def test_objects_that_change_places_are_not_called_exact(make: Any, traces: bool, tmp_path: Path) -> None:
@@ -403,6 +406,7 @@ def test_objects_that_change_places_are_not_called_exact(make: Any, traces: bool
         fit(callback)
 
 
+@pytest.mark.chaos
 def test_another_model_that_the_loss_uses_and_a_callback_trains_keeps_its_optimizer(tmp_path: Path) -> None:
     def fit(*callbacks: Any) -> list[np.ndarray]:
         keras.utils.set_random_seed(3)
@@ -443,6 +447,7 @@ class AlsoHolds:
         self.layer = layer
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("held_by", ["the loss", "an object of the model's"])
 def test_state_of_a_layer_that_the_step_uses_and_keras_does_not_list_comes_back(held_by: str, tmp_path: Path) -> None:
     def fit(*callbacks: Any) -> list[Any]:

@@ -127,7 +127,7 @@ def uninterrupted() -> dict[str, keras.Model]:
 
 @pytest.mark.parametrize("where", [(0, 4), (1, 2), (2, 0)], ids=["first epoch", "within", "between"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.in_gate(4)
+@pytest.mark.in_gate(2)
 def test_a_model_that_its_first_step_builds_resumes_exactly(
     name: str, where: tuple[int, int], tmp_path: Path, uninterrupted: dict[str, keras.Model]
 ) -> None:

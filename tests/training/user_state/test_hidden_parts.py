@@ -340,6 +340,7 @@ def scaled() -> keras.Model:
     return model
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("callback", [Traced, Predicting, Sampling])
 def test_a_value_that_changed_after_a_trace_is_a_condition(tmp_path: Path, callback: type) -> None:
     keras.utils.set_random_seed(1)
@@ -405,6 +406,7 @@ class ChangesUnseen(keras.callbacks.Callback):
         UNSEEN[:] = UNSEEN * np.float32(0.9)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(("epoch", "verdict"), [(0, "exact"), (1, "exact if")])
 def test_arrays_that_changed_after_validation_copied_them_are_a_condition(
     tmp_path: Path, epoch: int, verdict: str
@@ -457,6 +459,7 @@ def test_class_weights_that_keras_looks_up_for_each_batch_are_those_of_the_epoch
     tiny.assert_same(resumed, reference)
 
 
+@pytest.mark.chaos
 def test_the_states_of_a_recurrent_model_of_a_callback_are_restored(tmp_path: Path) -> None:
     def forecasts() -> Any:
         keras.utils.set_random_seed(1)  # its weights are the same in each run
@@ -495,6 +498,7 @@ class Adapts(keras.callbacks.Callback):
             self.adapt(2.0, ["two", "three"])
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 @pytest.mark.parametrize(("epoch", "names"), [(0, []), (1, ["scaling", "words", "borders"])])
 def test_layers_that_training_adapts_again_are_not_restored(tmp_path: Path, epoch: int, names: list[str]) -> None:
@@ -534,6 +538,7 @@ class Chains(keras.callbacks.Callback):
         self.seen += self.counts
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(
     ("counts", "advice"),
     [
@@ -567,6 +572,7 @@ def _wrapped(method: Any) -> Any:
     return reduces
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("replaced", [lambda method: _reduces, _wrapped], ids=["replaced", "wrapped"])
 def test_state_that_a_replaced_method_of_keras_reaches_is_restored(
     replaced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -608,6 +614,7 @@ def test_only_a_set_that_can_be_made_again_in_its_order_keeps_it(kind: Any) -> N
         assert not keeps_order(tracked)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize("is_made_in_training", [False, True])
 def test_a_set_that_keras_wraps_comes_back_in_its_order(tmp_path: Path, is_made_in_training: bool) -> None:
     class Counts(keras.callbacks.Callback):

@@ -151,7 +151,7 @@ def train(
         (HoldsTheModel, "exact if"),
     ],
 )
-@pytest.mark.in_gate(4)
+@pytest.mark.in_gate(2)
 def test_what_a_callback_changes_in_a_dataset_comes_back(
     tmp_path: Path, cls: Callable[[], Batches], verdict: str, stop: tuple[int, int]
 ) -> None:
@@ -183,6 +183,7 @@ class HardensByReading(Hardens):
         return super().__getitem__(index)
 
 
+@pytest.mark.in_gate(1)
 @pytest.mark.slow  # complete fits
 @pytest.mark.parametrize("cls", [Hardens, HardensByReading])
 def test_validation_data_with_get_state_are_inspected_as_any_other(tmp_path: Path, cls: Callable[[], Batches]) -> None:

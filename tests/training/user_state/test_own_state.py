@@ -207,7 +207,7 @@ def resumed(directory: Path, make: Callable[[], Any]) -> tuple[kdc.BackupAndRest
     return backup, all(np.array_equal(ours, theirs) for ours, theirs in weights)
 
 
-@pytest.mark.in_gate(3)
+@pytest.mark.in_gate(1)
 @pytest.mark.parametrize(
     ("make", "verdict", "is_same"),
     [
