@@ -139,7 +139,7 @@ def test_a_killed_job_ends_as_if_never_interrupted(
     check_cell(tmp_path, baseline, strategy, source, options, kills, preload=True)
 
 
-@pytest.mark.chaos
+@pytest.mark.in_gate(1)
 @pytest.mark.kill
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
