@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_dist_callbacks.errors import BackupMismatchError
 from tests.support import tiny
@@ -49,6 +50,7 @@ def resumes_exactly(strategy: Any, directory: str, stop: tuple[int, int]) -> boo
 
 if __name__ == "__main__":
     kind, directory, result = sys.argv[1:4]
+    tf.config.experimental.enable_op_determinism()  # replicas are not certain to resume exactly without it
     strategy = make_strategy(kind)
     refusals = []
     for number, (before, now, _) in enumerate(CHANGES):
