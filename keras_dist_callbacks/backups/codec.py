@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from keras_dist_callbacks.backups.snapshot import BlobInfo, SharedTensor, Tensor
 
 BLOB_BYTES = 64 * 2**20
 _WORTH_KEEPING = 0.5
+_PIECE = 2**18  # bytes that are hashed at once while they are written: they fit into the processor's cache
 
 
 class Packer:
@@ -27,7 +27,10 @@ class Packer:
     A tensor with the same content as one in the commit it is compared with is referred to, not written again;
     components of a variable that are equal on all replicas are written once. A blob of which less than half is
     still needed is not referred to: what is needed of it is written again, so that the store does not fill up with
-    blobs that live for one small tensor each.
+    blobs that live for one small tensor each. A tensor without a fingerprint is written, and gets one on the way.
+
+    Attributes:
+        found: The fingerprints of tensors that had none, by their names, once their blobs were written.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Packer:
         """
         self._known = {Fingerprint(t.hash, t.dtype, t.shape): t for t in known.values()}
         self._places: dict[Fingerprint, TensorInfo] = {}
+        self._unlocated: list[Blob] = []
+        self.found: dict[str, Fingerprint] = {}
         self._directory = directory
         self._sizes = sizes or {}
         self._copy = copy
@@ -58,7 +63,7 @@ class Packer:
 
         Args:
             tensors: What is to be found, by name.
-            prints: Their fingerprints.
+            prints: Their fingerprints; only of a local directory's tensors without a prefix may some have none.
             prefix: Of their names in blobs.
         """
         fresh, moved = self._to_write(tensors, prints)
@@ -67,21 +72,25 @@ class Packer:
 
     def bytes_to_write(self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint]) -> int:
         """About how many bytes `pack` will yield, before it is called."""
-        fresh = {prints[name]: name for name in tensors if prints[name] not in self._known}
+        fresh = {prints.get(name, name): name for name in tensors if prints.get(name) not in self._known}
         return sum(tensors[name].array().nbytes for name in fresh.values())
 
     def locate(self, tensors: Iterable[str], prints: Mapping[str, Fingerprint]) -> dict[str, TensorInfo]:
         """Where each tensor is found, once all blobs of `pack` were written."""
-        return {name: self._places[prints[name]] for name in tensors}
+        self._note_places()
+        return {name: self._places[prints.get(name) or self.found[name]] for name in tensors}
 
     def _to_write(
         self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint]
     ) -> tuple[list[str], list[str]]:
-        fresh: dict[Fingerprint, str] = {}
+        self._note_places()
+        fresh: dict[Fingerprint | str, str] = {}
         found: dict[Fingerprint, str] = {}
         for name in tensors:
-            fingerprint = prints[name]
-            if fingerprint not in self._places:
+            fingerprint = prints.get(name)
+            if fingerprint is None:
+                fresh[name] = name
+            elif fingerprint not in self._places:
                 (found if fingerprint in self._known else fresh).setdefault(fingerprint, name)
         live: dict[str, int] = {}
         for fingerprint, name in found.items():
@@ -114,14 +123,19 @@ class Packer:
     def _packed(
         self, group: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], prefix: str
     ) -> Blob:
-        arrays = {prefix + name: array for name, array in group.items()}
-        blob = encode_blob(arrays, {prefix + name: prints[name] for name in group}, self._directory, self._copy)
-        for name in group:
-            found, key = prints[name], prefix + name
-            self._places[found] = TensorInfo(
-                blob.info.path, key, blob.starts[key], found.dtype, found.shape, found.hash
-            )
+        known = {prefix + name: prints[name] for name in group if name in prints}
+        blob = Blob({prefix + name: array for name, array in group.items()}, known, self._directory, self._copy)
+        self._unlocated.append(blob)
         return blob
+
+    def _note_places(self) -> None:
+        """Blobs have been written: all their tensors have fingerprints."""
+        for blob in self._unlocated:
+            for key, found in blob.prints.items():
+                place = TensorInfo(blob.info.path, key, blob.starts[key], found.dtype, found.shape, found.hash)
+                self._places[found] = place
+            self.found |= blob.found
+        self._unlocated.clear()
 
 
 def referenced_blobs(records: Sequence[WorkerRecord], known: Mapping[str, BlobInfo]) -> tuple[BlobInfo, ...]:
@@ -138,27 +152,86 @@ _DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Blob:
-    """A safetensors file that is not written yet.
-
-    Attributes:
-        info: Its place and size.
-        parts: Its content in pieces.
-        starts: Where each tensor begins in it, by name.
-    """
-
-    info: BlobInfo
-    parts: tuple[memoryview | bytes, ...]
-    starts: Mapping[str, int]
-
-
 class Fingerprint(NamedTuple):
     """What makes two tensors the same."""
 
     hash: Digest
     dtype: str
     shape: tuple[Count, ...]
+
+
+class Blob:
+    """A safetensors file that is not written yet, named after its content: its pieces, as often as they are read.
+
+    A tensor without a fingerprint is hashed piece by piece while it is read, just before a piece is copied: the second
+    one of the two then finds it in the processor's cache.
+
+    Args:
+        tensors: What goes into it, by name.
+        prints: The fingerprints that are known.
+        directory: Where it will be.
+        copy: Blobs with the same content and another number have another name.
+
+    Attributes:
+        size: Bytes of it.
+        starts: Where each tensor begins in it, by name.
+        found: The fingerprints of the other tensors, once it was read.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, np.ndarray[Any, Any]],
+        prints: Mapping[str, Fingerprint],
+        directory: str,
+        copy: int = 0,
+    ) -> None:
+        self._tensors, self._known, self._directory, self._copy = tensors, prints, directory, copy
+        self._head = _head(tensors)
+        ends = list(itertools.accumulate((array.nbytes for array in tensors.values()), initial=len(self._head)))
+        self.size = ends[-1]
+        self.starts: Mapping[str, int] = dict(zip(tensors, ends, strict=False))
+        self.found: dict[str, Fingerprint] = {}
+
+    def __iter__(self) -> Iterator[memoryview | bytes]:
+        yield self._head
+        for name, array in self._tensors.items():
+            if name in self._known:
+                yield raw_bytes(array)
+            else:
+                yield from self._hashed(name, array)
+
+    def _hashed(self, name: str, array: np.ndarray[Any, Any]) -> Iterator[memoryview]:
+        raw, digest = raw_bytes(array), xxhash.xxh3_128()
+        for start in range(0, len(raw), _PIECE):
+            piece = raw[start : start + _PIECE]
+            digest.update(piece)
+            yield piece
+        self.found[name] = Fingerprint(digest.hexdigest(), dtype_name(array.dtype), tuple(array.shape))
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether its name is known before it is read."""
+        return len(self._known) == len(self._tensors)
+
+    @property
+    def prints(self) -> dict[str, Fingerprint]:
+        """The fingerprint of each tensor."""
+        return {name: self._known.get(name) or self.found[name] for name in self._tensors}
+
+    @functools.cached_property
+    def info(self) -> BlobInfo:
+        """Its place and size."""
+        hashes = "".join(found.hash for found in self.prints.values())
+        name = xxhash.xxh3_128_hexdigest(self._head + hashes.encode(), seed=self._copy)
+        return BlobInfo(self._path(name), self.size, len(self._head), xxhash.xxh3_128_hexdigest(self._head))
+
+    @property
+    def like(self) -> str:
+        """A path as it may have."""
+        return self._path("0" * 32)
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{name}.safetensors"
 
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
@@ -213,26 +286,6 @@ def dtype_of(name: str) -> np.dtype[Any]:
 def tensor_bytes(info: TensorInfo) -> int:
     """Returns how many bytes a tensor has, by its type and shape."""
     return math.prod(info.shape) * dtype_of(info.dtype).itemsize
-
-
-def encode_blob(
-    tensors: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], directory: str, copy: int = 0
-) -> Blob:
-    """Packs tensors into one safetensors file below `directory`, named after its content.
-
-    Args:
-        tensors: What goes into it, by name.
-        prints: The fingerprint of each.
-        directory: Where the blob will be.
-        copy: Blobs with the same content and another number have another name.
-    """
-    head = _head(tensors)
-    hashes = "".join(prints[name].hash for name in tensors)
-    name = xxhash.xxh3_128_hexdigest(head + hashes.encode(), seed=copy)
-    ends = list(itertools.accumulate((array.nbytes for array in tensors.values()), initial=len(head)))
-    info = BlobInfo(f"{directory}/{name}.safetensors", ends[-1], len(head), xxhash.xxh3_128_hexdigest(head))
-    starts = dict(zip(tensors, ends, strict=False))
-    return Blob(info, (head, *(raw_bytes(array) for array in tensors.values())), starts)
 
 
 def _head(tensors: Mapping[str, np.ndarray[Any, Any]]) -> bytes:

@@ -72,17 +72,24 @@ class Staging:
 
     def stage(self, blob: Blob) -> BlobInfo:
         """Writes a blob, unless the same content was written before."""
-        path = blob.info.path
-        if path not in self._written:
-            try:
-                self.storage.create(path, blob.parts, self._spare_for(blob.info.size, path))
-            except FileExistsError:  # it is ours, from before a failed save, and may have been harmed since
-                if not self._holds(blob):
-                    self.storage.delete(path)
-                    self.storage.create(path, blob.parts)
-        self._written[path] = blob.info
-        self._spares.pop(path, None)
-        return blob.info
+        if not blob.is_hashed or blob.info.path not in self._written:
+            self._write(blob)
+        info = blob.info
+        self._written[info.path] = info
+        self._spares.pop(info.path, None)
+        return info
+
+    def _write(self, blob: Blob) -> None:
+        spare = self._spare_for(blob.size, blob.info.path if blob.is_hashed else blob.like)
+        try:
+            if blob.is_hashed:
+                self.storage.create(blob.info.path, tuple(blob), spare)
+            else:
+                self.storage.create_named_after_write(blob.like, blob, blob.size, lambda: blob.info.path, spare)
+        except FileExistsError:  # it is ours, from before a failed save, and may have been harmed since
+            if blob.info.path not in self._written and not self._holds(blob):
+                self.storage.delete(blob.info.path)
+                self.storage.create(blob.info.path, tuple(blob))
 
     def _spare_for(self, size: int, path: str) -> str | None:
         """Returns the unneeded file of the nearest size, if reusing it is worth while."""
@@ -96,6 +103,6 @@ class Staging:
     def _holds(self, blob: Blob) -> bool:
         path = blob.info.path
         try:
-            return has_content(self.storage.size(path), partial(self.storage.read, path), map(memoryview, blob.parts))
+            return has_content(self.storage.size(path), partial(self.storage.read, path), map(memoryview, blob))
         except FileNotFoundError:
             return False

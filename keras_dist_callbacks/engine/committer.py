@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,6 +57,9 @@ class EngineOptions:
 
 
 KEPT_COMMITS = 2
+_LARGE = 2**18  # bytes of a tensor
+_SAVES = 20  # that are looked back at
+_IN_A_ROW = 3
 
 
 class Committer:
@@ -78,6 +83,8 @@ class Committer:
         self._store, self._exchange, self._options, self._note = store, exchange, options, note
         self._sequence = 0
         self._known: list[Mapping[str, TensorInfo]] = []  # tensors of the newest commits of this run
+        self._seen: collections.deque[frozenset[Fingerprint]] = collections.deque(maxlen=_SAVES)  # of large tensors
+        self._new: Mapping[str, int] = {}  # in how many saves in a row a large tensor was another than in all before
         self._orphans_deleted = self._orphans_collected = False
         self._needs_cleanup = False
         self.info: Mapping[str, JSON] = {}
@@ -99,7 +106,8 @@ class Committer:
         try:
             self.state_bytes = sum(held.array().nbytes for held in snapshot.tensors.values())
             with gc_paused():
-                prints = fingerprints(snapshot.tensors)
+                later = self._hashed_while_written()
+                prints = fingerprints({name: held for name, held in snapshot.tensors.items() if name not in later})
         except BaseException:
             self._exchange.skip(save)
             raise
@@ -137,6 +145,7 @@ class Committer:
         self._stage(packer, snapshot, prints)
         with gc_paused():
             records = [WorkerRecord(packer.locate(snapshot.tensors, prints), snapshot.state)]
+            self._note_new(snapshot, {**prints, **packer.found})
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
         with gc_paused():
             manifest = self._manifest(snapshot.position, records)
@@ -193,6 +202,22 @@ class Committer:
             tuple(records),
             {**self.info, "created": time.time()},
         )
+
+    def _hashed_while_written(self) -> set[str]:
+        """The tensors that are new in each save: to look for their content beforehand is in vain, and takes time.
+
+        Other workers and stores must know before they write. One that is not new after all is written in vain, once.
+        """
+        if not self._store.storage.is_local or self._exchange.cluster.num_workers > 1:
+            return set()
+        return {name for name, saves in self._new.items() if saves >= _IN_A_ROW}
+
+    def _note_new(self, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
+        often, seen = Counter(prints.values()), frozenset().union(*self._seen)
+        large = {name for name, held in snapshot.tensors.items() if held.array().nbytes >= _LARGE}
+        new = [name for name in large if often[prints[name]] == 1 and prints[name] not in seen]
+        self._new = {name: self._new.get(name, 0) + 1 for name in new}
+        self._seen.append(frozenset(prints[name] for name in large))
 
     def _shared_tensors(self) -> Mapping[str, TensorInfo]:
         """The tensors that a commit may refer to instead of writing them again."""

@@ -10,7 +10,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -104,21 +104,31 @@ class LocalFiles:
         with self._reading(path) as file, open(target, "wb") as copy:
             shutil.copyfileobj(file, copy, _COPY_CHUNK)
 
-    def create(self, path: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
+    def create(
+        self,
+        path: str,
+        parts: Iterable[Buffer],
+        size: int,
+        spare: str | None = None,
+        named: Callable[[], str] | None = None,
+    ) -> None:
         """Publishes a new file.
 
         Args:
-            path: Its path.
-            parts: Its content.
+            path: Its path; with `named`, one in the same directory.
+            parts: Its content, which is read a second time where the file system refuses something.
+            size: Bytes of it.
             spare: A file that is not needed any more: its memory in the page cache is written over, which costs a busy
                 CPU much less than new pages do. It loses its name.
+            named: Returns its path once the content was written.
 
         Raises:
             FileExistsError: The name is taken.
         """
         directory = self._made_directory_of(path)
         with _temporary(path) as temporary:
-            self._write_temporary(temporary, parts, spare)
+            self._write_temporary(temporary, parts, size, spare)
+            path = path if named is None else named()
             try:
                 os.link(temporary, path, follow_symlinks=False)
             except FileExistsError:
@@ -205,8 +215,8 @@ class LocalFiles:
         except OSError:  # it is gone or was exchanged: a new file does as well
             return None
 
-    def _write_temporary(self, path: str, parts: Sequence[Buffer], spare: str | None) -> None:
-        if sum(map(len, parts)) >= self.direct.least:
+    def _write_temporary(self, path: str, parts: Iterable[Buffer], size: int, spare: str | None) -> None:
+        if size >= self.direct.least:
             descriptor = self.direct.write(self.root, path, parts, self.traffic)
             if descriptor is not None:
                 try:
@@ -220,7 +230,7 @@ class LocalFiles:
         file = None if spare is None else self._take_over(spare, path)
         self._write(plain_files.new_file(self.root, path) if file is None else FileIO(file, "wb"), parts)
 
-    def _write(self, file: FileIO, parts: Sequence[Buffer]) -> None:
+    def _write(self, file: FileIO, parts: Iterable[Buffer]) -> None:
         with file:
             descriptor = file.fileno()
             for part in parts:
@@ -228,7 +238,7 @@ class LocalFiles:
             os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))  # a spare file may have been longer
             self._flush(descriptor)
 
-    def _write_directly(self, path: str, parts: Sequence[Buffer]) -> None:
+    def _write_directly(self, path: str, parts: Iterable[Buffer]) -> None:
         file = plain_files.new_file(self.root, path)
         try:
             self._write(file, parts)

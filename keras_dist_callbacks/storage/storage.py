@@ -13,7 +13,7 @@ import dataclasses
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -226,10 +226,26 @@ class Storage:
         path = self._path_of(name)
         if self.is_local:
             other = None if spare is None else self._path_of(spare)
-            create = partial(self._local.create, path, parts, other)
-            self._run("create", name, create, sum(map(len, parts)))
+            size = sum(map(len, parts))
+            self._run("create", name, partial(self._local.create, path, parts, size, other), size)
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
+
+    def create_named_after_write(
+        self, like: str, parts: Iterable[Buffer], size: int, named: Callable[[], str], spare: str | None = None
+    ) -> None:
+        """As `create`, of a local file whose name is known only once its content was written.
+
+        Args:
+            like: A name in the same directory.
+            parts: The content; it may be read more than once.
+            size: Bytes of it.
+            named: Returns the name then.
+            spare: As for `create`.
+        """
+        other = None if spare is None else self._path_of(spare)
+        create = partial(self._local.create, self._path_of(like), parts, size, other, lambda: self._path_of(named()))
+        self._run("create", like, create, size)
 
     def replace(self, name: str, source: Path) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part.

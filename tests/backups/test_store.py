@@ -74,8 +74,8 @@ def test_what_is_committed_is_read_back(tmp_path: Path) -> None:
 
 def test_blobs_are_plain_safetensors_files() -> None:
     arrays = {"a": TENSORS["a"], "b": TENSORS["b"]}
-    blob = codec.encode_blob(arrays, fingerprints({n: SharedArray(a) for n, a in arrays.items()}), "blobs/1")
-    loaded = load_safetensors(b"".join(bytes(part) for part in blob.parts))
+    blob = codec.Blob(arrays, fingerprints({n: SharedArray(a) for n, a in arrays.items()}), "blobs/1")
+    loaded = load_safetensors(b"".join(bytes(part) for part in blob))
     np.testing.assert_array_equal(loaded["a"], TENSORS["a"])
     np.testing.assert_array_equal(loaded["b"], TENSORS["b"])
 

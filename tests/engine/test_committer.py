@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups import codec
-from keras_dist_callbacks.backups.codec import Blob, encode_blob, fingerprints
+from keras_dist_callbacks.backups.codec import Blob, fingerprints
 from keras_dist_callbacks.backups.snapshot import Position, SharedArray, Snapshot
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.backups.store import BackupStore
@@ -112,7 +112,7 @@ def encoded(*sizes: int) -> Blob:
     rng = np.random.default_rng(3)
     arrays = {f"t{number}": rng.integers(0, 255, size, np.uint8) for number, size in enumerate(sizes)}
     prints = fingerprints({name: SharedArray(array) for name, array in arrays.items()})
-    return encode_blob(arrays, prints, "blobs/000001")
+    return Blob(arrays, prints, "blobs/000001")
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, calls: int = 1) -> None:
@@ -139,7 +139,7 @@ def test_it_holds_its_content_however_it_is_written(tmp_path: Path, monkeypatch:
     WAYS[way](monkeypatch)
     blob = encoded(5, 2**20 + 3, 9 * 2**20)
     assert Staging(Storage.open(tmp_path, fsync=False)).stage(blob) == blob.info
-    content = b"".join(bytes(part) for part in blob.parts)
+    content = b"".join(bytes(part) for part in blob)
     assert files(tmp_path) == {blob.info.path: content}
     assert blob.info.size == len(content)
 
