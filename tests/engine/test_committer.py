@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import pytest
 
 from keras_dist_callbacks.backups import codec
 from keras_dist_callbacks.backups.codec import Blob, fingerprints
-from keras_dist_callbacks.backups.snapshot import Position, SharedArray, Snapshot
+from keras_dist_callbacks.backups.snapshot import Position, SharedArray, SharedTensor, Snapshot
 from keras_dist_callbacks.backups.staging import Staging
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.engine import committer
 from keras_dist_callbacks.engine.committer import Committer, EngineOptions
 from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.errors import StorageError
@@ -101,6 +102,39 @@ def test_a_state_that_comes_back_is_not_written_again(tmp_path: Path) -> None:
     assert max(sizes[2:]) < 1000
 
 
+def test_what_is_new_in_each_save_is_hashed_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beforehand: list[set[str]] = []
+
+    def noted(tensors: Mapping[str, SharedTensor]) -> dict[str, codec.Fingerprint]:
+        beforehand.append(set(tensors))
+        return fingerprints(tensors)
+
+    monkeypatch.setattr(committer, "fingerprints", noted)
+    saver, sizes = Saver(tmp_path), []
+    for number in (0, 1, 2, 3, 4, 5, 5, 5, 6):
+        arrays = {"fixed": np.ones(60_000), "small": np.full(9, number)}
+        arrays["large"] = np.random.default_rng(number).standard_normal(60_000)
+        sizes.append(size(saver, arrays))
+        for name, array in saver.restored().items():
+            np.testing.assert_array_equal(array, arrays[name])
+        saver.store.verify(saver.store.manifest(saver.store.commits()[-1]))
+    large = "variable/large@0"
+    assert [large in names for names in beforehand] == [True] * 3 + [False] * 4 + [True] * 2
+    assert all(names >= {"variable/fixed@0", "variable/small@0"} for names in beforehand)
+    written = [size > 480_000 for size in sizes]
+    assert written == [True] * 7 + [False, True], "what has not changed after all is written once, and not twice"
+
+
+def test_what_has_a_copy_among_the_others_is_hashed_beforehand(tmp_path: Path) -> None:
+    """Replicas that are equal are written once."""
+    saver = Saver(tmp_path)
+    for number in range(6):
+        array = np.random.default_rng(number).standard_normal(60_000)
+        assert size(saver, {"first": array, "second": array.copy()}) < 2 * 480_000
+
+
 def _raising(error: Exception) -> Callable[..., Any]:
     def call(*given: Any) -> Any:
         raise error
@@ -108,11 +142,12 @@ def _raising(error: Exception) -> Callable[..., Any]:
     return call
 
 
-def encoded(*sizes: int) -> Blob:
+def encoded(*sizes: int, hashed: int = 10) -> Blob:
+    """A blob of random tensors, of which so many are hashed beforehand."""
     rng = np.random.default_rng(3)
     arrays = {f"t{number}": rng.integers(0, 255, size, np.uint8) for number, size in enumerate(sizes)}
     prints = fingerprints({name: SharedArray(array) for name, array in arrays.items()})
-    return Blob(arrays, prints, "blobs/000001")
+    return Blob(arrays, dict(list(prints.items())[:hashed]), "blobs/000001")
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, calls: int = 1) -> None:
@@ -134,12 +169,17 @@ WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.parametrize("hashed", [3, 1, 0])
 @pytest.mark.parametrize("way", WAYS)
-def test_it_holds_its_content_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_it_holds_its_content_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, hashed: int
+) -> None:
     WAYS[way](monkeypatch)
-    blob = encoded(5, 2**20 + 3, 9 * 2**20)
-    assert Staging(Storage.open(tmp_path, fsync=False)).stage(blob) == blob.info
-    content = b"".join(bytes(part) for part in blob)
+    blob = encoded(5, 2**20 + 3, 9 * 2**20, hashed=hashed)
+    expected = encoded(5, 2**20 + 3, 9 * 2**20)
+    assert Staging(Storage.open(tmp_path, fsync=False)).stage(blob) == expected.info
+    assert blob.prints == expected.prints
+    content = b"".join(bytes(part) for part in expected)
     assert files(tmp_path) == {blob.info.path: content}
     assert blob.info.size == len(content)
 
@@ -161,18 +201,19 @@ def test_a_failure_in_its_midst_leaves_nothing_and_the_next_try_succeeds(
     assert files(tmp_path).keys() == {path} == staging.written.keys()
 
 
-def test_a_file_of_that_name_is_taken_if_it_is_whole_and_replaced_if_it_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hashed", [2, 0])
+def test_a_file_of_that_name_is_taken_if_it_is_whole_and_replaced_if_it_is_not(tmp_path: Path, hashed: int) -> None:
     staging = Staging(Storage.open(tmp_path, fsync=False))
-    path = tmp_path / staging.stage(encoded(5, 2**20)).path
+    path = tmp_path / staging.stage(encoded(5, 2**20, hashed=hashed)).path
     content, number = path.read_bytes(), path.stat().st_ino
     for forgotten in (False, True):
         if forgotten:
             staging.forget()
-        staging.stage(encoded(5, 2**20))
+        staging.stage(encoded(5, 2**20, hashed=hashed))
         assert path.stat().st_ino == number
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     staging.forget()
-    staging.stage(encoded(5, 2**20))
+    staging.stage(encoded(5, 2**20, hashed=hashed))
     assert files(tmp_path) == {str(path.relative_to(tmp_path)): content}
 
 
@@ -182,18 +223,23 @@ def test_a_file_of_that_name_is_taken_if_it_is_whole_and_replaced_if_it_is_not(t
     [("all", "ftruncate:1"), *((way, f"{call}:1") for way in ("all", "0") for call in ("fsync", "link", "unlink"))]
     + [(way, f"write:{number}") for way in ("all", "0") for number in (1, 2)],
 )
-@pytest.mark.in_gate(1)
-def test_a_kill_while_one_is_written_harms_nothing_and_leaves_nothing(tmp_path: Path, way: str, where: str) -> None:
-    """Killed before that call of the second save: the first one is intact, and the next run cleans up."""
+@pytest.mark.parametrize("saves", [2, 5], ids=["hashed beforehand", "hashed meanwhile"])
+@pytest.mark.in_gate(2)
+def test_a_kill_while_one_is_written_harms_nothing_and_leaves_nothing(
+    tmp_path: Path, way: str, where: str, saves: int
+) -> None:
+    """Killed before that call of the last save: those before it are intact, and the next run cleans up."""
     name, _, number = where.partition(":")
     name = "pwrite" if (name, way) == ("write", "all") else name
-    command = [sys.executable, "-m", "tests.support.killed_saver", str(tmp_path), name, number]
+    command = [sys.executable, "-m", "tests.support.killed_saver", str(tmp_path), name, number, str(saves)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, VARIABLE: way}, check=False)
     assert done.returncode == -signal.SIGKILL
     assert [name for name in files(tmp_path) if ".tmp-" in name]
     saver = Saver(tmp_path)
-    (first,) = saver.store.commits()
-    saver.store.verify(saver.store.manifest(first))
+    before = saver.store.commits()
+    assert len(before) == min(saves - 1, 2)
+    for commit in before:
+        saver.store.verify(saver.store.manifest(commit))
     saver.save({"a": np.ones(100)})
     saver.save({"a": np.zeros(100)})
     assert not {name for name in files(tmp_path) if ".tmp-" in name or "/000001/" in name}
