@@ -181,7 +181,7 @@ def test_later_fits_have_backups_of_their_own_and_are_not_killed(
     with rehearsing(monkeypatch, tmp_path) as found:
         fit(tmp_path)
     with rehearsing(monkeypatch, tmp_path / "two") as found, pytest.MonkeyPatch.context():
-        backup = kdc.BackupAndRestore(tmp_path / "real")
+        backup = kdc.BackupAndRestore(tmp_path / "real", write_options=kdc.WriteOptions(when_busy="wait"))
         for _ in range(2):
             tiny.model().fit(tiny.shuffled(), epochs=3, verbose=0, callbacks=[backup])
     places = [record["place"] for record in events(found, "fit")]
