@@ -50,7 +50,6 @@ class Packer:
         """
         self._known = {Fingerprint(t.hash, t.dtype, t.shape): t for t in known.values()}
         self._places: dict[Fingerprint, TensorInfo] = {}
-        self._unlocated: list[Blob] = []
         self.found: dict[str, Fingerprint] = {}
         self._directory = directory
         self._sizes = sizes or {}
@@ -60,6 +59,8 @@ class Packer:
         self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint], prefix: str = ""
     ) -> Iterator[Blob]:
         """Yields the blobs that must be written, a few tensors at a time.
+
+        One that is not hashed must be written before the next one is asked for.
 
         Args:
             tensors: What is to be found, by name.
@@ -77,13 +78,11 @@ class Packer:
 
     def locate(self, tensors: Iterable[str], prints: Mapping[str, Fingerprint]) -> dict[str, TensorInfo]:
         """Where each tensor is found, once all blobs of `pack` were written."""
-        self._note_places()
         return {name: self._places[prints.get(name) or self.found[name]] for name in tensors}
 
     def _to_write(
         self, tensors: Mapping[str, SharedTensor], prints: Mapping[str, Fingerprint]
     ) -> tuple[list[str], list[str]]:
-        self._note_places()
         fresh: dict[Fingerprint | str, str] = {}
         found: dict[Fingerprint, str] = {}
         for name in tensors:
@@ -113,29 +112,30 @@ class Packer:
         for name in names:
             array = tensors[name].array()
             if group and size + array.nbytes > BLOB_BYTES:
-                yield self._packed(group, prints, prefix)
+                yield from self._packed(group, prints, prefix)
                 group, size = {}, 0
             group[name] = array
             size += array.nbytes
         if group:
-            yield self._packed(group, prints, prefix)
+            yield from self._packed(group, prints, prefix)
 
     def _packed(
         self, group: Mapping[str, np.ndarray[Any, Any]], prints: Mapping[str, Fingerprint], prefix: str
-    ) -> Blob:
+    ) -> Iterator[Blob]:
         known = {prefix + name: prints[name] for name in group if name in prints}
         blob = Blob({prefix + name: array for name, array in group.items()}, known, self._directory, self._copy)
-        self._unlocated.append(blob)
-        return blob
-
-    def _note_places(self) -> None:
-        """Blobs have been written: all their tensors have fingerprints."""
-        for blob in self._unlocated:
-            for key, found in blob.prints.items():
-                place = TensorInfo(blob.info.path, key, blob.starts[key], found.dtype, found.shape, found.hash)
-                self._places[found] = place
+        if blob.is_hashed:  # it may be uploaded next to others
+            self._note_places(blob)
+            yield blob
+        else:
+            yield blob
+            self._note_places(blob)
             self.found |= blob.found
-        self._unlocated.clear()
+
+    def _note_places(self, blob: Blob) -> None:
+        for key, found in blob.prints.items():
+            place = TensorInfo(blob.info.path, key, blob.starts[key], found.dtype, found.shape, found.hash)
+            self._places[found] = place
 
 
 def referenced_blobs(records: Sequence[WorkerRecord], known: Mapping[str, BlobInfo]) -> tuple[BlobInfo, ...]:
@@ -283,7 +283,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def tensor_bytes(info: TensorInfo) -> int:
+def tensor_bytes(info: TensorInfo | Fingerprint) -> int:
     """Returns how many bytes a tensor has, by its type and shape."""
     return math.prod(info.shape) * dtype_of(info.dtype).itemsize
 

@@ -15,6 +15,7 @@ from keras_dist_callbacks.backups.codec import (
     Packer,
     fingerprints,
     referenced_blobs,
+    tensor_bytes,
 )
 from keras_dist_callbacks.backups.snapshot import (
     JSON,
@@ -145,7 +146,7 @@ class Committer:
         self._stage(packer, snapshot, prints)
         with gc_paused():
             records = [WorkerRecord(packer.locate(snapshot.tensors, prints), snapshot.state)]
-            self._note_new(snapshot, {**prints, **packer.found})
+            self._note_new({**prints, **packer.found})
         records += [self._record(packer, worker, local) for worker, local in enumerate(others, start=1)]
         with gc_paused():
             manifest = self._manifest(snapshot.position, records)
@@ -212,12 +213,12 @@ class Committer:
             return set()
         return {name for name, saves in self._new.items() if saves >= _IN_A_ROW}
 
-    def _note_new(self, snapshot: Snapshot, prints: Mapping[str, Fingerprint]) -> None:
+    def _note_new(self, prints: Mapping[str, Fingerprint]) -> None:
         often, seen = Counter(prints.values()), frozenset().union(*self._seen)
-        large = {name for name, held in snapshot.tensors.items() if held.array().nbytes >= _LARGE}
-        new = [name for name in large if often[prints[name]] == 1 and prints[name] not in seen]
+        large = {name: found for name, found in prints.items() if tensor_bytes(found) >= _LARGE}
+        new = [name for name, found in large.items() if often[found] == 1 and found not in seen]
         self._new = {name: self._new.get(name, 0) + 1 for name in new}
-        self._seen.append(frozenset(prints[name] for name in large))
+        self._seen.append(frozenset(large.values()))
 
     def _shared_tensors(self) -> Mapping[str, TensorInfo]:
         """The tensors that a commit may refer to instead of writing them again."""
