@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -214,7 +213,7 @@ class Committer:
         return {name for name, saves in self._new.items() if saves >= _IN_A_ROW}
 
     def _note_new(self, prints: Mapping[str, Fingerprint]) -> None:
-        often, seen = Counter(prints.values()), frozenset().union(*self._seen)
+        often, seen = collections.Counter(prints.values()), frozenset().union(*self._seen)
         large = {name: found for name, found in prints.items() if tensor_bytes(found) >= _LARGE}
         new = [name for name, found in large.items() if often[found] == 1 and found not in seen]
         self._new = {name: self._new.get(name, 0) + 1 for name in new}

@@ -245,7 +245,7 @@ class Storage:
         """
         other = None if spare is None else self._path_of(spare)
         create = partial(self._local.create, self._path_of(like), parts, size, other, lambda: self._path_of(named()))
-        self._run("create", like, create, size)
+        self._run("create", str(PurePosixPath(like).parent), create, size)  # of the file there is no name yet
 
     def replace(self, name: str, source: Path) -> None:
         """Publishes a local file under `name`; readers see the old object or the new one, never a part.

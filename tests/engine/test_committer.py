@@ -184,17 +184,20 @@ def test_it_holds_its_content_however_it_is_written(
     assert blob.info.size == len(content)
 
 
+@pytest.mark.parametrize("hashed", [2, 0])
 def test_a_failure_in_its_midst_leaves_nothing_and_the_next_try_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: int
 ) -> None:
     staging = Staging(Storage.open(tmp_path, fsync=False))
-    written = encoded(5, 9 * 2**20)
+    written = encoded(5, 9 * 2**20, hashed=hashed)
     with monkeypatch.context() as patch:
         patch.setenv(VARIABLE, "all")
         refusing(patch, "pwrite", errno.ENOSPC, calls=2)
         refusing(patch, "write", errno.ENOSPC)
-        with pytest.raises(OSError, match="No space left on device"):
+        with pytest.raises(OSError, match="No space left on device") as caught:
             staging.stage(written)
+    assert f"{tmp_path}/blobs/000001" in str(caught.value)
+    assert written.like not in str(caught.value), "there is no file of that name"
     assert files(tmp_path) == {}
     assert not staging.written
     path = staging.stage(written).path
