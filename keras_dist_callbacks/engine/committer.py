@@ -206,9 +206,10 @@ class Committer:
     def _hashed_while_written(self) -> set[str]:
         """The tensors that are new in each save: to look for their content beforehand is in vain, and takes time.
 
-        Other workers and stores must know before they write. One that is not new after all is written in vain, once.
+        Other workers and stores must know before they write; through the page cache, hashing beforehand was measured to
+        cost less. One that is not new after all is written in vain, once.
         """
-        if not self._store.storage.is_local or self._exchange.cluster.num_workers > 1:
+        if not self._store.storage.writes_directly or self._exchange.cluster.num_workers > 1:
             return set()
         return {name for name, saves in self._new.items() if saves >= _IN_A_ROW}
 
