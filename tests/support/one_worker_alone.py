@@ -59,9 +59,6 @@ class Acts(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-os.environ["KDC_PEER_TIMEOUT"] = "22"
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory")
@@ -113,4 +110,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ["KDC_PEER_TIMEOUT"] = "22"  # not above: tests import this module
     main()
