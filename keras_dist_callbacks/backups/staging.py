@@ -80,12 +80,11 @@ class Staging:
         return info
 
     def _write(self, blob: Blob) -> None:
-        spare = self._spare_for(blob.size, blob.info.path if blob.is_hashed else blob.like)
         try:
             if blob.is_hashed:
-                self.storage.create(blob.info.path, tuple(blob), spare)
+                self.storage.create(blob.info.path, tuple(blob), self._spare_for(blob.size, blob.info.path))
             else:
-                self.storage.create_named_after_write(blob.like, blob, blob.size, lambda: blob.info.path, spare)
+                self.storage.create_named_after_write(blob.like, blob, blob.size, lambda: blob.info.path)
         except FileExistsError:  # it is ours, from before a failed save, and may have been harmed since
             if blob.info.path not in self._written and not self._holds(blob):
                 self.storage.delete(blob.info.path)

@@ -231,9 +231,7 @@ class Storage:
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
 
-    def create_named_after_write(
-        self, like: str, parts: Iterable[Buffer], size: int, named: Callable[[], str], spare: str | None = None
-    ) -> None:
+    def create_named_after_write(self, like: str, parts: Iterable[Buffer], size: int, named: Callable[[], str]) -> None:
         """As `create`, of a local file whose name is known only once its content was written.
 
         Args:
@@ -241,10 +239,8 @@ class Storage:
             parts: The content; it may be read more than once.
             size: Bytes of it.
             named: Returns the name then.
-            spare: As for `create`.
         """
-        other = None if spare is None else self._path_of(spare)
-        create = partial(self._local.create, self._path_of(like), parts, size, other, lambda: self._path_of(named()))
+        create = partial(self._local.create, self._path_of(like), parts, size, named=lambda: self._path_of(named()))
         self._run("create", str(PurePosixPath(like).parent), create, size)  # of the file there is no name yet
 
     def replace(self, name: str, source: Path) -> None:
