@@ -143,10 +143,11 @@ class RehearsedSession(FitSession):
             self._ends_fit = model.stop_training = True
 
     def train_end(self, *, delete: bool) -> None:
-        """Commits the end, which is kept."""
+        """Commits the end, which is kept as each backup before is."""
         if self._ends_fit:
             self._fit.model.stop_training = False  # it was the plan's, and is no part of the state
         self._kill_if("end")
+        self._engine.drain()
         super().train_end(delete=False)
         self._note("end", step=self._progress.count.step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.cli.rehearsal.comparison import first_difference, missing_positions
+from keras_dist_callbacks.engine import writer
 from tests.support import files, tiny
 from tests.support.rehearsals import Killed, backups, events, rehearsing
 
@@ -53,7 +55,8 @@ def test_epochs_end_after_the_plans_batches_and_fit_after_its_epochs(
     assert not (tmp_path / "real").exists()
 
 
-def test_every_backup_is_kept_the_last_one_included(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_backup_is_kept_however_late_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "lower_priority", lambda: time.sleep(0.2))  # the first thing that its thread does
     with rehearsing(monkeypatch, tmp_path, steps=4) as found:
         fit(tmp_path)
     steps = [(position.kind, position.step) for position in backups(found).positions]
