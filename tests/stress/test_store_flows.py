@@ -74,6 +74,7 @@ def test_event_files_arrive_readable(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.in_gate(1)
+@pytest.mark.process
 @pytest.mark.parametrize("scheme", ["az", "abfs"])
 def test_both_names_of_azure_mean_the_same_place(
     stores: Stores, tmp_path: Path, scheme: str, uninterrupted: Run
