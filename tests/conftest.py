@@ -34,6 +34,10 @@ def collections_leave_the_imports_alone() -> None:
     gc.freeze()
 
 
+# A fork that deletes what an earlier test has left of TensorFlow's objects crashes: it lacks their threads.
+os.register_at_fork(after_in_child=gc.disable)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def ctrl_c_is_heard() -> None:
     """A shell has it ignored in what it starts in the background, and that is inherited."""
