@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
@@ -141,5 +140,8 @@ def interrupt(
     **options: Any,
 ) -> None:
     """A run that ends with an exception before a batch is trained."""
-    with pytest.raises(Stop):
+    try:
         fit(built or model(), backup, [*callbacks, StopAt(epoch, batch)], save_freq=save_freq, **options)
+    except Stop:
+        return  # not `pytest.raises`: jobs import this module, and not pytest, which takes as long as their training
+    raise AssertionError(f"training did not come to epoch {epoch}, batch {batch}")
