@@ -34,8 +34,8 @@ def collections_leave_the_imports_alone() -> None:
     gc.freeze()
 
 
-# A fork that deletes what an earlier test has left of TensorFlow's objects crashes: it lacks their threads.
-os.register_at_fork(after_in_child=gc.disable)
+# A fork must not delete what earlier tests have left of TensorFlow's objects: it lacks their threads, and crashes.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 @pytest.fixture(autouse=True, scope="session")
