@@ -18,7 +18,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """Modules in it can be imported, and are forgotten afterwards."""
     libraries._is_shadowed.cache_clear()
     monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
     yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
     libraries._is_shadowed.cache_clear()
 
 
@@ -29,7 +32,6 @@ def test_a_module_of_the_user_with_the_name_of_a_library_is_the_users(
     monkeypatch.delitem(sys.modules, name, raising=False)
     (directory / f"{name}.py").write_text("counts = []\n")
     importlib.import_module(name)
-    monkeypatch.setitem(sys.modules, name, sys.modules[name])  # which is undone afterwards
     assert not is_library(name)
     assert not is_library(f"{name}.part")
 
@@ -46,7 +48,6 @@ def test_a_package_that_was_installed_into_another_directory_is_a_library(
     (record / "RECORD").write_text("ray/__init__.py,,\n")
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     importlib.import_module("ray")
-    monkeypatch.setitem(sys.modules, "ray", sys.modules["ray"])
     assert is_library("ray.train")
 
 
