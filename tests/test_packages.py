@@ -32,15 +32,25 @@ def lint_imports(directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
 
 
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("copied")
+    shutil.copytree(ROOT / PACKAGE, directory / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", directory)
+    return directory
+
+
 @pytest.mark.parametrize("forbidden", FORBIDDEN, ids=lambda forbidden: f"{forbidden[0]}-{forbidden[1]}")
 @pytest.mark.process
-def test_a_forbidden_import_breaks_its_contracts(tmp_path: Path, forbidden: tuple[str, ...]) -> None:
+def test_a_forbidden_import_breaks_its_contracts(copied: Path, forbidden: tuple[str, ...]) -> None:
     module, line, *contracts = forbidden
-    shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    with (tmp_path / PACKAGE / module).open("a", encoding="utf-8") as file:
-        file.write(f"\n{line}\n")
-    result = lint_imports(tmp_path)
+    file = copied / PACKAGE / module
+    intact = file.read_bytes()
+    try:
+        file.write_bytes(intact + f"\n{line}\n".encode())
+        result = lint_imports(copied)
+    finally:
+        file.write_bytes(intact)
     assert result.returncode == 1, result.stdout
     broken = [name for name in result.stdout.splitlines() if name.endswith("BROKEN")]
     assert len(broken) == len(contracts), result.stdout
