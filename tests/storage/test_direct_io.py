@@ -71,9 +71,8 @@ def pages_in_cache(path: Path) -> int:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
         found = np.zeros(-(-len(mapping) // mmap.PAGESIZE), np.uint8)
         address = ctypes.c_void_p(np.frombuffer(mapping, np.uint8).ctypes.data)
-        assert (
-            ctypes.CDLL(None).mincore(address, ctypes.c_size_t(len(mapping)), ctypes.c_void_p(found.ctypes.data)) == 0
-        )
+        size, into = ctypes.c_size_t(len(mapping)), ctypes.c_void_p(found.ctypes.data)
+        assert ctypes.CDLL(None).mincore(address, size, into) == 0
     return int((found & 1).sum())
 
 

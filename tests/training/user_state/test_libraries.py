@@ -18,10 +18,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """Modules in it can be imported, and are forgotten afterwards."""
     libraries._is_shadowed.cache_clear()
     monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    for path in tmp_path.iterdir():
+        sys.modules.pop(path.stem, None)
     libraries._is_shadowed.cache_clear()
 
 
