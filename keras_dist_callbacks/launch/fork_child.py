@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.machinery
@@ -30,7 +29,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG = 1
+from keras_dist_callbacks.launch.guard import end_with
+
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -85,9 +85,7 @@ def first_directory(command: Sequence[str], cwd: str) -> str:
 
 def _separate(job: Job) -> None:
     """Leaves the server: its life, its session and its output."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != job.server:  # it died before that
-        os.kill(os.getpid(), signal.SIGKILL)
+    end_with(job.server)
     os.setsid()
     log = os.open(job.log, os.O_WRONLY)
     os.dup2(log, 1)

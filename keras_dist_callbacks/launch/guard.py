@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import time
@@ -17,29 +18,52 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_SECONDS = 3.0
 
 
-def run_guarded(work: Callable[[int], int]) -> int:
+def run_guarded(work: Callable[[], int], clean_up: Callable[[], object]) -> int:
     """Runs a function in a fork, to which this process passes signals on; returns its exit code.
 
     Args:
-        work: Gets a file descriptor, which can be read once this process is gone: it is to kill its descendants then.
-            It is called with `FORWARDED` blocked, and unblocks them once it can handle them.
+        work: It is called with `FORWARDED` blocked, and unblocks them once it can handle them.
+        clean_up: Is called once everything that it has started is gone, also where one of the processes was killed.
     """
-    adopt_orphans()
     sys.stdout.flush()
     sys.stderr.flush()
-    ours, theirs = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    ours, theirs = os.pipe()
+
+    def watch() -> int:
+        os.close(theirs)
+        os.setsid()  # a terminal sends Ctrl-C to the first process alone, which passes it on
+        return _guard(work, clean_up, ours)
+
+    code = _guard(watch, clean_up)
+    os.close(ours)
+    os.close(theirs)
+    return code
+
+
+def _guard(work: Callable[[], int], clean_up: Callable[[], object], first: int | None = None) -> int:
+    """Runs a function in a fork, and kills what is left when that has ended; returns its exit code.
+
+    Args:
+        work: The function.
+        clean_up: Is called at the end.
+        first: A descriptor that can be read once the process that the user started is gone: then the fork is killed.
+    """
+    adopt_orphans()
+    ended, running = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(theirs)
-        _work(work, ours)
-    os.close(ours)
+        os.close(ended)
+        _work(work)
+    os.close(running)
 
     def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -48,8 +72,14 @@ def run_guarded(work: Callable[[int], int]) -> int:
     for number in heard():
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if first is not None and first in select.select([first, ended], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+        code = -signal.SIGKILL
+    else:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(ended)
     kill_descendants()
+    clean_up()
     return code if code >= 0 else 128 - code
 
 
@@ -62,6 +92,18 @@ def adopt_orphans() -> None:
     """Makes this process the parent of what its descendants leave; nothing happens where the system cannot do that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with(parent: int) -> None:
+    """Lets the kernel kill this process when its parent ends; nothing happens where the system cannot do that.
+
+    Args:
+        parent: Its process id; it may have ended already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_descendants(spared: Collection[int] = ()) -> None:
@@ -81,12 +123,11 @@ def kill_descendants(spared: Collection[int] = ()) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def _work(work: Callable[[int], int], guard: int) -> None:
+def _work(work: Callable[[], int]) -> NoReturn:
     code = 1
     try:
-        os.setsid()  # a terminal sends Ctrl-C to the guard alone, which passes it on
         adopt_orphans()
-        code = work(guard)
+        code = work()
     except BaseException:  # noqa: BLE001 - a fork must never return into the code of its parent
         traceback.print_exc()
     finally:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,17 +38,17 @@ _POLL_SECONDS = 0.05  # where the system does not report the end of a process
 def launch(options: LaunchOptions) -> int:
     """Runs a job until it is done, or cannot be done; returns the exit code."""
 
-    def work(guarded: int) -> int:
-        with tempfile.TemporaryDirectory(prefix="kdc-launch-") as directory:
-            try:
-                return Launcher(options, Path(directory), guarded).run()
-            except KdcError as error:
-                _say(str(error))
-                return _CANNOT_START
+    def work() -> int:
+        try:
+            return Launcher(options, directory).run()
+        except KdcError as error:
+            _say(str(error))
+            return _CANNOT_START
 
     if options.log_dir is not None:
         Path(options.log_dir).mkdir(parents=True, exist_ok=True)
-    return guard.run_guarded(work)
+    directory = Path(tempfile.mkdtemp(prefix="kdc-launch-"))
+    return guard.run_guarded(work, functools.partial(shutil.rmtree, directory, ignore_errors=True))
 
 
 @dataclass
@@ -105,10 +104,9 @@ class Launcher:
     Args:
         options: What was asked for.
         directory: For pipes and progress files.
-        guarded: A file descriptor that can be read once the process that guards this one is gone.
     """
 
-    def __init__(self, options: LaunchOptions, directory: Path, guarded: int) -> None:
+    def __init__(self, options: LaunchOptions, directory: Path) -> None:
         self._options = options
         self._directory = directory
         self._policy = RestartPolicy(options.max_restarts, on_error=options.restart_on_error)
@@ -118,8 +116,6 @@ class Launcher:
         self._asked: signal.Signals | None = None  # the signal that ends the job
         self._looked_at = time.monotonic()
         self._has_reported_no_progress = False
-        # a thread: the event loop waits while no process reads the output
-        threading.Thread(target=self._end_without_guard, args=(guarded,), daemon=True).start()
         self._listen()
 
     def run(self) -> int:
@@ -199,7 +195,7 @@ class Launcher:
             if not is_first:
                 _say(f"a normal start, not a warm one: {self._warm.reason}")
             self._warm.prepare(command, env)
-        return WorkerProcess(command, env, output)
+        return WorkerProcess(command, env, output, functools.partial(guard.end_with, os.getpid()))
 
     def _output(self, run: _Run, index: int, attempt: int) -> WorkerOutput | None:
         options = self._options
@@ -256,7 +252,7 @@ class Launcher:
             if any(limit is not None and now >= limit for limit in (run.kill_at, worker.kill_at)):
                 worker.process.send(signal.SIGKILL)
 
-    # --- signals and the guard
+    # --- signals
 
     def _listen(self) -> None:
         """Handles signals in the event loop; those that arrived meanwhile are delivered now."""
@@ -297,13 +293,6 @@ class Launcher:
         while (left := until - time.monotonic()) > 0 and self._asked is None:
             self._handle_events(min(_TICK_SECONDS, left))
             self._pass_signals_on(nothing)
-
-    def _end_without_guard(self, guarded: int) -> None:
-        """Waits until the process that the user knows is gone; then nothing may stay."""
-        os.read(guarded, 1)
-        guard.kill_descendants()
-        shutil.rmtree(self._directory, ignore_errors=True)
-        os._exit(128 + signal.SIGKILL)
 
     # --- reports
 

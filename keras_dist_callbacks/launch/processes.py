@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from keras_dist_callbacks.errors import ClusterError, ConfigError
@@ -27,12 +27,19 @@ class WorkerProcess:
         command: Program and arguments.
         env: The whole environment.
         log: The file for its output; None for the output of this process.
+        prepare: Is called in the new process before its program; only for a process without threads.
 
     Raises:
         ConfigError: The program cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path | None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path | None,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
         self.log = log
         with contextlib.nullcontext() if log is None else log.open("wb") as output:
             try:
@@ -43,6 +50,7 @@ class WorkerProcess:
                     stdout=output,
                     stderr=None if output is None else subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=prepare,
                 )
             except OSError as error:
                 raise ConfigError(

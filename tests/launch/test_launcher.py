@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import random
 import signal
 import socket
 import sys
 import termios
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,17 +184,74 @@ def everything(job: Launched) -> list[int]:
     return [*job.pids(), int((job.directory / "daemon").read_text())]
 
 
-@pytest.mark.parametrize("victim", ["guard", "supervisor"])
-def test_nothing_stays_when_the_launcher_is_killed(tmp_path: Path, victim: str) -> None:
-    job = Launched(tmp_path, {"0": ORPHANS + "stay()"})
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def parts(job: Launched) -> list[int]:
+    """The launcher's own processes: the one that the user knows, the guard, and the one that does the work."""
+    guard = child_of(job.process.pid)
+    return [job.process.pid, guard, child_of(guard)]
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_nothing_stays_when_the_launcher_is_killed(tmp_path: Path, victim: int) -> None:
+    job = Launched(tmp_path, {"0": ORPHANS + "stay()"}, {"TMPDIR": str(tmp_path)})
     job.wait_until_up(1)
     pids = everything(job)
     assert len(pids) == 4
     assert all(map(is_alive, pids))
-    supervisor = int(Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text())
-    os.kill(job.process.pid if victim == "guard" else supervisor, signal.SIGKILL)
-    wait_for(lambda: not any(map(is_alive, [*pids, supervisor])), 5.0)
-    assert job.end()[0] == (-9 if victim == "guard" else 137)
+    own = parts(job)
+    assert list(tmp_path.glob("kdc-launch-*"))
+    os.kill(own[victim], signal.SIGKILL)
+    wait_for(lambda: not any(map(is_alive, [*pids, *own])), 5.0)
+    code, _, err = job.end()
+    assert (code, err) == (137 if victim else -9, "")
+    assert not list(tmp_path.glob("kdc-launch-*"))
+
+
+def test_workers_end_also_when_all_parts_of_the_launcher_are_killed_at_once(tmp_path: Path) -> None:
+    job = Launched(tmp_path, {"*": "stay()"}, workers=2)
+    job.wait_until_up(2)
+    own = parts(job)
+    for pid in reversed(own):
+        os.kill(pid, signal.SIGSTOP)  # none can act before all are killed
+    for pid in own:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(map(is_alive, [*job.pids(), *own])), 5.0)
+
+
+def processes_with(text: str) -> list[int]:
+    """The processes that live and have a text in the environment that they were started with."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text.encode() in (place / "environ").read_bytes() and is_alive(int(place.name)):
+                found.append(int(place.name))
+    return found
+
+
+LIVES = {
+    "running": "stay()",
+    "being restarted": "trained(1, int(attempt) + 1); stay() if attempt == '9' else die(9)",
+}
+
+
+@pytest.mark.in_gate(4)
+@pytest.mark.parametrize("number", range(100))
+def test_nothing_stays_or_starts_at_whatever_instant_the_launcher_is_killed(tmp_path: Path, number: int) -> None:
+    warm, workers, life = bool(number & 1), 1 + (number >> 1 & 1), list(LIVES)[number >> 2 & 1]
+    env = {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
+    job = Launched(tmp_path, {"*": LIVES[life]}, env, warm=warm, workers=workers, grace=0.5)
+    if number % 10:
+        job.wait_for_starts(1)
+    time.sleep(random.Random(number).uniform(0.0, 1.0))  # noqa: S311 - not for secrets
+    job.send(signal.SIGKILL)
+    wait_for(lambda: not processes_with(str(tmp_path)), 5.0)
+    time.sleep(0.2)
+    assert processes_with(str(tmp_path)) == []
+    _, _, err = job.end()
+    assert life != "running" or err == ""
 
 
 def bytes_in_pipe(reader: int) -> int:
