@@ -74,6 +74,7 @@ def check_topics(manifest: Manifest, where: str) -> None:
     position = manifest.position
     if (position.kind == "within") != bool(position.batch):  # as after an exception before an epoch's first step
         raise DamagedBackupError(f"{where}: batch {position.batch} {position.kind} is not a place to resume from")
-    for topic in (topic for record in manifest.workers for topic in record.state):
-        if not topic.startswith(CALLBACK) and topic not in TOPICS:
+    for topic, value in (item for record in manifest.workers for item in record.state.items()):
+        is_none = value is None and topic in manifest.workers[0].tensors  # see `WorkerRecord`
+        if not topic.startswith(CALLBACK) and topic not in TOPICS and not is_none:
             raise DamagedBackupError(f"{where}: the topic {topic!r} is unknown")

@@ -111,7 +111,11 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """What a manifest holds of one worker; for the others only what differs from the chief's."""
+    """What a manifest holds of one worker; for the others only what differs from the chief's.
+
+    A topic of another worker that is None says that it has none, where the chief has one; so does the name of a
+    variable's tensor as a topic.
+    """
 
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
     state: Mapping[str, JSON] = field(default_factory=dict)
@@ -180,6 +184,18 @@ class Manifest:
     def done(self) -> bool:
         """Whether training had ended."""
         return self.position.kind == "end"
+
+    def complete_record(self, worker: int) -> WorkerRecord:
+        """Returns all that one worker has; a worker that was not there gets what the chief has."""
+        chief = self.workers[0]
+        if not 0 < worker < len(self.workers):
+            return chief
+        own = self.workers[worker]
+        tensors, state = {**chief.tensors, **own.tensors}, {**chief.state, **own.state}
+        for name in [name for name, value in own.state.items() if value is None]:
+            tensors.pop(name, None)
+            state.pop(name, None)
+        return WorkerRecord(tensors, state)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from keras_dist_callbacks.backups.snapshot import (
     CommitId,
     Manifest,
     TensorInfo,
-    WorkerRecord,
     WorkerState,
 )
 from keras_dist_callbacks.backups.staging import Staging
@@ -297,10 +296,9 @@ class BackupStore:
         Raises:
             DamagedBackupError: A blob is missing or differs from the manifest.
         """
-        own = manifest.workers[worker] if worker < len(manifest.workers) else WorkerRecord()
-        tensors = {**manifest.workers[0].tensors, **own.tensors}
-        found = read_tensors(self.storage, tensors, {blob.path: blob for blob in manifest.blobs}, allocate)
-        return WorkerState(manifest.position, found, {**manifest.workers[0].state, **own.state}, manifest.info)
+        record = manifest.complete_record(worker)
+        found = read_tensors(self.storage, record.tensors, {blob.path: blob for blob in manifest.blobs}, allocate)
+        return WorkerState(manifest.position, found, record.state, manifest.info)
 
     def verify(self, manifest: Manifest, *, but_not: Iterable[TensorInfo] = ()) -> None:
         """Reads every tensor of a commit, and the headers of its blobs.

@@ -187,8 +187,8 @@ def _verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str
     unchanged = {"seed": "unknown", "replicas": 1, **manifest.info}
     reasons: list[str] = []
     conditions: list[str] = []
-    for worker, record in enumerate(manifest.workers):
-        saved = WorkerState(manifest.position, {}, {**manifest.workers[0].state, **record.state}, manifest.info)
+    for worker in range(len(manifest.workers)):
+        saved = WorkerState(manifest.position, {}, manifest.complete_record(worker).state, manifest.info)
         found = verdict.inexact_reasons(saved, unchanged)
         reasons += [reason.replace("this worker's", f"worker {worker}'s") for reason in found]
         conditions += verdict.conditions(saved)

@@ -15,7 +15,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,14 @@ import numpy as np
 import xxhash
 
 from keras_dist_callbacks.backups.codec import Fingerprint, dtype_of, fingerprints, raw_bytes
-from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Position, SharedArray, Snapshot
+from keras_dist_callbacks.backups.snapshot import (
+    JSON,
+    LOCAL_STATE_DROPPED,
+    VARIABLE,
+    Position,
+    SharedArray,
+    Snapshot,
+)
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.writer import Writer
@@ -53,7 +60,7 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class LocalState:
-    """What one worker has that differs from the chief's."""
+    """What one worker has that differs from the chief's; None is a topic of the chief's that it has not."""
 
     tensors: Mapping[str, SharedArray]
     prints: Mapping[str, Fingerprint]
@@ -88,10 +95,12 @@ class WorkerStateExchange:
         unanswered = 1
         try:
             topics = _topic_hashes(snapshot.state) if self.cluster.num_workers > 1 else {}
+            known = [*topics, *(name for name in prints if name.startswith(f"{VARIABLE}/"))]
             for worker in range(1, self.cluster.num_workers):
                 hello, differing = self._ask(worker, save, prints, topics)
                 unanswered = worker + 1
-                found.append(self._take(worker, save, hello, differing))
+                none = [name for name in known if name not in hello.topics and name not in hello.tensors]
+                found.append(self._take(worker, save, hello, differing, none))
         except BaseException:
             self.skip(save, first=unanswered)
             raise
@@ -182,11 +191,11 @@ class WorkerStateExchange:
         messaging.publish(self._key(save, worker, "wanted"), _dump(wanted), self.timeout)
         return hello, differing
 
-    def _take(self, worker: int, save: int, hello: _Hello, differing: list[str]) -> LocalState:
+    def _take(self, worker: int, save: int, hello: _Hello, differing: list[str], none: Iterable[str]) -> LocalState:
         theirs = hello.tensors
         head, tensors = _unpack_message(self._receive(save, worker, "values"), theirs, _source(worker, save))
         messaging.publish(self._key(save, worker, "taken"), b"", self.timeout)
-        state = dict(head.state)
+        state = {**dict.fromkeys(none), **head.state}
         if len(tensors) < len(differing):
             state[LOCAL_STATE_DROPPED] = True
         held = {name: SharedArray(array) for name, array in tensors.items()}

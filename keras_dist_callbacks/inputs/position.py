@@ -133,7 +133,7 @@ class DataPosition:
         self._epoch_ends.replayed()
         self._note_moved()
         self._restore_own_state(saved)
-        self._fit.set_num_batches(saved.state["num_batches"])
+        self._fit.set_num_batches(saved.state.get("num_batches"))
         if saved.position.kind != "within":
             if self._fit.starts_fresh_iterator:
                 self.hides.restore_current()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import uuid
 from pathlib import Path
@@ -13,11 +14,13 @@ from safetensors.numpy import load as load_safetensors
 
 from keras_dist_callbacks.backups import codec
 from keras_dist_callbacks.backups.codec import Packer, fingerprints, referenced_blobs
+from keras_dist_callbacks.backups.manifest import check_topics
 from keras_dist_callbacks.backups.snapshot import (
     CommitId,
     Manifest,
     Position,
     SharedArray,
+    TensorInfo,
     WorkerRecord,
 )
 from keras_dist_callbacks.backups.store import BackupStore
@@ -70,6 +73,37 @@ def test_what_is_committed_is_read_back(tmp_path: Path) -> None:
     for name, value in TENSORS.items():
         np.testing.assert_array_equal(state.tensors[name], value)
         assert state.tensors[name].dtype == value.dtype
+
+
+CHIEF = {"t": 1, "python_state": {"seen": 6}, "num_batches": None}
+WORKERS = [
+    ({}, {"a", "b"}, CHIEF),
+    ({"t": 2}, {"a", "b"}, {**CHIEF, "t": 2}),
+    ({"python_state": None}, {"a", "b"}, {"t": 1, "num_batches": None}),
+    ({"b": None}, {"a"}, CHIEF),
+]
+
+
+@pytest.mark.parametrize(("own", "tensors", "state"), WORKERS)
+def test_a_worker_has_what_the_chief_has_but_for_what_is_its_own_or_none(
+    own: dict[str, Any], tensors: set[str], state: dict[str, Any]
+) -> None:
+    info = {name: TensorInfo("blob", name, 0, "int8", (1,), "0" * 32) for name in ("a", "b")}
+    records = (WorkerRecord(info, CHIEF), WorkerRecord({}, own))
+    manifest = Manifest(CommitId(1, 1, "0" * 12), Position("end", 1, 0, 1), (), records, {})
+    found = manifest.complete_record(1)
+    assert (set(found.tensors), found.state) == (tensors, state)
+    assert manifest.complete_record(0) == manifest.complete_record(2) == records[0]  # the last one was not there
+
+
+@pytest.mark.parametrize(("topic", "value"), [("b", 1), ("c", None)])
+def test_a_topic_that_names_a_tensor_only_says_that_a_worker_has_none_of_the_chiefs(topic: str, value: Any) -> None:
+    info = {"b": TensorInfo("blob", "b", 0, "int8", (1,), "0" * 32)}
+    records = (WorkerRecord(info), WorkerRecord(state={"b": None}), WorkerRecord(state={topic: value}))
+    manifest = Manifest(CommitId(1, 1, "0" * 12), Position("end", 1, 0, 1), (), records, {})
+    check_topics(dataclasses.replace(manifest, workers=records[:2]), "here")
+    with pytest.raises(DamagedBackupError, match=f"the topic '{topic}' is unknown"):
+        check_topics(manifest, "here")
 
 
 def test_blobs_are_plain_safetensors_files() -> None:

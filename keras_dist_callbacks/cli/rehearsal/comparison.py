@@ -210,10 +210,9 @@ class _Tensors:
 
 
 def _workers(manifest: Manifest) -> Iterator[tuple[Mapping[str, TensorInfo], Mapping[str, JSON]]]:
-    """What each worker has; of the others a manifest holds only what differs from the chief's."""
-    chief = manifest.workers[0]
-    for record in manifest.workers:
-        yield {**chief.tensors, **record.tensors}, {**chief.state, **record.state}
+    """What each worker has."""
+    for record in map(manifest.complete_record, range(len(manifest.workers))):
+        yield record.tensors, record.state
 
 
 def _tensors(one: Manifest, other: Manifest) -> list[_Tensors]:
