@@ -115,6 +115,8 @@ class Operations:
         queues: Operations on queues and the like, the same way.
         unordered: What it adds up in no fixed order on several threads of a CPU, unless operations are deterministic.
         lookups: Whether it looks something up in tables.
+        orders: Of the datasets that it makes and that may run in parallel: the operation, and "true", "false" or
+            "default", which says whether their order is the same in each pass.
     """
 
     random: tuple[str, ...]
@@ -125,6 +127,7 @@ class Operations:
     queues: tuple[str, ...] = ()
     unordered: tuple[str, ...] = ()
     lookups: bool = False
+    orders: tuple[tuple[str, str], ...] = ()
 
 
 def operations(graph: Any) -> Operations:
@@ -134,14 +137,41 @@ def operations(graph: Any) -> Operations:
 
 def operations_of_dataset(variant: Any) -> Operations:
     """Looks through a dataset of which only the tensor is known, as a function holds it that captured one."""
+    definition = dataset_graph(variant)
+    if definition is None:
+        return Operations((), ("a dataset that cannot be inspected",), False, False, 0)
+    return _operations(definition)
+
+
+def dataset_graph(variant: Any) -> Any:
+    """Returns the graph of a dataset, with the data that it holds; None of one that has none, or a too large one."""
     import tensorflow as tf
 
     ignores_state = 1
     try:
         text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignores_state).numpy()
-        return _operations(tf.compat.v1.GraphDef.FromString(text))
+        return tf.compat.v1.GraphDef.FromString(text)
     except Exception:  # noqa: BLE001 - more than a GraphDef can hold, or an operation that has no graph
-        return Operations((), ("a dataset that cannot be inspected",), False, False, 0)
+        return None
+
+
+def orders_of_dataset(variant: Any, *, is_source: bool) -> list[tuple[str, str]] | None:
+    """Returns the `orders` of a dataset and of its functions, of all that precedes it too if that cannot be seen.
+
+    Args:
+        variant: The dataset's tensor.
+        is_source: Whether no other stage precedes it, as far as Python knows.
+    """
+    definition = dataset_graph(variant)
+    if definition is None:
+        return None
+    ends = {name for node in definition.node if node.op == "_Retval" for name in node.input}
+    own = [node for node in definition.node if is_source or node.name in ends]
+    return _orders([*own, *(node for inner in definition.library.function for node in inner.node_def)])
+
+
+def _orders(nodes: Iterable[Any]) -> list[tuple[str, str]]:
+    return [(node.op, node.attr["deterministic"].s.decode()) for node in nodes if "deterministic" in node.attr]
 
 
 def _operations(definition: Any) -> Operations:
@@ -158,6 +188,7 @@ def _operations(definition: Any) -> Operations:
         tuple(_label(op, name) for op, name in nodes if op.startswith(_QUEUES)),
         tuple(label for node in found if (label := _unordered_sum(node))),
         any(op.startswith("LookupTableFind") for op, _ in nodes),
+        tuple(_orders(found)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks._compat import graphs, input_values, pipeline, rng
+from keras_dist_callbacks._compat import data_service, graphs, input_values, pipeline, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 
 _ADAPTERS = {
@@ -29,6 +29,7 @@ class InputInspection:
         cached: Those whose values a cache has taken over in its first pass.
         python: Python code in it, by what users call it.
         unordered: Why two uninterrupted runs differ, one sentence each.
+        unread: What could not be looked into, each to be read after "exact if".
     """
 
     variables: tuple[graphs.Resource, ...] = ()
@@ -36,6 +37,7 @@ class InputInspection:
     cached: tuple[graphs.Resource, ...] = ()
     python: tuple[str, ...] = ()
     unordered: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> InputInspection:
@@ -58,11 +60,15 @@ def inspect_dataset(dataset: Any, adapter: Any = None, source: Any = None) -> In
     variables = graphs.distinct(r for stage in stages for r in pipeline.written(stage))
     changed = {variable.key for variable in variables}
     reads = [r for r in graphs.distinct(r for s in stages for r in pipeline.captured(s)) if r.key not in changed]
-    unordered = [*_loose_orders(dataset, stages), *_races(dataset, stages, variables)]
+    open_orders, unread = _loose_orders(dataset, stages)
+    of_services, unasked = _services(stages)
+    unordered = [*open_orders, *of_services, *_shared_draws(stages), *_races(dataset, stages, variables)]
     unordered += [*_early_ends(dataset), *_tables(stages)]
     cached = [r for r in pipeline.cached_reads(dataset) if r.key not in changed]
+    python = tuple(_python(stages, dataset))
     return InputInspection(
-        tuple(variables), tuple(reads), tuple(cached), tuple(_python(stages, dataset)), tuple(dict.fromkeys(unordered))
+        *(tuple(variables), tuple(reads), tuple(cached), python),
+        *(tuple(dict.fromkeys(unordered)), tuple(dict.fromkeys([*unread, *unasked]))),
     )
 
 
@@ -74,7 +80,7 @@ def passes_differ(dataset: Any) -> bool:
     if any(found.random or found.writes for found in functions):
         return True
     hidden = inspect_dataset(dataset)
-    return bool(hidden.python or hidden.unordered or hidden.reads)
+    return bool(hidden.python or hidden.unordered or hidden.unread or hidden.reads)
 
 
 def inspect_source(source: Any) -> InputInspection:
@@ -112,18 +118,29 @@ def _python(stages: list[Any], dataset: Any) -> Iterator[str]:
     yield name + " before a cache()" * any(pipeline.is_before_a_cache(stage, dataset) for stage in found)
 
 
-def _loose_orders(dataset: Any, stages: list[Any]) -> Iterator[str]:
-    parallel = [stage for stage in stages if _is_parallel(stage)]
-    loose = _options_say_loose(pipeline.original(dataset))
-    for stage in parallel:
-        own = str(getattr(stage, "_deterministic", "default"))
-        if own == "false" or (own == "default" and loose):
-            yield (
-                f"the input's {_public_name(stage)} with deterministic=False yields its elements in an order that "
-                "differs from run to run; remove deterministic=False"
+def _loose_orders(dataset: Any, stages: list[Any]) -> tuple[list[str], list[str]]:
+    """Returns whose order is left open, a sentence each, and of whom that could not be read."""
+    loose, unread = _options_say_loose(pipeline.original(dataset)), []
+    open_orders: list[str] = []
+    for stage in stages:
+        found = pipeline.orders(stage, loose=loose)
+        if found is None:
+            unread.append(
+                f"the input's {_public_name(stage)} was not given deterministic=False (its data are too large)"
             )
-        elif rng.is_deterministic():  # tf.data then runs functions that have a state one after the other
-            continue
+        open_orders += [_call(op) for op, is_fixed in found or () if not is_fixed]
+    sentences = [
+        f"the input's {name} with deterministic=False yields its elements in an order that differs from run to run; "
+        "remove deterministic=False"
+        for name in dict.fromkeys(open_orders)
+    ]
+    return sentences, unread
+
+
+def _shared_draws(stages: list[Any]) -> Iterator[str]:
+    """Parallel calls that draw; where operations are deterministic, tf.data makes them one after the other."""
+    parallel = [] if rng.is_deterministic() else [stage for stage in stages if _is_parallel(stage)]
+    for stage in parallel:
         for found in pipeline.function_operations(stage):
             if found.random or found.writes:
                 what = found.random[0] if found.random else "a random layer or a variable"
@@ -163,6 +180,28 @@ def _early_ends(dataset: Any) -> Iterator[str]:
             )
 
 
+def _services(stages: list[Any]) -> tuple[list[str], list[str]]:
+    """Returns the tf.data services with several workers, a sentence each, and those that could not be asked."""
+    unordered, unasked = [], []
+    for stage in stages:
+        if pipeline.kind_of(stage) != "DataService":
+            continue
+        address = _text(stage._address)
+        workers = data_service.worker_count(address) if _text(stage._protocol) == "grpc" else None
+        if workers is None:
+            unasked.append(f"the tf.data service at {address}, which could not be asked, has a single worker")
+        elif workers > 1:
+            unordered.append(
+                f"the tf.data service at {address} has {workers} workers, and which one's element comes first differs "
+                "from run to run; use one worker"
+            )
+    return unordered, unasked
+
+
+def _text(tensor: Any) -> str:
+    return str(tensor.numpy().decode(errors="replace"))
+
+
 def _tables(stages: list[Any]) -> Iterator[str]:
     if any(found.tables for stage in stages for found in pipeline.function_operations(stage)):
         yield "the input changes a lookup table, which cannot be saved; fill tables before training"
@@ -181,8 +220,15 @@ def _options_say_loose(dataset: Any) -> bool:
 
 
 def _public_name(stage: Any) -> str:
-    name = type(stage).__name__.strip("_").removeprefix("Parallel").removesuffix("Dataset")
-    return f"Dataset.{name.lower()}"
+    return _call(pipeline.kind_of(stage))
+
+
+def _call(operation: str) -> str:
+    """How users call what makes a stage, or an operation of the graph."""
+    name = operation.rstrip("V1234").removesuffix("Dataset")
+    if name == "ParseExample":
+        return "parse_example_dataset"
+    return f"Dataset.{name.removeprefix('Legacy').removeprefix('Parallel').lower()}"
 
 
 _LEFT_OUT = {"_name", "_metadata", "_use_inter_op_parallelism", "_preserve_cardinality", "_force_synchronous"}

@@ -200,8 +200,80 @@ def _looked_through(function: Any) -> graphs.Operations:
             found,
             random=(*found.random, *(label for operations in within for label in operations.random)),
             python=(*found.python, *(label for operations in within for label in operations.python)),
+            orders=(*found.orders, *(order for operations in within for order in operations.orders)),
         )
     return found
+
+
+_WITHOUT_CHOICE = (
+    *("TensorSlice", "Tensor", "Range", "Random", "SparseTensorSlice", "Generator", "TextLine", "FixedLengthRecord"),
+    *("Csv", "Map", "MapAndBatch", "FlatMap", "Filter", "Take", "TakeWhile", "Skip", "Repeat", "Prefetch", "Zip"),
+    *("Concatenate", "Cache", "Options", "Window", "Shard", "Shuffle", "ShuffleAndRepeat", "Batch", "PaddedBatch"),
+    *("GroupByWindow", "GroupByReducer", "Scan", "Unbatch", "Unique", "DirectedInterleave", "AssertCardinality"),
+    *("Rebatch", "Restructured", "Interleave", "DenseToRagged", "DataService", "GlobalShuffle"),
+)
+"""Stages that never choose an order by themselves: that of another one may be in its graph only."""
+_LARGEST_GRAPH = 2**26  # bytes of data, which TensorFlow writes into the graph: a second
+
+
+def orders(stage: Any, *, loose: bool) -> list[tuple[str, bool]] | None:
+    """Returns which datasets of a stage, those in its functions included, run in parallel, and whether in order.
+
+    TensorFlow keeps the argument `deterministic` of `interleave` in the graph of a dataset only.
+
+    Args:
+        stage: The stage.
+        loose: Whether the options of the pipeline leave the order open where the arguments do not say.
+
+    Returns:
+        Operations, each with whether its order is fixed; None if the graph cannot be read.
+    """
+    found = [order for operations in function_operations(stage) for order in operations.orders]
+    kind = kind_of(stage)
+    if hasattr(stage, "_deterministic"):
+        found += [(kind, stage._deterministic)] if not _calls_one(stage) else []
+    elif kind not in _WITHOUT_CHOICE and not (kind == "ParallelInterleave" and _is_one(stage._cycle_length)):
+        own = _orders_in_graph(stage)
+        if own is None:
+            return None
+        found += own
+    return [(op, value == "true" or (value == "default" and not loose)) for op, value in found]
+
+
+def kind_of(stage: Any) -> str:
+    """Returns the name of a stage's class without what all of them have in common."""
+    return type(stage).__name__.strip("_").rstrip("V12").removesuffix("Dataset")
+
+
+def _orders_in_graph(stage: Any) -> list[tuple[str, str]] | None:
+    if not hasattr(stage, "_inputs"):
+        return []  # the function of a distributed dataset, which is a condition already
+    held = [tensor for source in stages(stage) for tensor in vars(source).values()]
+    held += [tensor for source in stages(stage) for function in _functions(source) for tensor in _captures(function)]
+    if sum(_size(tensor) for tensor in held) > _LARGEST_GRAPH:
+        return None
+    return graphs.orders_of_dataset(stage._variant_tensor, is_source=not stage._inputs())
+
+
+def _captures(function: Any) -> list[Any]:
+    return list(function.function.captured_inputs)
+
+
+def _size(value: Any) -> int:
+    """The bytes of a tensor, or of a list of them."""
+    if isinstance(value, list | tuple):
+        return sum(map(_size, value))
+    size, dtype = getattr(getattr(value, "shape", None), "num_elements", lambda: None)(), getattr(value, "dtype", None)
+    return int(size or 0) * int(getattr(dtype, "size", 0) or 0)
+
+
+def _calls_one(stage: Any) -> bool:
+    calls = getattr(stage, "_num_parallel_calls", None)
+    return calls is not None and _is_one(calls)
+
+
+def _is_one(value: Any) -> bool:
+    return int(value) == 1
 
 
 @dataclass

@@ -143,6 +143,7 @@ class LoopInput:
 
     def _conditions(self) -> list[str]:
         own = [_AROUND] if self.takes_own_batches else []
+        own += [] if self._state is None else self._state.hidden.unread
         return own + ([_UNCOUNTED] if self._uncounted or self.has_trained_uncounted() else [])
 
     def _trains(self, key: int) -> bool:

@@ -239,6 +239,11 @@ class DataPosition:
         return found
 
     @property
+    def conditions(self) -> list[str]:
+        """What of the input could not be looked into, each to be read after "exact if"."""
+        return list(dict.fromkeys([*self.hides.hidden.unread, *self.hides.validation.unread]))
+
+    @property
     def reshuffles(self) -> bool:
         """Whether the order of a pass depends on how often the user's dataset object was read before."""
         return isinstance(self._source, tf.data.Dataset) and bool(pipeline.reshuffling_stages(self._source))

@@ -66,7 +66,8 @@ class UntrackedState:
         tensors.update(held)
         topics[verdict.NOT_SAVED] = self._not_saved()
         topics[verdict.UNTRACKED_INPUT] = self._data.topic(self._used_by_training, self._user.input.doubt)
-        topics[verdict.CONDITIONS] = [*self._step.conditions, *self._user.conditions, *self._user.input.conditions]
+        of_user = [*self._user.conditions, *self._user.input.conditions]
+        topics[verdict.CONDITIONS] = [*self._step.conditions, *self._data.conditions, *of_user]
         topics[verdict.LOST] = list(dict.fromkeys([*self._lost_before, *self._step.lost, *self._user.lost]))
         if self.earlier_resumes:
             topics[verdict.EARLIER_RESUMES] = list(self.earlier_resumes)

@@ -151,6 +151,11 @@ def unordered_map() -> tf.data.Dataset:
     return rows().map(slow_for_some, num_parallel_calls=8, deterministic=False).prefetch(1).batch(tiny.BATCH)
 
 
+def unordered_interleave() -> tf.data.Dataset:
+    slow = lambda x, y: tf.data.Dataset.from_tensors((x, y)).map(slow_for_some)  # noqa: E731
+    return rows().interleave(slow, cycle_length=8, num_parallel_calls=8, deterministic=False).batch(tiny.BATCH)
+
+
 def noise(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return x + tf.random.normal(tf.shape(x), stddev=0.3), y
 
@@ -194,6 +199,9 @@ NOT_REPRODUCIBLE = {
     ),
     "order that options leave open": of_rows("not exact", lambda: {"x": unordered()}, r"(?i)determinis|order"),
     "order that a map leaves open": of_rows("not exact", lambda: {"x": unordered_map()}, r"(?i)determinis|order"),
+    "order that interleave leaves open": of_rows(
+        "not exact", lambda: {"x": unordered_interleave()}, r"(?i)determinis|order"
+    ),
     "tf.random in a parallel map": of_rows(
         "not exact", lambda: {"x": shuffle(rows()).map(noise, num_parallel_calls=2).batch(tiny.BATCH)}, PARALLEL
     ),
