@@ -1,14 +1,14 @@
 """Keras' ModelCheckpoint with the writing taken out.
 
-When to save, under which name and whether a value is the best so far is decided by Keras' own code, so that
-every argument keeps Keras' meaning; only what happens then is replaced. Keras has no public seam there.
+When to save, under which name and which of two values is better is decided by Keras' own code, so that every argument
+keeps Keras' meaning; what happens then is replaced. Keras has no public seam there. Whether there is a value to compare
+is decided here: versions of Keras differ, and some replace the best file by a model that was never compared.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import keras
@@ -21,7 +21,6 @@ _METHODS = {
     "_save_model": ("self", "epoch", "batch", "logs"),
     "_get_file_path": ("self", "epoch", "batch", "logs"),
 }
-_DECISION = ("self", "epoch", "batch", "logs", "filepath")  # of `_should_save_model`, which Keras 3.8 has not
 _COUNTERS = ("_batches_seen_since_last_saving", "_last_batch_seen")
 
 
@@ -29,6 +28,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
     """Calls `write` where Keras' ModelCheckpoint would write a file.
 
     Attributes:
+        threshold: What `best` is before the first value.
         reports: Whether this worker prints or logs what it decides.
 
     Raises:
@@ -38,10 +38,12 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
     best: Any
     verbose: int
     reports = True
+    _warns = True  # that there is no value to compare: once in a fit()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, initial_value_threshold: float | None, **kwargs: Any) -> None:
         _check()
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, initial_value_threshold=initial_value_threshold, **kwargs)
+        self.best = self.threshold = initial_value_threshold  # Keras 3.8 begins with an infinity instead of None
         if not all(hasattr(self, name) for name in _COUNTERS):
             raise incompatible(f"ModelCheckpoint has no {' or no '.join(_COUNTERS)}")
 
@@ -66,29 +68,55 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         for name, value in zip(_COUNTERS, values, strict=True):
             setattr(self, name, value)
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """A fit() begins."""
+        super().on_train_begin(logs)
+        self._warns = True
+
     def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
-        logs = logs or {}
-        filepath, before = self._get_file_path(epoch, batch, logs), self.best
-        if hasattr(self, "_should_save_model"):
-            if self.save_best_only and self.monitor_op is None:
-                self._set_monitor_op()  # Keras does so at an epoch's end only, and fails on earlier saves
-            with self._silently():
-                due = self._should_save_model(epoch, batch, logs, filepath)
-        else:
-            due = self._is_due(logs)
-        if self.reports and (due or logs.get(self.monitor) is not None):
+        logs, before = logs or {}, self.best
+        reason = self._why_no_value(logs) if self.save_best_only else None
+        if reason is not None:
+            self._report_nothing(epoch, batch, reason)
+            return
+        due = not self.save_best_only or self._improves(logs[self.monitor])
+        filepath = self._get_file_path(epoch, batch, logs) if due else ""
+        if self.reports and (due or self.monitor in logs):
             self._say_decision(epoch, filepath, before, due=due)
         if due:
             self.write(filepath, epoch, batch, logs)
 
-    @contextlib.contextmanager
-    def _silently(self) -> Iterator[None]:
-        """Keras' own line would end training where stdout is broken."""
-        verbose, self.verbose = self.verbose, 0
-        try:
-            yield
-        finally:
-            self.verbose = verbose
+    def _why_no_value(self, logs: dict[str, Any]) -> str | None:
+        """Returns why no model is the best by these logs; None if they hold a value to compare."""
+        value = logs.get(self.monitor)
+        if value is None:
+            return (
+                f"{self.monitor} is not in the logs ({', '.join(logs) or 'which are empty'}). Monitor what is there, "
+                "or save where it is reported, as with save_freq='epoch' and validation_freq=1"
+            )
+        if np.ndim(value):
+            return f"{self.monitor} is an array of the shape {tuple(np.shape(value))} instead of a number"
+        if self.best is None and math.isnan(value):  # as the best it would stay that for ever
+            return f"{self.monitor} is nan"
+        return None
+
+    def _report_nothing(self, epoch: int, batch: int | None, reason: str) -> None:
+        where = f"epoch {epoch + 1}" if batch is None else f"batch {batch + 1} of epoch {epoch + 1}"
+        text = f"ModelCheckpoint with save_best_only=True saves nothing at {where}, because {reason}"
+        if self.reports and self._warns:
+            warn(text, UserWarning)
+        elif self.reports:
+            say(text, verbose=self.verbose, after_bar=True)
+        self._warns = False
+
+    def _improves(self, value: Any) -> bool:
+        """Returns whether a value is the best so far, and keeps it if it is."""
+        if self.monitor_op is None:
+            self._set_monitor_op()  # Keras does so at an epoch's end only, and fails on earlier saves
+        improves = self.best is None or bool(self.monitor_op(value, self.best))
+        if improves:
+            self.best = value
+        return improves
 
     def _say_decision(self, epoch: int, filepath: str, before: Any, *, due: bool) -> None:
         """The line that Keras prints."""
@@ -101,17 +129,6 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
             what = saving
         say(f"Epoch {epoch + 1}: {what}", verbose=self.verbose, after_bar=True)
 
-    def _is_due(self, logs: dict[str, Any]) -> bool:
-        """Returns the decision that Keras 3.8 takes in the middle of its `_save_model`."""
-        current = logs.get(self.monitor) if self.save_best_only else None
-        if self.save_best_only and current is None:
-            warn(f"Can save best model only with {self.monitor} available, skipping.", UserWarning)
-            return False
-        improved = current is None or np.ndim(current) > 0 or bool(self.monitor_op(current, self.best))
-        if improved and current is not None and np.ndim(current) == 0:
-            self.best = current
-        return improved
-
 
 def _number(value: Any) -> str:
     return "None" if value is None else f"{value:.5f}"
@@ -119,8 +136,7 @@ def _number(value: Any) -> str:
 
 def _check() -> None:
     base = keras.callbacks.ModelCheckpoint
-    wanted = {**_METHODS, "_should_save_model": _DECISION} if hasattr(base, "_should_save_model") else _METHODS
-    for name, parameters in wanted.items():
+    for name, parameters in _METHODS.items():
         method = getattr(base, name, None)
         if method is None or tuple(inspect.signature(method).parameters) != parameters:
             raise incompatible(f"ModelCheckpoint has no {name}({', '.join(parameters)})")

@@ -78,7 +78,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         monitor: Name of the quantity to watch. Defaults to `"val_loss"`.
         verbose: 1 prints what is saved, on the chief, and shows a bar on a terminal while an upload lasts for more than
             some seconds. Defaults to 0.
-        save_best_only: Whether to save only if `monitor` is better than ever before. Defaults to False.
+        save_best_only: Whether to save only if `monitor` is better than ever before. Where it has no value, nothing is
+            saved, with a warning; a first value that is NaN counts as none. Defaults to False.
         save_weights_only: Whether to save weights and optimizer state without the architecture. Defaults to
             False.
         mode: `"auto"`, `"min"` or `"max"`. Defaults to `"auto"`.
@@ -194,7 +195,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     def get_state(self) -> dict[str, Any]:
         """Returns what a backup keeps: the best value, the counters and the order of the last file."""
         return {
-            "best": None if self.best is None or not np.isfinite(self.best) else float(self.best),
+            "best": None if self.best is None else float(self.best),
             "counters": self.counters,
             "last_saved": None if self._last_saved is None else list(self._last_saved),
         }
@@ -206,8 +207,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         `best`, so that a worse model does not replace it.
         """
         saved: _State = validation.convert(state, _State)
-        if saved.best is not None:
-            self.best = saved.best
+        self.best = self.threshold if saved.best is None else saved.best
         self.counters = list(saved.counters)
         generation, sequence = saved.last_saved or (0, 0)
         self._last_saved = (generation, sequence) if generation else None

@@ -42,18 +42,27 @@ def run(case: type[unittest.TestCase]) -> list[str]:
     return [trace for _, trace in [*result.failures, *result.errors]]
 
 
+class ModelCheckpoint(kdc.ModelCheckpoint):
+    """Ours, but for what we refuse on purpose: newer versions of Keras save as the best what was never compared."""
+
+    def _report_nothing(self, epoch: int, batch: int | None, reason: str) -> None:
+        super()._report_nothing(epoch, batch, reason)
+        if hasattr(keras.callbacks.ModelCheckpoint, "_should_save_model"):  # the older ones skip it, as we do
+            self.write(self.filepath, epoch, batch, {})
+
+
 @pytest.mark.parametrize(
-    ("name", "module", "case"),
+    ("ours", "module", "case"),
     [
-        ("ModelCheckpoint", "keras.src.callbacks.model_checkpoint_test", "ModelCheckpointTest"),
-        ("TensorBoard", "keras.src.callbacks.tensorboard_test", "TestTensorBoardV2"),
+        (ModelCheckpoint, "keras.src.callbacks.model_checkpoint_test", "ModelCheckpointTest"),
+        (kdc.TensorBoard, "keras.src.callbacks.tensorboard_test", "TestTensorBoardV2"),
     ],
 )
 def test_what_keras_tests_of_its_own_callback_holds_for_ours(
-    name: str, module: str, case: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ours: type, module: str, case: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = keras_tests(module, request)
-    monkeypatch.setattr(found.callbacks, name, getattr(kdc, name))
+    monkeypatch.setattr(found.callbacks, ours.__name__, ours)
     assert run(getattr(found, case)) == []
 
 

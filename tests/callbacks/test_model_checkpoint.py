@@ -1,4 +1,5 @@
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tests.support.checkpoints import listed, note_path
 from tests.support.leftovers import leftovers
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # complete fits
+
+INF, NAN = math.inf, math.nan
 
 
 def names(directory: Path) -> list[str]:
@@ -80,6 +83,85 @@ def test_save_best_only_writes_improvements_only(tmp_path: Path) -> None:
     fit(tiny_model(), SetLoss(3.0, 5.0, 2.0, 2.0), checkpoint, epochs=4)
     assert names(tmp_path) == ["1.keras", "3.keras"]
     assert checkpoint.best == 2.0
+
+
+class Report(keras.callbacks.Callback):
+    """Replaces the logs of each epoch by given ones."""
+
+    def __init__(self, *logs: dict[str, Any]) -> None:
+        super().__init__()
+        self.logs = logs
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        assert logs is not None
+        logs.clear()
+        logs.update(self.logs[epoch])
+
+
+@pytest.mark.parametrize(
+    ("given", "saved", "best", "said"),
+    [
+        ([{"loss": NAN}, {"loss": NAN}, {"loss": 3.0}, {"loss": NAN}, {"loss": 2.0}], [3, 5], 2.0, "loss is nan"),
+        ([{"acc": 1.0, "mae": 2.0}, {"loss": 3.0}, {}], [2], 3.0, r"loss is not in the logs \(acc, mae\)"),
+        ([{"loss": 3.0}, {}], [1], 3.0, r"epoch 2, because loss is not in the logs \(which are empty\)"),
+        ([{"loss": 3.0}, {"loss": np.ones(2)}], [1], 3.0, r"an array of the shape \(2,\)"),
+        ([{}, {}], [], None, "epoch 1, because loss is not in the logs"),
+    ],
+)
+def test_without_a_value_to_compare_save_best_only_saves_and_replaces_nothing_and_warns_once(
+    tmp_path: Path, given: list[dict[str, Any]], saved: list[int], best: float | None, said: str
+) -> None:
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True)
+    with pytest.warns(UserWarning, match=said) as caught:
+        fit(tiny_model(), Report(*given), checkpoint, epochs=len(given))
+    (warning,) = [one for one in caught if "ModelCheckpoint" in str(one.message)]
+    assert Path(warning.filename).name == "callback_helpers.py", "it is the user's line that is named"
+    assert names(tmp_path) == [f"{epoch}.keras" for epoch in saved]
+    assert checkpoint.best == best
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "saved", "best"),
+    [
+        ("min", [INF, 2.0, INF], [1, 2], 2.0),
+        ("min", [3.0, -INF, 1.0, -INF], [1, 2], -INF),
+        ("max", [2.0, INF, 3.0, NAN], [1, 2], INF),
+    ],
+)
+def test_infinite_values_are_compared_as_any_others(
+    tmp_path: Path, mode: str, given: list[float], saved: list[int], best: float
+) -> None:
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True, mode=mode)
+    fit(tiny_model(), SetLoss(*given), checkpoint, epochs=len(given))
+    assert names(tmp_path) == [f"{epoch}.keras" for epoch in saved]
+    assert checkpoint.best == best
+
+
+@pytest.mark.parametrize("threshold", [None, -INF, 2.5])
+@pytest.mark.parametrize("best", [None, INF, -INF, 1.5])
+def test_any_best_value_comes_back_from_a_state(tmp_path: Path, best: float | None, threshold: float | None) -> None:
+    first = ModelCheckpoint(tmp_path / "1.keras", save_best_only=True, initial_value_threshold=threshold)
+    if best is not None:
+        first.best = best
+    state = json.loads(json.dumps(first.get_state()))
+    second = ModelCheckpoint(tmp_path / "1.keras", save_best_only=True, initial_value_threshold=threshold)
+    second.best = 0.25  # of a fit in this process that went on after the backup
+    second.set_state(state)
+    assert second.best == first.best == (threshold if best is None else best)
+
+
+def test_a_name_with_the_value_in_it_needs_it_only_where_a_file_is_saved(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}-{val_loss:.0f}.keras", save_best_only=True)
+    with pytest.warns(UserWarning, match="val_loss is not in the logs"):
+        fit(tiny_model(), checkpoint, epochs=3, validation_data=(X, Y), validation_freq=2)
+    assert [name.partition("-")[0] for name in names(tmp_path)] == ["2"]
+
+
+def test_a_batch_without_the_value_saves_nothing(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint(tmp_path / "best.keras", save_best_only=True, save_freq=2)
+    with pytest.warns(UserWarning, match="at batch 2 of epoch 1, because val_loss is not in the logs"):
+        fit(tiny_model(), checkpoint, epochs=2, validation_data=(X, Y))
+    assert names(tmp_path) == []
 
 
 def test_initial_value_threshold_has_to_be_beaten(tmp_path: Path) -> None:

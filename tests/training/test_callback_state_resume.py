@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support.resume_helpers import (
     records,
     run_interrupted,
     run_uninterrupted,
+    saved_models,
 )
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]
@@ -158,6 +160,39 @@ def test_stops_files_rows_events_and_states_are_those_of_an_uninterrupted_run(
     assert seen(callbacks) == seen(expected_callbacks)
     assert records(reference)
     assert_same_files(tmp_path, reference)
+
+
+class Values(keras.callbacks.Callback):
+    """Reports given values at the end of each epoch."""
+
+    def __init__(self, **values: Sequence[float]) -> None:
+        super().__init__()
+        self.values = values
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs |= {name: values[epoch] for name, values in self.values.items()}
+
+
+@pytest.mark.filterwarnings("ignore:ModelCheckpoint with save_best_only")
+def test_values_that_are_no_number_leave_the_decisions_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    def compares(directory: Path) -> list[Any]:
+        best: dict[str, Any] = {"save_best_only": True, "save_weights_only": True}
+        return [
+            Values(cost=(math.nan, math.nan, 3.0, 2.0), gain=(1.0, math.inf, 2.0, math.nan)),
+            kdc.ModelCheckpoint(directory / "ours" / "cost-{epoch}.weights.h5", "cost", mode="min", **best),
+            kdc.ModelCheckpoint(directory / "ours" / "gain-{epoch}.weights.h5", "gain", mode="max", **best),
+            keras.callbacks.ModelCheckpoint(directory / "keras-{epoch}.weights.h5", "cost", mode="min", **best),
+            keras.callbacks.EarlyStopping("cost", mode="min", patience=20, restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("gain", mode="max", patience=1),
+        ]
+
+    expected, *_ = run_uninterrupted(tmp_path / "whole", compares, model=tiny.model, epochs=4)
+    points = (Interruption(1, 2), Interruption(3, 1))
+    model, *_ = run_interrupted(tmp_path / "cut", compares, points, iter([0, 0, 0]), model=tiny.model, epochs=4)
+    tiny.assert_same(model, expected)
+    assert saved_models(tmp_path / "cut") == saved_models(tmp_path / "whole")
+    ours = sorted(path.name.partition(".")[0] for path in (tmp_path / "cut" / "ours").glob("*.h5"))
+    assert ours == ["cost-3", "cost-4", "gain-1", "gain-2"]
 
 
 class Rates(keras.callbacks.Callback):
