@@ -90,7 +90,7 @@ class BackupMismatchError(BackupError, ValueError):
 
 
 class FencedError(BackupError):
-    """This run does not own the backup directory any more and must stop.
+    """This run does not own its backup directory, or its checkpoints, any more and must stop.
 
     Attributes:
         nothing_left: The directory was deleted or renamed, and every backup with it; else a newer run owns it.

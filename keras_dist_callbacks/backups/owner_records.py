@@ -1,4 +1,4 @@
-"""Owner records: who may write into a backup directory, since when, and who made the directory."""
+"""Owner records: who may write into a directory, since when, and who made the directory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Token = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
 class OwnerRecord(msgspec.Struct, frozen=True):
-    """Who claimed a backup directory.
+    """Who claimed a backup directory, or the checkpoints of one template in a directory.
 
     Attributes:
         claimed: When, in seconds since 1970.
         token: Distinguishes this record from every other.
         made_directory: Whether this run, or one before it, made the directory.
-        by: `BackupAndRestore` or `Checkpointer`.
+        by: `BackupAndRestore`, `Checkpointer` or `ModelCheckpoint`.
         script: The name of the program's file.
         host: The name of the chief's computer.
         pid: The chief's process.
@@ -155,8 +155,16 @@ def _gone(storage: Storage) -> FencedError:
 
 def read_owner(storage: Storage, generation: int) -> OwnerRecord | None:
     """Returns an owner record; None if it is gone or damaged, which does not matter: the generation is in its name."""
-    name = owner_name(generation)
-    try:
+    return read(storage, owner_name(generation))
+
+
+def read(storage: Storage, name: str) -> OwnerRecord | None:
+    """Returns an owner record; None if it is gone, damaged, or was written by a newer version of this package."""
+
+    def decode() -> OwnerRecord:
         return OWNER.decode(record_io.read(storage, name), storage.display(name))
+
+    try:
+        return record_io.read_verified(storage, name, decode)
     except (FileNotFoundError, DamagedBackupError, BackupMismatchError):
         return None

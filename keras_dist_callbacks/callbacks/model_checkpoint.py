@@ -20,7 +20,7 @@ from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
-from keras_dist_callbacks.checkpoints import end_note, files
+from keras_dist_callbacks.checkpoints import end_note, files, owner
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -64,6 +64,9 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     replaced atomically, in the background, to a local path or any URL that fsspec knows; each file contains a record
     with its digest, order, epoch and step, by which `latest_checkpoint` and `make_or_restore_model` find the newest
     intact file. Keras and h5py load the files as any others; a file may be copied, moved and renamed.
+
+    Of two jobs with one `filepath`, the older one ends with a `FencedError` that names the newer one, before their
+    files mix; several callbacks of one job may share a directory.
 
     All files are in place when `fit()` returns. Then a note for `SidecarEvaluator` says that training has ended: a
     hidden file next to the directory, or in it where the parent cannot be written. An interrupted fit leaves no note.
@@ -189,6 +192,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         shared_writer().wait()
         shared_writer().raise_failure()
         if self._writes:
+            owner.check(self._storage, self._template)
             last = self._kept[-1].name if self._kept else None
             end_note.write(self._storage, self._template, self._generation, is_ended=True, last=last)
 
@@ -251,6 +255,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         try:
             source = directory / record.published_name
             with uploads(what, source.stat().st_size, shown=shown) as advance, self._storage.reporting(advance):
+                owner.check(self._storage, self._template)
                 published = files.publish(self._storage, source, record)
             self._kept = [one for one in self._kept if one.name != published.name] + [published]
             if self.max_to_keep is not None:
@@ -264,6 +269,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     def _prepare(self) -> _Found:
         shared_writer().wait()  # a fit() that was interrupted may still be writing
         self._storage.probe()
+        owner.claim(self._storage, self._template)  # before anything is listed: then no earlier run adds to it
         files.remove_unfinished(self._storage, self._template)
         listing = files.find(self._storage)
         token = files.run_token(listing, self._template)

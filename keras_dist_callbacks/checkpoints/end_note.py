@@ -115,7 +115,18 @@ def end_of(notes: Iterable[EndNote], listing: Listing) -> EndNote | None:
 
 def _places(storage: Storage, template: str) -> Iterator[tuple[Storage, str]]:
     """Where the note is, first choice first."""
-    name = f"training-end-{xxhash.xxh3_64_hexdigest(template.encode())}.json"
+    return hidden_places(storage, "training-end", template)
+
+
+def hidden_places(storage: Storage, kind: str, template: str) -> Iterator[tuple[Storage, str]]:
+    """Returns where a hidden file about the checkpoints of a template may be, first choice first.
+
+    Args:
+        storage: The directory of the checkpoints.
+        kind: What the file is.
+        template: That of the file names.
+    """
+    name = f"{kind}-{xxhash.xxh3_64_hexdigest(template.encode())}.json"
     parent = _parent(storage)
     if parent is not None:
         yield parent, f".{storage.root.rpartition('/')[2]}.{name}"

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, PrintLR, latest_checkpoint
+from keras_dist_callbacks.checkpoints import end_note, owner
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
@@ -24,7 +25,7 @@ from tests.support.callback_helpers import (
     memory_url,
     tiny_model,
 )
-from tests.support.checkpoints import listed, note_path
+from tests.support.checkpoints import another_process, listed, note_path, opened
 from tests.support.leftovers import leftovers
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # complete fits
@@ -180,7 +181,9 @@ def test_save_best_only_works_on_batches_too(tmp_path: Path) -> None:
 def test_max_to_keep_deletes_the_oldest_and_leaves_nothing_else(tmp_path: Path) -> None:
     fit(tiny_model(), ModelCheckpoint(tmp_path / "d" / "{epoch}.keras", max_to_keep=2), epochs=4)
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["3.keras", "4.keras"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [note_path(tmp_path / "d", "{epoch}.keras").name, "d"]
+    note = note_path(tmp_path / "d", "{epoch}.keras").name
+    hidden = [note.replace("training-end", "checkpoint-owner"), note]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*hidden, "d"]
 
 
 def test_max_to_keep_counts_what_earlier_runs_left_and_leaves_other_series_alone(tmp_path: Path) -> None:
@@ -348,6 +351,46 @@ def test_a_zombie_learns_that_a_newer_run_writes_here(tmp_path: Path) -> None:
 
     with pytest.raises(FencedError, match="newer run"):
         fit(tiny_model(), zombie, NewerRun())
+
+
+class AnotherJob(keras.callbacks.Callback):
+    """Another process begins to write the same checkpoints, at the begin of the second epoch or as training ends."""
+
+    def __init__(self, directory: Path, when: str) -> None:
+        super().__init__()
+        self.directory, self.when = directory, when
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if (epoch, self.when) == (1, "an epoch"):
+            self.begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self.when == "the end":
+            self.begin()
+
+    def begin(self) -> None:
+        shared_writer().wait()
+        with another_process():
+            owner.claim(opened(self.directory), "{epoch}.keras")
+
+
+@pytest.mark.parametrize(("when", "saved"), [("an epoch", ["1.keras"]), ("the end", ["1.keras", "2.keras", "3.keras"])])
+def test_another_job_that_begins_in_the_directory_ends_this_one(tmp_path: Path, when: str, saved: list[str]) -> None:
+    checkpoint = ModelCheckpoint(tmp_path / "d" / "{epoch}.keras")
+    with pytest.raises(
+        FencedError, match=r"a newer run writes .*/d/.*must stop.*newer run: ModelCheckpoint, .*process"
+    ):
+        fit(tiny_model(), AnotherJob(tmp_path / "d", when), checkpoint, epochs=3)
+    shared_writer().wait()
+    assert names(tmp_path / "d") == saved
+    assert end_note.read_all(opened(tmp_path / "d"), ["{epoch}.keras"]) == ([], [])
+
+
+def test_callbacks_and_fits_of_one_job_share_a_directory_and_a_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        train, best = (ModelCheckpoint(tmp_path / "m.keras", "loss", 0, is_best) for is_best in (False, True))
+        fit(tiny_model(), train, best, ModelCheckpoint(tmp_path / "{epoch}.keras"), epochs=2)
+    assert names(tmp_path) == ["1.keras", "2.keras", "m.keras"]
 
 
 @pytest.mark.parametrize(

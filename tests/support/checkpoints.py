@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.checkpoints import end_note, files
+import pytest
+
+from keras_dist_callbacks.checkpoints import end_note, files, owner
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
+from keras_dist_callbacks.process import PARTS
 from keras_dist_callbacks.storage.storage import Storage
 
 TEMPLATE = "{epoch}.keras"
@@ -76,6 +81,14 @@ def note_path(directory: Path, template: str = TEMPLATE) -> Path:
     """Where the end note of a local directory is."""
     place, name = next(end_note._places(opened(directory), template))
     return Path(place.root) / name
+
+
+@contextlib.contextmanager
+def another_process() -> Iterator[None]:
+    """What is claimed in the block is claimed by another process, as far as this one knows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PARTS, owner._Known, owner._Known())
+        yield
 
 
 @functools.cache
