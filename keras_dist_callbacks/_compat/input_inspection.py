@@ -239,7 +239,7 @@ def input_facts(fit: RunningFit) -> dict[str, Any]:
     """Structure and constants of the training data: sizes, seeds, rows, types of elements; and of validation data."""
     adapter = fit.epoch_iterator.data_adapter
     kind = type(adapter).__name__
-    facts = {
+    facts: dict[str, Any] = {
         "input/kind": kind.removesuffix("Adapter"),
         "input/elements": str(pipeline.original(fit.data).element_spec),
     }
@@ -253,15 +253,41 @@ def input_facts(fit: RunningFit) -> dict[str, Any]:
         facts["input/shuffle"] = str(adapter.shuffle)
     elif kind == "TFDatasetAdapter":
         facts.update(_facts_of_stages("input", pipeline.original(fit.data)))
+    for where, arrays in row_sources(fit):
+        if rows := input_values.rows_of(arrays, input_values.COMPARED_ROWS):
+            facts[f"{where}/{input_values.FIRST_ROWS}"] = rows
     facts["batches per pass"] = str(fit.known_length)
     return {**facts, **_arguments(fit), **_facts_of_validation(fit)}
+
+
+def row_sources(fit: RunningFit) -> Iterator[tuple[str, list[Any]]]:
+    """What of the training data has rows in memory: the arrays and where the facts about them are; weights left out."""
+    adapter = fit.epoch_iterator.data_adapter
+    kind = type(adapter).__name__
+    if kind == "ArrayDataAdapter":
+        inputs = adapter._inputs
+        yield "input", input_values.flatten(inputs[:2] if isinstance(inputs, tuple) else inputs)
+    elif kind == "TFDatasetAdapter":
+        for number, stage in enumerate(_numbered_stages(pipeline.original(fit.data))):
+            tensors = input_values.tensors_of(stage)
+            texts = [input_values.texts_of(tensor) or [] for tensor in tensors]
+            if tensors and not any(map(input_values.are_files, texts)):
+                yield _place("input", number, stage), tensors
+
+
+def _numbered_stages(dataset: Any) -> list[Any]:
+    return list(reversed(list(pipeline.stages(dataset))))
+
+
+def _place(root: str, number: int, stage: Any) -> str:
+    return f"{root}/stage {number} ({type(stage).__name__.strip('_').removesuffix('Dataset')})"
 
 
 def _facts_of_stages(root: str, dataset: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     files: list[str] = []
-    for number, stage in enumerate(reversed(list(pipeline.stages(dataset)))):
-        where = f"{root}/stage {number} ({type(stage).__name__.strip('_').removesuffix('Dataset')})"
+    for number, stage in enumerate(_numbered_stages(dataset)):
+        where = _place(root, number, stage)
         facts[where] = "present"
         facts.update({f"{where}/{name}": text for name, text in _constants(stage).items()})
         names = getattr(stage, "_filenames", None)  # a dataset of them

@@ -21,6 +21,9 @@ VALUES = "values"
 """The last part of the name of a fact that only identifies the values of arrays."""
 UNREAD = "unread"
 """The last part of the name of a fact that says what of them was not read."""
+FIRST_ROWS = "first rows"
+"""The last part of the name of a fact with hashes of the first rows: another number of rows leaves them as they are."""
+COMPARED_ROWS = 32
 
 
 def facts_of(where: str, arrays: Iterable[Any]) -> dict[str, str]:
@@ -34,6 +37,35 @@ def digest_of(arrays: Iterable[Any]) -> tuple[str, list[str]]:
     digest = xxhash.xxh3_64()
     unread = [_add(part, digest) for array in arrays if array is not None for part in _parts(array)]
     return digest.hexdigest(), list(dict.fromkeys(filter(None, unread)))
+
+
+def rows_of(arrays: Iterable[Any], count: int | None = None) -> list[str]:
+    """Returns a hash of each row, of the first `count` or of all; none where rows cannot be told apart.
+
+    Args:
+        arrays: Dense ones with as many rows each; one row is what all of them have at one place.
+        count: How many rows.
+    """
+    import tensorflow as tf
+
+    columns: list[list[bytes]] = []
+    for array in arrays:
+        if not isinstance(array, np.ndarray | tf.Tensor) or not len(array.shape):
+            return []
+        texts = texts_of(array[:count]) if len(array.shape) == 1 else None
+        numbers = None if texts is not None else _numbers(array[:count])
+        if texts is None and numbers is None:
+            return []
+        of_texts = (text.encode(errors="surrogatepass") for text in texts or ())
+        columns.append(list(of_texts) if numbers is None else [row.tobytes() for row in _as_float(numbers)])
+    if len({len(column) for column in columns}) != 1:
+        return []
+    return [xxhash.xxh3_64_hexdigest(b"".join(row)) for row in zip(*columns, strict=True)]
+
+
+def _as_float(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Equal numbers are equal, whatever their type."""
+    return numbers.astype(np.float64) if numbers.dtype.kind in "biuf" else numbers
 
 
 def tensors_of(stage: Any) -> list[Any]:

@@ -38,6 +38,12 @@ def note_begin(fit: seam.RunningFit) -> None:
     shared(_Fits).asked[fit.model] = fit.initial_epoch, fit.epochs
 
 
+def note_resumed(model: Any, initial_epoch: int) -> None:
+    """An interrupted fit goes on: its History is that of all its epochs, whatever it is asked to begin with now."""
+    _, end = shared(_Fits).asked[model]
+    shared(_Fits).asked[model] = initial_epoch, end
+
+
 def note_end(model: Any) -> None:
     """A fit of this model has trained to its end."""
     ended = getattr(model, "history", None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import xxhash
 
 from keras_dist_callbacks._compat import (
     building,
@@ -26,6 +28,10 @@ _TENSOR = "description/facts"
 _RATE = "learning rate"
 _NAMED = 4
 _SAMPLES, _TIMES, _UNREAD = "/samples", "/files/times", f"/{input_values.UNREAD}"
+_FIRST_ROWS = f"/{input_values.FIRST_ROWS}"
+_NOT_DESCRIBING = (_SAMPLES, _TIMES, "/files/sizes", _UNREAD, _FIRST_ROWS, "build_input_shape")
+"""Ends of the names of facts that may differ between two runs of one script, or that other facts cover."""
+_NUMBER = re.compile(r"/\d+(?=/)")
 
 
 @dataclass
@@ -56,8 +62,12 @@ class Fingerprint:
         model = self._fit.model
         self._is_built = not building.has_unbuilt_layers(model)
         self._facts = {**self._input, **self._compiled, **model_config.model_facts(model)}
-        text = json.dumps({**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}})
-        self._tensor = SharedArray(np.frombuffer(text.encode(), np.uint8))
+        self._tensor = SharedArray(np.frombuffer(json.dumps(self._all).encode(), np.uint8))
+        self._digest = _digest(self._all)
+
+    @property
+    def _all(self) -> dict[str, Any]:
+        return {**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}}
 
     def note_built(self) -> None:
         """A model that the first step builds has its layers now."""
@@ -88,6 +98,31 @@ class Fingerprint:
         before = _described(tensors)
         return {name.rpartition("/")[2] for name in self._differing(before)} if before else set()
 
+    @property
+    def digest(self) -> str:
+        """What is equal for two fits that were given the same, also where the model of one is built later."""
+        self.note_built()
+        return self._digest
+
+    def is_same(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+        """Returns whether the fit that wrote a backup was given the same as this one."""
+        before = _described(tensors)
+        return bool(before) and _digest(before) == self.digest
+
+    def has_other_rows(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+        """Returns whether the input begins with other rows than that of a backup, and is not the same in another order.
+
+        A few that differ may have been corrected. Where rows cannot be compared, they are not other ones.
+        """
+        before = _described(tensors)
+        for where, arrays in input_inspection.row_sources(self._fit):
+            name = where + _FIRST_ROWS
+            was, now = before.get(name) or (), self._facts.get(name) or ()
+            equal = [one == other for one, other in zip(was, now, strict=False)]
+            if 2 * sum(equal) < len(equal):
+                return not set(was) <= set(input_values.rows_of(arrays))
+        return False
+
     def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Returns what distinguishes this training from the one whose finished backup was found, one sentence each.
 
@@ -96,7 +131,7 @@ class Fingerprint:
         before = _described(tensors)
         if not before:
             return []
-        now = {**self._facts, **{f"{_RATE}{name}": rate for name, rate in self._rates.items()}}
+        now = self._all
         rates = [name for name in now if name.startswith(_RATE) and before.get(name) != now[name]]
         others = [name for name in self._differing(before) if not _is_input_seed(name)]
         return first_few([_changed(name, before, now) for name in rates + others])
@@ -114,8 +149,8 @@ class Fingerprint:
             return False  # the content of arrays is described in one of the two runs only
         if name.endswith(_SAMPLES) and was and now:
             return input_values.changed_files(was, now) > 0
-        if name.endswith(_UNREAD):
-            return False  # a condition
+        if name.endswith((_UNREAD, _FIRST_ROWS)):
+            return False  # a condition; the hash of all values says more
         if name.endswith(("/files/sizes", _TIMES)):
             return name.endswith("/sizes") and None not in (was, now) and was != now
         return bool(was != now)
@@ -171,6 +206,13 @@ class Fingerprint:
 def _described(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     """Returns the facts of the run that wrote a backup; empty where they are not known."""
     return json.loads(bytes(tensors[_TENSOR])) if _TENSOR in tensors else {}
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """Returns a hash of facts, without those of input layers, which a model that is built by its first step gets."""
+    inputs = tuple(name.removesuffix("class_name") for name, value in facts.items() if value == "InputLayer")
+    names = [n for n in facts if not n.endswith(_NOT_DESCRIBING) and not n.startswith(inputs) and not _is_input_seed(n)]
+    return xxhash.xxh3_64_hexdigest(json.dumps([[_NUMBER.sub("", name), facts[name]] for name in names]).encode())
 
 
 def _compiled_rates(model: Any) -> dict[str, float]:

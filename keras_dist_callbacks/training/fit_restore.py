@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keras_dist_callbacks._compat import building, replay, variables
+from keras_dist_callbacks._compat import building, keras_callbacks, replay, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups.json_values import from_json
 from keras_dist_callbacks.backups.manifest import COMPILED
@@ -15,8 +15,9 @@ from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.schedule import Schedule
 from keras_dist_callbacks.errors import BackupMismatchError
-from keras_dist_callbacks.training import resume_mode
+from keras_dist_callbacks.training import loading, resume_mode
 from keras_dist_callbacks.training.capture import apply_callbacks, apply_variables
+from keras_dist_callbacks.training.captured_variables import build
 from keras_dist_callbacks.training.restored import assess
 from keras_dist_callbacks.training.snapshots import FitState
 
@@ -30,7 +31,7 @@ class Mode(enum.Enum):
     """What a backup means for a fit.
 
     Attributes:
-        SKIP: A later fit of the script saved it: nothing is restored, no step is run, and nothing is written.
+        SKIP: A later fit of the same model saved it: the weights are restored, no step is run, and nothing is written.
         COMPLETE: It leaves the fit nothing to do: it is restored, and nothing is written.
         CONTINUE: A fit of this process ended there, with the same model: nothing is restored.
         RESTORE: It is restored, and training resumes.
@@ -62,7 +63,7 @@ class Resume:
 
     @classmethod
     def of(cls, commit: CommitId, saved: WorkerState, fit: Mapping[str, JSON]) -> Resume:
-        """Returns what a backup means for a fit.
+        """Returns what a backup means for a fit, as far as its arguments tell.
 
         Args:
             commit: Its name.
@@ -72,8 +73,46 @@ class Resume:
         epochs = fit["epochs"]
         if resume_mode.is_finished(saved, epochs):
             return cls(commit, saved, Mode.COMPLETE, resume_mode.has_ended(saved, epochs))
-        skips = resume_mode.is_of_later_fit(saved, fit)
-        return cls(commit, saved, Mode.SKIP if skips else Mode.RESTORE, has_ended=False, is_pending=not skips)
+        return cls(commit, saved, Mode.RESTORE, has_ended=False)
+
+    def settle(self, state: FitState, cluster: Cluster, directory: str, seed: JSON) -> None:
+        """Decides whether the backup is this fit's, the same on every worker.
+
+        Args:
+            state: The fit's; its description becomes that in the interrupted process.
+            cluster: The workers.
+            directory: The backup directory, as it is shown.
+            seed: The global seed.
+
+        Raises:
+            BackupMismatchError: It is that of another fit. Nothing was changed.
+        """
+        found = cluster.on_chief(lambda: self._settle(state, cluster, directory, seed), "finding the fit of a backup")
+        found = cluster.broadcast(found, "the fit of a backup", kind=tuple[int, int, str | None])
+        number, first, why = found
+        if why is not None:
+            raise BackupMismatchError(resume_mode.another_fit_message(directory, self.saved, why))
+        state.description.update(number=number, first=first)
+        if self.mode is Mode.RESTORE and resume_mode.is_of_later_fit(self.saved, state.description):
+            self.mode = Mode.SKIP
+        elif self.mode is Mode.RESTORE:
+            resume_mode.continue_place(self.saved, state.description)
+
+    def _settle(self, state: FitState, cluster: Cluster, directory: str, seed: JSON) -> tuple[int, int, str | None]:
+        """Of workers with rows of their own, the chief's decide."""
+        fit, saved, untracked = dict(state.description), self.saved, state.untracked
+        is_same = untracked.is_same_fit(saved) and saved.info.get("seed") == seed
+        resume_mode.find_place(saved, fit, is_same=is_same)
+        other_model = resume_mode.left_by_other_model(directory, self.commit.generation, state.fit.model)
+        keeps_rows = saved.info.get("workers") == cluster.num_workers
+        why = resume_mode.why_of_another_fit(
+            saved,
+            fit,
+            seed,
+            other_rows=lambda: keeps_rows and untracked.has_other_rows(saved),
+            left_by_other_model=other_model and self.mode is Mode.COMPLETE,
+        )
+        return fit["number"], fit["first"], why
 
     @property
     def runs_steps(self) -> bool:
@@ -83,7 +122,7 @@ class Resume:
     def is_to_build(self, fit: seam.RunningFit) -> bool:
         """Returns whether the model is to be built like the interrupted run's before the first epoch."""
         replaced = COMPILED in self.saved.state  # which is compiled again first
-        return self.mode is not Mode.SKIP and not replaced and not is_built_later(fit, self.saved)
+        return not replaced and not is_built_later(fit, self.saved)
 
 
 def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
@@ -179,12 +218,14 @@ class FitRestore:
         if not self._resume.runs_steps:
             self._resume.is_pending = False
             fit.set_initial_epoch(max(position.epoch, fit.epochs))
-            return self._apply_finished() if self._resume.mode is Mode.COMPLETE else []
+            return self._apply_finished() if self._resume.mode is Mode.COMPLETE else self._apply_weights()
         fit.set_initial_epoch(position.epoch)
         if self._resume.mode is Mode.CONTINUE:
             self._continue_input()
             return []
         progress.resume(saved.state)
+        if position.kind != "end":
+            keras_callbacks.note_resumed(fit.model, saved.state[resume_mode.FIT]["initial_epoch"])
         if position.kind == "end" and fit.initial_epoch == position.epoch:
             self._begin_next_fit(position.epoch)
         notes = data.restore(saved, progress.first_epoch or 0)
@@ -200,6 +241,19 @@ class FitRestore:
             fit.set_initial_epoch(fit.epochs)
             fit.model.stop_training = True
         return notes
+
+    def _apply_weights(self) -> list[str]:
+        """The model is not left untrained; random states and callbacks are as the script comes to the later fit."""
+        fit, saved = self._state.fit, self._resume.saved
+        build(fit, saved)
+        if building.unbuilt_layers(fit.model):
+            raise BackupMismatchError(
+                f"the model {fit.model.name!r} is not built, so that it cannot get the weights that a later fit() has "
+                "saved; give it an Input"
+            )
+        with fit.model.distribute_strategy.scope():
+            loading.apply(fit.model, saved, self._cluster)
+        return []
 
     def _apply_finished(self) -> list[str]:
         """Restores what the finished fit has left to what the script does next."""

@@ -25,7 +25,7 @@ class Restored:
         position: Where it was taken.
         notes: Why the continuation is not exact, one sentence each; empty if it is.
         conditions: What could not be inspected: it is exact if these hold; empty if everything was seen.
-        is_skipped: Nothing was restored, because a later `fit()` of the script saved the backup.
+        is_skipped: Only weights were restored, because a later `fit()` of the script saved the backup.
     """
 
     commit: str

@@ -18,7 +18,11 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import warn
 
 FIT = "fit"
-"""The topic with a fit's arguments, and how many fits of its process had ended in the directory before it."""
+"""The topic with a fit's arguments and its place in the script.
+
+`number`: how many fits had ended in the directory before it. `first`: the number of the first of those before it that
+trained this model, one after the other. `repeats`: how many of all before it were given the same.
+"""
 
 _ADVICE = "give each run a directory of its own, or delete the directory"
 _RESULTS_NOT_USED = "nothing depends on the results of the earlier fit(), which was skipped"
@@ -44,6 +48,8 @@ class Runs(Shared):
         ended: By directory, how the last fit in it ended.
         trained: Directories in which a fit has trained an epoch.
         fits: By directory, how many fits have ended.
+        last: By directory, the model of the last one, and the number of the first that trained it.
+        given: By directory, what each of them was given.
         numbers: Distinguish the messages of one run from another's.
         conditions: On what the results of later fits depend, because an earlier one was skipped or is finished.
     """
@@ -51,6 +57,8 @@ class Runs(Shared):
     ended: dict[str, _Ended] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     fits: Counter[str] = field(default_factory=Counter)
+    last: dict[str, tuple[Callable[[], Any], int]] = field(default_factory=dict)
+    given: dict[str, Counter[str]] = field(default_factory=dict)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     conditions: list[str] = field(default_factory=list)
 
@@ -67,16 +75,56 @@ def note_trained(directory: str) -> None:
 
 def describe_fit(directory: str, fit: RunningFit) -> dict[str, JSON]:
     """Returns what distinguishes one fit of a process from another in the same directory."""
+    number = shared(Runs).fits[directory]
+    model, first = shared(Runs).last.get(directory, (lambda: None, number))
     return {
-        "number": shared(Runs).fits[directory],
+        "number": number,
+        "first": first if model() is fit.model else number,
         "epochs": int(fit.epochs),
         "initial_epoch": fit.initial_epoch,
     }
 
 
-def note_fit_end(directory: str) -> None:
+def note_given(directory: str, fit: dict[str, JSON], given: str) -> None:
+    """What a fit was given is known: its description says whether it is the first of its kind."""
+    fit["repeats"] = shared(Runs).given.get(directory, Counter())[_key(fit, given)]
+
+
+def note_fit_end(directory: str, fit: Mapping[str, JSON], given: str, model: Any) -> None:
     """A fit of this process has ended without an exception."""
-    shared(Runs).fits[directory] += 1
+    runs = shared(Runs)
+    runs.given.setdefault(directory, Counter())[_key(fit, given)] += 1
+    runs.fits[directory] = fit["number"] + 1
+    runs.last[directory] = weakref.ref(model), fit["first"]
+
+
+def _key(fit: Mapping[str, JSON], given: str) -> str:
+    return f"{given} {fit['initial_epoch']} {fit['epochs']}"
+
+
+def find_place(saved: WorkerState, fit: dict[str, JSON], *, is_same: bool) -> None:
+    """Finds out which fit of the script this one is, if the script skips those that are finished.
+
+    Args:
+        saved: The backup.
+        fit: Describes this fit; its number becomes that in the interrupted process.
+        is_same: Whether the fit that saved the backup was given the same.
+    """
+    before = saved.state.get(FIT, fit)
+    asks_the_same = all(before[name] == fit[name] for name in ("epochs", "initial_epoch"))
+    computes_first_epoch = asks_the_same and before["initial_epoch"] > 0
+    is_the_only_one = asks_the_same and is_same and not before.get("repeats", before["number"])
+    if computes_first_epoch or is_the_only_one:
+        fit.update(number=before["number"], first=_first(before))
+
+
+def continue_place(saved: WorkerState, fit: dict[str, JSON]) -> None:
+    """A fit continues what another one has trained, maybe with a model that is built again for each."""
+    fit["first"] = min(fit["first"], _first(saved.state.get(FIT, fit)))
+
+
+def _first(before: Mapping[str, JSON]) -> int:
+    return int(before.get("first", before["number"]))
 
 
 def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
@@ -86,18 +134,62 @@ def is_of_later_fit(saved: WorkerState, fit: Mapping[str, JSON]) -> bool:
         saved: The backup.
         fit: Describes this fit.
     """
+    return bool(saved.state.get(FIT, fit)["number"] > fit["number"])
+
+
+def why_of_another_fit(
+    saved: WorkerState,
+    fit: Mapping[str, JSON],
+    seed: JSON,
+    *,
+    other_rows: Callable[[], bool],
+    left_by_other_model: bool,
+) -> str | None:
+    """Returns why a backup cannot serve this fit, which is another one than that which saved it; None if it can.
+
+    Layers are not compared here: variables that do not fit are an error wherever they are assigned.
+
+    Args:
+        saved: The backup.
+        fit: Describes this fit.
+        seed: The global seed now.
+        other_rows: Whether the input begins with other rows.
+        left_by_other_model: Whether a fit of this process with another model has ended with it, and this fit has
+            nothing to add.
+    """
     before = saved.state.get(FIT, fit)
-    # A script that computes where to begin comes at once to the fit that was interrupted.
-    is_the_same = before["initial_epoch"] > 0 and {**before, "number": fit["number"]} == fit
-    return bool(before["number"] > fit["number"]) and not is_the_same
+    if fit["number"] < _first(before):
+        return (
+            f"fit() number {before['number'] + 1} of the interrupted process saved it, and trained a model of its own; "
+            f"this is number {fit['number'] + 1}, and nothing shows that it is the same one"
+        )
+    if left_by_other_model:
+        return "an earlier fit() of this process has ended with it, and had another model"
+    is_first_of_model = fit["number"] == fit["first"] or is_finished(saved, fit["epochs"])
+    if is_of_later_fit(saved, fit) or before["number"] != _first(before) or not is_first_of_model:
+        return None  # in a row of fits of one model, the number decides
+    was = saved.info.get("seed")
+    if None not in (was, seed) and was != seed:
+        return f"the global seed was {was} then and is {seed} now"
+    return "its input began with other rows" if other_rows() else None
+
+
+def another_fit_message(directory: str, saved: WorkerState, why: str) -> str:
+    """Returns what is raised instead of training or restoring."""
+    return (
+        f"the backup in {directory} ({saved.position}) belongs to another fit(): {why}. No step is run, and "
+        "nothing was changed. Resume that fit() by running it as it was; give this one a directory of its own (with "
+        f"delete_checkpoint=False it is restored when the script runs again), or delete {directory} first if what it "
+        "holds is not needed; load_backup reads its weights"
+    )
 
 
 def later_fit_reason(saved: WorkerState, fit: Mapping[str, JSON]) -> str:
     """Returns why a fit that was skipped is not exact."""
     return (
         f"fit() number {saved.state[FIT]['number'] + 1} of the interrupted process saved this backup, and this is "
-        f"number {fit['number'] + 1} with the same backup_dir: nothing was restored, no step is run, and the later "
-        "fit() resumes; give each fit() a directory of its own, with delete_checkpoint=False"
+        f"number {fit['number'] + 1} with the same backup_dir and model: the model gets the weights of the backup, no "
+        "step is run, and the later fit() resumes; give each fit() a directory of its own, with delete_checkpoint=False"
     )
 
 
@@ -141,8 +233,9 @@ def warn_of_shared_directory(directory: str, fit: Mapping[str, JSON]) -> None:
     """Warns of a fit that trains from the start in the directory of an earlier one."""
     if fit["number"] and not fit["initial_epoch"]:
         warn(
-            f"an earlier fit() of this process had the backup_dir {directory} too. After a restart, that fit() runs no "
-            "step if this one was interrupted; give each fit() a directory of its own, with delete_checkpoint=False"
+            f"an earlier fit() of this process had the backup_dir {directory} too. After a restart, that fit() is not "
+            "trained again if this one was interrupted; give each fit() a directory of its own, with "
+            "delete_checkpoint=False"
         )
 
 
@@ -173,6 +266,12 @@ def continues_in_process(directory: str, generation: int, saved: WorkerState, mo
     return (
         ended is not None and saved.position.kind == "end" and ended.generation == generation and ended.model() is model
     )
+
+
+def left_by_other_model(directory: str, generation: int, model: Any) -> bool:
+    """Returns whether a fit of this process has ended with a backup, and had another model object."""
+    ended = shared(Runs).ended.get(directory)
+    return ended is not None and ended.generation == generation and ended.model() is not model
 
 
 def same_input(directory: str, source: Any) -> bool:

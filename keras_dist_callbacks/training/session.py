@@ -160,6 +160,8 @@ class FitSession:
         untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
         self._state = FitState(self._fit, data, untracked, others, self._progress, self._this_fit)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
+        if self._resume is not None:
+            self._resume.settle(self._state, self._cluster, self._options.directory, self._description["seed"])
         if self._resume is None:
             resume_mode.warn_of_shared_directory(self._options.directory, self._this_fit)
             data.begin_without_backup()
@@ -290,7 +292,8 @@ class FitSession:
         """After every other callback's `on_train_end`."""
         self._reported.enter(Phase.END)
         self._fit.clear_initial_epoch()
-        resume_mode.note_fit_end(self._options.directory)
+        given = self._state.untracked.description
+        resume_mode.note_fit_end(self._options.directory, self._this_fit, given, self._fit.model)
         if self._resume is not None and self.is_complete:
             if delete and self.is_finished:
                 self._engine.claim(self._description)
@@ -369,4 +372,5 @@ class FitSession:
 
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with gc_paused():
+            resume_mode.note_given(self._options.directory, self._this_fit, self._state.untracked.description)
             return take(self._state, kind, missed, is_chief=self._cluster.is_chief)

@@ -112,7 +112,7 @@ class FitState:
     untracked: UntrackedState
     callbacks: Sequence[Any]
     progress: Progress
-    description: Mapping[str, JSON]
+    description: dict[str, JSON]
 
 
 def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -> Snapshot:

@@ -170,6 +170,19 @@ class UntrackedState:
         """Returns what differs from the training that wrote a finished backup: model, data, compile's arguments."""
         return self._facts.of_another_training(saved.tensors)
 
+    @property
+    def description(self) -> str:
+        """What is equal for two fits that were given the same."""
+        return self._facts.digest
+
+    def is_same_fit(self, saved: WorkerState) -> bool:
+        """Returns whether the fit that wrote a backup was given the same as this one."""
+        return self._facts.is_same(saved.tensors)
+
+    def has_other_rows(self, saved: WorkerState) -> bool:
+        """Returns whether the input begins with other rows than that of the fit that wrote a backup."""
+        return self._facts.has_other_rows(saved.tensors)
+
     def _saved_keys(self) -> set[int]:
         """Returns the keys of the variables in the snapshot that are not the user's Python state."""
         return self._step.keys | variables.variable_set(self._fit.model).keys

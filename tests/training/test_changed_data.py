@@ -29,6 +29,12 @@ def rows(change: float = 0.0) -> np.ndarray:
     return x
 
 
+def last_bit(changed: bool) -> np.ndarray:
+    x = rows()
+    x[17, 3] = np.nextafter(x[17, 3], np.float32(changed), dtype="float32")
+    return x
+
+
 def labels() -> np.ndarray:
     return tiny.data()[1]
 
@@ -140,7 +146,7 @@ def generated(changed: bool) -> tf.data.Dataset:
 
 KINDS: dict[str, Make] = {
     "one value": arrays(x=lambda changed: rows(changed)),
-    "a value in its last bit": arrays(x=lambda changed: np.nextafter(rows(), np.float32(changed), dtype="float32")),
+    "a value in its last bit": arrays(x=last_bit),
     "order of rows": arrays(x=lambda changed: rows()[::-1].copy() if changed else rows()),
     "one label": arrays(y=lambda changed: np.where(np.arange(tiny.ROWS)[:, None] == 7 * changed, 0.5, labels())),
     "one row less": arrays(x=lambda c: rows()[: 40 - c], y=lambda c: labels()[: 40 - c]),

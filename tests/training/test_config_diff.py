@@ -16,6 +16,8 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat import input_values, model_config
+from keras_dist_callbacks.process import shared
+from keras_dist_callbacks.training import resume_mode
 from tests.support import inputs, tiny
 
 pytestmark = pytest.mark.slow  # complete fits
@@ -167,12 +169,12 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "values of arrays": (
         {"x": np.zeros((40, 6), "float32"), "y": np.zeros((40, 1), "float32"), "batch_size": 8},
-        {"x": np.ones((40, 6), "float32"), "y": np.zeros((40, 1), "float32")},
+        {"x": np.repeat(np.float32([[0] * 6, [1] * 6]), 20, axis=0), "y": np.zeros((40, 1), "float32")},
         r"the input has as many rows as before, but other values in them; give fit\(\) the same data",
     ),
     "values of a dataset's tensors": (
         {"x": tf.data.Dataset.from_tensor_slices((np.zeros((40, 6)), np.zeros(40))).batch(8)},
-        {"x": tf.data.Dataset.from_tensor_slices((np.zeros((40, 6)), np.ones(40))).batch(8)},
+        {"x": tf.data.Dataset.from_tensor_slices((np.zeros((40, 6)), np.repeat([0.0, 1.0], 20))).batch(8)},
         r"the input/stage 0 \(TensorSlice\) has as many rows as before, but other values in them",
     ),
     "texts of a dataset": (
@@ -377,6 +379,7 @@ def test_the_numbers_of_enumerated_elements_are_compared(tmp_path: Path) -> None
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_stages_are_not_compared_where_no_step_is_left(tmp_path: Path) -> None:
     tiny.fit(compiled(), tmp_path, options={"delete_checkpoint": False})
+    shared(resume_mode.Runs).ended.clear()  # as in another process
     callback = kdc.BackupAndRestore(tmp_path)
     with pytest.warns(RuntimeWarning, match="runs no step: an earlier fit"):
         tiny.fit(compiled(), None, [callback], x=inputs.rows().batch(4))
@@ -451,9 +454,10 @@ def test_rows_of_a_very_large_array_are_compared_at_places_evenly_spread(
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
 def test_fits_of_one_epoch_each_may_have_other_rows_each(tmp_path: Path) -> None:
     """In a loop that is started again, the first of them has nothing to do."""
-    x, y = tiny.data()
+    (x, y), model = tiny.data(), compiled()
+    tiny.fit(model, tmp_path, epochs=1, x=x, y=y, batch_size=8)
     with pytest.raises(tiny.Stop):
-        tiny.fit(compiled(), tmp_path, [tiny.StopAt(1, 2)], epochs=2, x=x + 1, y=y, batch_size=8)
+        tiny.fit(model, tmp_path, [tiny.StopAt(1, 2)], initial_epoch=1, epochs=2, x=x + 1, y=y, batch_size=8)
     callback = kdc.BackupAndRestore(tmp_path)
     with pytest.warns(RuntimeWarning, match="runs no step"):  # both are of this process
         tiny.fit(compiled(), None, [callback], epochs=1, x=x, y=y, batch_size=8)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import resume_mode
 from tests.support import files, tiny
@@ -28,7 +29,8 @@ def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forget() -> None:
         monkeypatch.setattr(shared(resume_mode.Runs), "ended", {})
         monkeypatch.setattr(shared(resume_mode.Runs), "trained", set())
-        shared(resume_mode.Runs).fits.clear()
+        for known in ("fits", "last", "given"):
+            getattr(shared(resume_mode.Runs), known).clear()
 
     return forget
 
@@ -227,10 +229,20 @@ def test_a_finished_backup_of_another_training_is_not_deleted(tmp_path: Path, re
     assert files(tmp_path) == before
 
 
-def test_a_second_fit_in_a_finished_runs_directory_is_warned(tmp_path: Path) -> None:
-    tiny.fit(tiny.model(), tmp_path, options=KEEP)
+def test_a_second_fit_of_the_same_model_in_a_finished_runs_directory_is_warned(tmp_path: Path) -> None:
+    model = tiny.model()
+    tiny.fit(model, tmp_path, options=KEEP)
     with pytest.warns(RuntimeWarning, match="an earlier fit.. of this process.*a directory of its own"):
-        tiny.fit(tiny.model(), tmp_path, options=KEEP)
+        tiny.fit(model, tmp_path, options=KEEP)
+
+
+def test_a_second_fit_of_another_model_in_a_finished_runs_directory_is_refused(tmp_path: Path) -> None:
+    tiny.fit(tiny.model(), tmp_path, options=KEEP)
+    before = files(tmp_path)
+    model = tiny.model()
+    with pytest.raises(BackupMismatchError, match="another fit.*an earlier fit.. of this process.*had another model"):
+        tiny.fit(model, tmp_path, options=KEEP)
+    assert files(tmp_path) == before
 
 
 def test_a_model_that_was_compiled_in_another_way_is_warned_of_a_finished_run(
