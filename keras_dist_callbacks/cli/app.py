@@ -244,7 +244,7 @@ def launch(
     workers: Annotated[int, typer.Option(help="Above 1, each worker gets a TF_CONFIG.")] = 1,
     max_restarts: Annotated[int, typer.Option(help="Restarts in a row without a new backup; 0 for none.")] = 3,
     restart_on_error: Annotated[
-        bool, typer.Option("--restart-on-error", help="Restart after any code, not only 138, 143 and signals.")
+        bool, typer.Option("--restart-on-error", help="Restart after any code, not only 138 and signals (128 + n).")
     ] = False,
     grace: Annotated[
         float, typer.Option(help="Seconds from a signal, or the first worker's failure, until SIGKILL for the rest.")

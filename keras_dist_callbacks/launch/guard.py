@@ -20,7 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_SECONDS = 3.0

@@ -28,7 +28,6 @@ from keras_dist_callbacks.launch.warm_start import WarmStart
 from keras_dist_callbacks.launch.worker_output import WorkerOutput
 from keras_dist_callbacks.terminal import write_line
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CANNOT_START = 2
 _TICK_SECONDS = 0.5
 _ABORT_SECONDS = 5.0
@@ -279,7 +278,7 @@ class Launcher:
         while self._arrived:
             number = self._arrived.pop(0)
             is_second = number == signal.SIGINT and self._asked == signal.SIGINT
-            if number in _ENDING:
+            if number in guard.ENDING:
                 if self._asked is None:
                     self._asked, run.failed_before_signal = number, run.failure is not None
                 run.kill_at = run.kill_at or time.monotonic() + self._options.grace

@@ -9,8 +9,7 @@ from keras_dist_callbacks.errors import RESTART_EXIT_CODE
 from keras_dist_callbacks.progress_file import ProgressReport
 
 TERMINATED = 128 + signal.SIGTERM
-_RESTARTABLE = (RESTART_EXIT_CODE, TERMINATED)
-_PREEMPTED = (0, *_RESTARTABLE)
+_PREEMPTED = (0, RESTART_EXIT_CODE, TERMINATED)
 _USED_UP = 1
 _LONGEST_DELAY = 60.0
 
@@ -32,6 +31,17 @@ class WorkerEnd:
     hang: str = ""
 
     @property
+    def signal(self) -> int | None:
+        """The signal that ended it, or of which its exit code tells: a shell returns 128 + n for signal n."""
+        number = self.code - 128
+        return number if number in signal.valid_signals() and self.returncode != RESTART_EXIT_CODE else None
+
+    @property
+    def is_worth_a_restart(self) -> bool:
+        """Whether the same command may well succeed when it is started again."""
+        return self.returncode == RESTART_EXIT_CODE or self.signal is not None
+
+    @property
     def code(self) -> int:
         """The exit code that a shell reports: 128 + n for a signal."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
@@ -43,7 +53,9 @@ class WorkerEnd:
     def _cause(self) -> str:
         if self.returncode < 0:
             return f"was terminated by {_signal_name(-self.returncode)}"
-        meaning = {RESTART_EXIT_CODE: " (start again)", TERMINATED: " (SIGTERM)"}.get(self.returncode, "")
+        meaning = " (start again)" if self.returncode == RESTART_EXIT_CODE else ""
+        if self.signal is not None:
+            meaning = f" ({_signal_name(self.signal)})"
         return f"exited with code {self.returncode}{meaning}"
 
 
@@ -85,8 +97,7 @@ class RestartPolicy:
         """
         if newest is not None and newest > self._newest:
             self._newest, self._in_a_row = newest, 0
-        is_restartable = self._on_error or first.returncode < 0 or first.returncode in _RESTARTABLE
-        if not is_restartable:
+        if not (self._on_error or first.is_worth_a_restart):
             return Decision(None, first.code, "this error would be raised again, so there is no restart")
         if not self._max_restarts:
             return Decision(None, first.code, "there is no restart, because --max-restarts is 0")

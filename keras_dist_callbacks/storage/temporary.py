@@ -140,7 +140,8 @@ def _boot() -> str | None:
         return None
 
 
-def _delete_own() -> None:
+def delete_own() -> None:
+    """Deletes all that this process has; a fork that ends by `os._exit` calls it, and others do so at their exit."""
     own = shared(Directories).own
     for path, descriptor in own.values():
         shutil.rmtree(path, ignore_errors=True)
@@ -148,4 +149,4 @@ def _delete_own() -> None:
     own.clear()
 
 
-atexit.register(_delete_own)
+atexit.register(delete_own)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,32 @@ import numpy as np
 import pytest
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.cli.rehearsal import report
+from keras_dist_callbacks.cli.rehearsal import command, report
 from keras_dist_callbacks.cli.rehearsal.rehearse import Rehearsal, Rehearsing
 from keras_dist_callbacks.cli.rehearsal.runs import Attempt, Run, Runner, Settings
+from keras_dist_callbacks.launch import guard
 from keras_dist_callbacks.rehearsal.plan import VARIABLE, Kill
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT
 from tests.support.cli_backups import begin, commit, kdc
-from tests.support.launching import is_alive
+from tests.support.launching import is_alive, wait_for
 
 FREQ, STEPS = 2, 8
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command works in a fork of its process, of which `kdc()` would see no output."""
+
+    def run(work: Callable[[], int], clean_up: Callable[[], object]) -> int:
+        code = work()
+        clean_up()
+        return code
+
+    monkeypatch.setattr(guard, "run_guarded", run)
+    monkeypatch.setattr(command, "_end_on_signals", lambda: None)
+
+
 EXACT = {"at": "epoch 2, batch 2 (step 6)", "verdict": "exact", "notes": [], "conditions": []}
 
 
@@ -400,28 +417,55 @@ def test_a_script_that_fails_is_code_2_with_the_end_of_its_output(tmp_path: Path
     assert "no fit() with BackupAndRestore took part" in result.stdout
 
 
+class Rehearsed:
+    """A command whose script sleeps, in a process of its own."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        script, self.noted = directory / "script.py", directory / "noted"
+        script.write_text(
+            "import os, subprocess, sys, time; from pathlib import Path\n"
+            "child = subprocess.Popen(['sleep', '120'], start_new_session=True)\n"
+            "with open(sys.argv[1], 'a') as file:\n"
+            "    print(os.environ['KDC_REHEARSAL'], os.getpid(), child.pid, file=file)\n"
+            "time.sleep(120)"
+        )
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory)}
+        words = [sys.executable, "-m", "keras_dist_callbacks.cli", "rehearse", *options, str(script), str(self.noted)]
+        with (directory / "said").open("wb") as said:
+            self.process = subprocess.Popen(words, env=env, stdout=said, stderr=said)
+
+    def found(self, count: int) -> tuple[Path, list[int]]:
+        """The plan, and what so many processes of the script have started, once they have."""
+        wait_for(lambda: self.noted.exists() and self.noted.read_text().count("\n") == count, 60.0)
+        lines = [line.split() for line in self.noted.read_text().splitlines()]
+        return Path(lines[0][0]), [int(pid) for line in lines for pid in line[1:]]
+
+
 @pytest.mark.process
-def test_a_command_that_is_terminated_ends_its_processes_and_its_plan(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys, time; from pathlib import Path\n"
-        "Path(sys.argv[1]).write_text(os.environ['KDC_REHEARSAL']); Path(sys.argv[2]).write_text(str(os.getpid()))\n"
-        "time.sleep(120)"
-    )
-    plan, pid = tmp_path / "plan", tmp_path / "pid"
-    command = [sys.executable, "-m", "keras_dist_callbacks.cli", "rehearse", str(script), str(plan), str(pid)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, env=env) as running:
-        deadline = time.monotonic() + 60.0
-        while not (pid.exists() and pid.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert Path(plan.read_text()).exists()
-        running.terminate()
-        assert running.wait(60) == 143
-    assert not is_alive(int(pid.read_text()))
-    assert not Path(plan.read_text()).exists()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_command_that_is_terminated_ends_its_processes_and_its_plan(tmp_path: Path, number: int) -> None:
+    command = Rehearsed(tmp_path)
+    plan, pids = command.found(1)
+    assert plan.exists()
+    command.process.send_signal(number)
+    assert command.process.wait(60) == 128 + number
+    assert "Traceback" not in (tmp_path / "said").read_text()
+    assert not any(map(is_alive, pids))
+    assert not plan.exists()
     assert not list(tmp_path.glob("kdc-*"))
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_of_a_command_that_is_killed_stays(tmp_path: Path, workers: int) -> None:
+    command = Rehearsed(tmp_path, "--workers", str(workers))
+    plan, pids = command.found(workers)
+    command.process.kill()
+    assert command.process.wait(60) == -signal.SIGKILL
+    wait_for(lambda: not any(map(is_alive, pids)) and not plan.exists(), 10.0)
+    time.sleep(0.3)
+    assert command.noted.read_text().count("\n") == workers  # none was started after it
+    assert [list(place.iterdir()) for place in tmp_path.glob("kdc-*")] == [[*tmp_path.glob("kdc-*/lock")]]
 
 
 # --- a real rehearsal

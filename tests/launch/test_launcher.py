@@ -26,6 +26,7 @@ from tests.support.launching import Launched, is_alive, wait_for
 pytestmark = pytest.mark.kill
 
 DIE = "die(9)"
+SHELL = f"{sys.executable} worker.py; exit $?"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ CASES = {
     "success of two": Case({}, 0, 2, options=TWO),
     "restart code": Case({"0": "sys.exit(138)"}, 0, 2, ("worker 0 exited with code 138 (start again)", "attempt 1")),
     "SIGTERM code": Case({"0": "sys.exit(143)"}, 0, 2, ("exited with code 143 (SIGTERM)",)),
+    "SIGKILL in a shell": Case(
+        {"0": DIE}, 0, 2, ("worker 0 exited with code 137 (SIGKILL)",), {"command": ["sh", "-c", SHELL]}
+    ),
+    "SIGSEGV in a shell": Case(
+        {"0": "die(11)"}, 0, 2, ("exited with code 139 (SIGSEGV)",), {"command": ["sh", "-c", SHELL]}
+    ),
+    "no signal": Case({"*": "sys.exit(128 + 32)"}, 160, 1, ("code 160; this error would be raised again",)),
     "signal": Case({"0": DIE}, 0, 2, ("worker 0 was terminated by SIGKILL", "no worker reported progress")),
     "crash": Case({"0": "die(signal.SIGSEGV)"}, 0, 2, ("terminated by SIGSEGV",)),
     "error": Case({"*": "sys.exit(1)"}, 1, 1, ("exited with code 1; this error would be raised again",)),

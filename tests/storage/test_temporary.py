@@ -40,7 +40,7 @@ def tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("tempfile.tempdir", str(place))
     monkeypatch.setattr(shared(temporary.Directories), "own", {})
     yield place
-    temporary._delete_own()
+    temporary.delete_own()
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_what_is_to_be_kept_is_moved_out_of_reach(tmpdir: Path) -> None:
     path = temporary.make_directory("tensorboard")
     (path / "events").write_bytes(b"1")
     kept = temporary.keep(path)
-    temporary._delete_own()
+    temporary.delete_own()
     temporary.make_directory("restore")
     assert (kept / "events").read_bytes() == b"1"
     assert kept.parent == tmpdir

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
 import signal
 import sys
-import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import typer
 
 from keras_dist_callbacks.cli.output import opened
-from keras_dist_callbacks.cli.rehearsal.rehearse import EQUAL, Rehearsing
+from keras_dist_callbacks.cli.rehearsal.rehearse import CANNOT, EQUAL, Rehearsing
 from keras_dist_callbacks.cli.rehearsal.report import show_rehearsal
 from keras_dist_callbacks.cli.rehearsal.runs import Runner, Settings
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.launch import guard
 from keras_dist_callbacks.rehearsal.plan import VARIABLE
 from keras_dist_callbacks.rehearsal.scratch import OPTIONS_VARIABLE
 from keras_dist_callbacks.storage import temporary
@@ -60,29 +62,48 @@ def run(words: Sequence[str], limits: Limits, scratch: str | None, options: str 
         typer.Exit: With the exit code.
     """
     own = temporary.make_directory("rehearsal")
+
+    def work() -> int:
+        _end_on_signals()
+        try:
+            _rehearse(words, limits, scratch, options, own, as_json=as_json)
+        except typer.Exit as ended:
+            return ended.exit_code
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else CANNOT
+        finally:
+            temporary.delete_own()
+        return EQUAL
+
+    # It ends in any way with all that it has started: a script that is left would train on.
+    code = guard.run_guarded(work, functools.partial(shutil.rmtree, own, ignore_errors=True))
+    if code != EQUAL:
+        raise typer.Exit(code)
+
+
+def _rehearse(
+    words: Sequence[str], limits: Limits, scratch: str | None, options: str | None, own: Path, *, as_json: bool
+) -> None:
     place = _scratch_place(scratch) if scratch else str(own / "scratch")
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, own, ignore_errors=True)
-        stack.enter_context(_ending_with_its_processes())
-        with opened(place, options if "://" in place else None, as_json) as target:
-            reject_credentials(place)
-            env = {OPTIONS_VARIABLE: json.dumps(target.options)} if target.options else {}
-            settings = Settings(
-                _command(words), limits.steps, limits.epochs, limits.workers, limits.timeout, place, own, env
-            )
-            _require_usable(settings, target.storage)
-            if not any("{out}" in word for word in words):
-                write_line(f"kdc: {_OVERWRITES}", to_stderr=True)
+    with opened(place, options if "://" in place else None, as_json) as target:
+        reject_credentials(place)
+        env = {OPTIONS_VARIABLE: json.dumps(target.options)} if target.options else {}
+        settings = Settings(
+            _command(words), limits.steps, limits.epochs, limits.workers, limits.timeout, place, own, env
+        )
+        _require_usable(settings, target.storage)
+        if not any("{out}" in word for word in words):
+            write_line(f"kdc: {_OVERWRITES}", to_stderr=True)
 
-            def open_place(url: str) -> Storage:
-                return Storage.open(url, target.options, retry=target.storage.retry)
+        def open_place(url: str) -> Storage:
+            return Storage.open(url, target.options, retry=target.storage.retry)
 
-            found = Rehearsing(Runner(settings), limits.kills, open_place, _say_progress)()
-            kept = [str(temporary.keep(own))] if found.exit_code != EQUAL else []
-            found = dataclasses.replace(found, kept=(*kept, *([place] if scratch else [])))
-            target.report(found, show_rehearsal)
-            if found.exit_code != EQUAL:
-                raise typer.Exit(found.exit_code)
+        found = Rehearsing(Runner(settings), limits.kills, open_place, _say_progress)()
+        kept = [str(temporary.keep(own))] if found.exit_code != EQUAL else []
+        found = dataclasses.replace(found, kept=(*kept, *([place] if scratch else [])))
+        target.report(found, show_rehearsal)
+        if found.exit_code != EQUAL:
+            raise typer.Exit(found.exit_code)
 
 
 def _scratch_place(scratch: str) -> str:
@@ -91,17 +112,18 @@ def _scratch_place(scratch: str) -> str:
     return f"{scratch.rstrip('/')}/{name}" if "://" in scratch else str(Path(scratch, name).absolute())
 
 
-@contextlib.contextmanager
-def _ending_with_its_processes() -> Iterator[None]:
-    """SIGTERM ends the command as an exception does, which ends the processes that it has started."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end_on_signals() -> None:
+    """The signals that end the command end it as an exception does, so that runs and their plans are ended in order."""
+    heard = [number for number in guard.heard() if number in guard.ENDING]
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        for every in heard:
+            signal.signal(every, signal.SIG_IGN)  # the end is not interrupted
+        sys.exit(128 + number)
+
+    for number in heard:
+        signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.FORWARDED)
 
 
 def _command(words: Sequence[str]) -> tuple[str, ...]:
