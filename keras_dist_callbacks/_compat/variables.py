@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
+import random
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -304,10 +305,22 @@ def _tracked(parent: Any) -> Iterable[Any]:
 
 
 def create_global_seed_generator() -> None:
-    """Creates Keras' seed generator for `keras.random` calls without a seed, as its first use would."""
+    """Creates Keras' seed generator for `keras.random` calls without a seed, as its first use would.
+
+    It gets its seed from Python's random state, which stays as it is.
+    """
     from keras.src.random import seed_generator
 
+    state = random.getstate()
     seed_generator.global_seed_generator()
+    random.setstate(state)
+
+
+def drop_global_seed_generator() -> None:
+    """Lets the next `keras.random` call without a seed be the first one."""
+    from keras.src.backend.common import global_state
+
+    global_state.set_global_attribute("global_seed_generator", None)
 
 
 def global_seed_keys() -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,16 @@ from keras_dist_callbacks.inputs.variables import InputVariables
 _AROUND = (
     "your loop gives each step the same batch as before: it did not take its batches from Checkpointer.batches() or "
     "Checkpointer.iterator()"
+)
+
+_NOT_AT_BATCH = (
+    "your loop begins the interrupted epoch at checkpointer.batch, after the steps that were trained, and neither "
+    "draws random numbers nor changes anything before; take its steps from Checkpointer.batches(), which sees to both"
+)
+
+_TWICE = (
+    "the loop had called batches() or iterator() more than once in the interrupted epoch, and a resume goes on in the "
+    "first of them; zip the datasets, or call save() between epochs"
 )
 
 _UNCOUNTED = (
@@ -39,28 +50,59 @@ class LoopInput:
         self._rng_at_epoch: JSON = None
         self._past = 0
         self._resumed: WorkerState | None = None
-        self._given = self._around = self._counted = self._uncounted = False
+        self._given = self._longest = 0
+        self._around = self._counted = self._uncounted = False
         self._iterations = self._optimizer_iterations()
         self.none_left = False
         """Whether `Checkpointer.batches()` had no batch left in this epoch."""
+        self.begins_at_batch = False
+        """Whether the loop has asked for `Checkpointer.batch` before this epoch's first step."""
 
     def resume(self, saved: WorkerState) -> None:
         """The loop continues from a backup."""
         self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
         unseen = saved.state.get(verdict.CONDITIONS, ())
         self._around, self._uncounted = _AROUND in unseen, _UNCOUNTED in unseen
+        epoch, before = saved.position.epoch, saved.position.step - saved.position.batch
+        self._longest = math.ceil(before / epoch) if epoch else 0
 
     @property
     def takes_own_batches(self) -> bool:
         """Whether the loop reads batches that were not taken here, as far as is known."""
-        return self._around or (self._state is None and self._resumed is None)
+        return self._around or self.is_given_again or (self._state is None and self._resumed is None)
 
-    def epoch_ends(self) -> bool:
-        """The next epoch needs an iterator of its own; returns whether this one counted no step."""
+    @property
+    def is_around(self) -> bool:
+        """Whether nothing was asked for batches in this epoch."""
+        return not self._given
+
+    @property
+    def is_given_again(self) -> bool:
+        """Whether batches were asked for more than once in this epoch, so that their number is no position."""
+        return self._given > 1
+
+    def can_go_on_at(self, batch: int) -> bool:
+        """Returns whether a resume could go on within this epoch, and not only at its end, as far as is known.
+
+        Without batches from here, the loop would run the epoch again: it is not left before it has as many steps as
+        the epochs before it had.
+        """
+        if self._given or self.begins_at_batch:
+            return not self.is_given_again
+        return batch > max(1, self._longest)
+
+    def epoch_ends(self, batch: int) -> bool:
+        """The next epoch needs an iterator of its own; returns whether this one counted no step.
+
+        Args:
+            batch: How many batches of it were trained.
+        """
         missing = not (self._counted or self.none_left or self._resumed)  # a resumed epoch may have no batch left
         self._uncounted = self._uncounted or missing
-        self._around = self._around or not self._given
-        self._given = self._counted = self.none_left = False
+        if not self._given:
+            self._around, self._longest = True, max(self._longest, batch)
+        self._given, self._rng_at_epoch = 0, None
+        self._counted = self.none_left = self.begins_at_batch = False
         return missing
 
     def has_trained_uncounted(self) -> bool:
@@ -84,7 +126,7 @@ class LoopInput:
             batch: How many batches of it are trained.
             made_for_epoch: Past epochs have no influence on its order.
         """
-        self._given = True
+        self._given += 1
         resumed, self._resumed = self._resumed, None
         self._read = dataset
         inputs = self._state = self._state or InputVariables(lambda: self._read, inspect_source)
@@ -103,7 +145,7 @@ class LoopInput:
         self, dataset: Iterable[Any], batch: int, inputs: InputVariables, resumed: WorkerState
     ) -> Iterator[Any]:
         """The rest of the epoch that was interrupted."""
-        self._rng_at_epoch = resumed.state["rng_at_epoch"]
+        self._rng_at_epoch = resumed.state["rng_at_epoch"] or resumed.state["rng"]  # of a loop that had none from here
         rng.restore(self._rng_at_epoch)
         inputs.restore_epoch_start()
         iterator = iter(dataset)
@@ -124,12 +166,22 @@ class LoopInput:
         past, self._past = self._past, 0
         replay.replay_iterators(dataset, past)
 
-    def capture(self) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
-        """Returns the topics and tensors of a snapshot."""
+    @property
+    def keys(self) -> set[int]:
+        """Variables that reading the input changes."""
+        return set() if self._state is None else self._state.keys
+
+    def capture(self, *, within: bool) -> tuple[dict[str, JSON], dict[str, SharedTensor]]:
+        """Returns the topics and tensors of a snapshot.
+
+        Args:
+            within: It is taken within an epoch.
+        """
+        twice = [_TWICE] if within and self.is_given_again else []
         topics: dict[str, JSON] = {
             "rng_at_epoch": self._rng_at_epoch,
-            verdict.UNTRACKED_INPUT: {"python": [], "unordered": []},
-            verdict.CONDITIONS: self._conditions(),
+            verdict.UNTRACKED_INPUT: {"python": [], "unordered": twice},
+            verdict.CONDITIONS: self._conditions() + ([_NOT_AT_BATCH] if within and self.is_around else []),
         }
         if self._state is None:
             return topics, {}
@@ -137,7 +189,7 @@ class LoopInput:
         topics.update(state)
         topics[verdict.UNTRACKED_INPUT] = {
             "python": [] if is_stateless(self._read) else list(self._state.hidden.python),
-            "unordered": [*self._state.hidden.unordered, *self._state.shared(self._trains)],
+            "unordered": [*self._state.hidden.unordered, *self._state.shared(self._trains), *twice],
         }
         return topics, held
 

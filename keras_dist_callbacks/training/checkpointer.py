@@ -38,6 +38,7 @@ from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.capture import apply_variables, capture
+from keras_dist_callbacks.training.epoch_begin import EpochBegin, update
 from keras_dist_callbacks.training.restored import Restored, describe_run
 from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
 from keras_dist_callbacks.validation import verbosity
@@ -94,9 +95,10 @@ class Checkpointer(NotCopyable):
         ConfigError: An argument is wrong, or the optimizer has no variables yet.
     """
 
-    epoch = batch = steps = 0
+    epoch = steps = _batch = 0
     restored: Restored | None = None
-    _open = _in_step = _unseen_steps = _has_reported = False
+    _open = _in_step = _unseen_steps = _has_reported = _has_said_late = False
+    _in_epoch = _stepped = _is_late = _is_provisional = False  # of the running epoch
 
     def __init__(
         self,
@@ -156,6 +158,7 @@ class Checkpointer(NotCopyable):
         self._reported = progress_file()
         self._reported.begin_fit()
         self._input = LoopInput(self._trained, self._say_more)
+        self._begin = EpochBegin(self._trained, self.state)
         picked = self._engine.pick(variables.empty)
         now = describe_run(self._strategy, self._cluster.num_workers)
         if picked is not None:
@@ -168,26 +171,45 @@ class Checkpointer(NotCopyable):
         self._shutdown.begin()
         return picked is not None
 
+    @property
+    def batch(self) -> int:
+        """Batches trained in the running epoch; a loop that takes them from elsewhere begins here."""
+        if self._open and not self._stepped:
+            self._input.begins_at_batch = True
+        return self._batch
+
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of `count`; saves at each one's end if that is the time."""
+        """The epochs that are left of `count`; saves at each one's end if that is the time.
+
+        What is done in an epoch before its first batch, such as drawing an order or resetting a metric, is done again
+        in the epoch that was interrupted: it draws the same random numbers, and what it changes is put back.
+        """
         self._require_open()
+        self._begin.settle()
         while self.epoch < validation.check("count", count, validation.Count):
             self._reported.begin_epoch(self.epoch, self.steps)
+            self._begin.begin()
+            self._in_epoch, self._stepped = True, False
             yield self.epoch
-            self.epoch, self.batch = self.epoch + 1, 0
-            self._report_missing_steps(self._input.epoch_ends())
+            steps, self._in_epoch = self._batch, False
+            self.epoch, self._batch = self.epoch + 1, 0
+            self._report_missing_steps(self._input.epoch_ends(steps))
             self._exit_if_requested(self._shutdown.boundary())
-            if self._schedule.at_epoch_end:
+            if self._schedule.at_epoch_end or self._is_provisional:
                 self._engine.save(self._snapshot("between"), must=True)
+            elif self._is_late:
+                self._schedule.save_when_due(self.steps, self._engine, lambda: self._snapshot("between"))
+            self._is_late = self._is_provisional = False
 
     def batches(self, dataset: Iterable[Any], *, made_for_epoch: bool = False) -> Iterator[Any]:
         """The batches that are left of one pass over `dataset`; to be called once in each epoch.
 
-        In the epoch that was interrupted, the batches that were trained are pulled and dropped, and random states
-        are put back after them. Of past epochs nothing is read, but where a shuffled order is cached.
+        In the epoch that was interrupted, the batches that were trained are pulled and dropped, and what the loop has
+        done before is put back after them. Of past epochs nothing is read, but where a shuffled order is cached.
 
         Args:
-            dataset: The same object in each epoch, such as a `tf.data` or a distributed dataset.
+            dataset: The same object in each epoch, such as a `tf.data` or a distributed dataset; `range(n)` for a loop
+                of `n` steps without one.
             made_for_epoch: It was made for this epoch alone, so that past epochs have no influence on its order.
 
         Raises:
@@ -221,9 +243,17 @@ class Checkpointer(NotCopyable):
 
     def _rest(self, dataset: Iterable[Any], made_for_epoch: bool) -> Iterator[Any]:
         self._require_open()
-        return self._input.remaining_batches(
-            dataset, self.batch, made_for_epoch=validation.check("made_for_epoch", made_for_epoch, bool)
-        )
+        made_for_epoch = validation.check("made_for_epoch", made_for_epoch, bool)
+        if self._batch and not self._in_epoch and not self._input.is_around:
+            raise ConfigError(
+                "batches() was called again, and no epoch has ended: take the epochs from Checkpointer.epochs(), or "
+                "repeat the dataset"
+            )
+        if not self._in_epoch:
+            self._begin.settle()
+        remaining = self._input.remaining_batches(dataset, self._batch, made_for_epoch=made_for_epoch)
+        self._begin.put_back(leave=self._input.keys)
+        return remaining
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._input.none_left = True
@@ -250,11 +280,38 @@ class Checkpointer(NotCopyable):
         self._require_open()
         batches = validation.check("batches", batches, validation.Count)
         self._report_step(self.steps + batches)
-        self.batch, self.steps, self._in_step = self.batch + batches, self.steps + batches, False
-        self._input.trained()
+        self._batch, self.steps, self._in_step = self._batch + batches, self.steps + batches, False
+        self._note_step()
         self._engine.poll()
+        if self._in_epoch and not self._input.can_go_on_at(self._batch):
+            self._say_late()
+            return
         self._exit_if_requested(self._shutdown.boundary())
-        self._schedule.save_when_due(self.steps, self._engine, lambda: self._snapshot("within"))
+        self._schedule.save_when_due(self.steps, self._engine, self._within)
+
+    def _within(self) -> Snapshot:
+        """Of a loop that may run the epoch again after a resume, the epoch's end is saved too."""
+        self._is_provisional = self._in_epoch and self._input.is_around and not self._input.begins_at_batch
+        return self._snapshot("within")
+
+    def _note_step(self) -> None:
+        if self._in_epoch and not self._stepped and self._input.is_around and self._cluster.num_workers > 1:
+            asked = self._cluster.gather(self._input.begins_at_batch, "where a loop begins")
+            self._input.begins_at_batch = any(asked)  # one worker alone may look at `batch`
+        self._stepped = True
+        self._input.trained()
+        self._begin.note_step()
+
+    def _say_late(self) -> None:
+        """What is due waits for the end of the epoch."""
+        self._is_late = True
+        if self._batch > 1 and not self._has_said_late and not self._schedule.at_epoch_end:
+            self._has_said_late = True
+            self._say(
+                "Backups are made at the ends of epochs, because a resume would run an interrupted one again from its "
+                "start: the loop does not take all steps of an epoch from one call of Checkpointer.batches() "
+                "(batches(range(n)) counts n steps), nor begins it at checkpointer.batch"
+            )
 
     def _report_step(self, steps: int) -> None:
         """Of a loop whose batches are seen, it is known what follows: the next step."""
@@ -305,7 +362,7 @@ class Checkpointer(NotCopyable):
             self._shutdown.close()
 
     def _now(self) -> Snapshot:
-        return self._snapshot("within" if self.batch else "between")
+        return self._snapshot("within" if self._batch else "between")
 
     def _exit_if_requested(self, request: StopRequest | None) -> None:
         if request is not None:
@@ -319,13 +376,12 @@ class Checkpointer(NotCopyable):
         reasons, conditions = verdict.inexact_reasons(saved, now), verdict.conditions(saved)
         other_bits, more = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
         reasons, conditions = [*reasons, *other_bits], [*conditions, *more]
-        reasons += apply_variables(self._trained, saved, self._cluster)
-        self.state.update(from_json(saved.state["user"], saved.tensors))
+        reasons += self._begin.restore(saved, lambda: apply_variables(self._trained, saved, self._cluster))
+        update(self.state, from_json(saved.state["user"], saved.tensors))
         position = saved.position
-        self.epoch, self.batch, self.steps = position.epoch, position.batch, position.step
+        self.epoch, self._batch, self.steps = position.epoch, position.batch, position.step
         self._schedule.begin(position.step)
         self._input.resume(saved)
-        rng.restore(saved.state["rng"])
         self.restored = Restored.agreed_on_all(commit, position, reasons, conditions, self._cluster)
         self.restored.require(self._strict)
         self._earlier_resumes = self.restored.carried()
@@ -348,7 +404,8 @@ class Checkpointer(NotCopyable):
             )
 
     def _snapshot(self, kind: Any) -> Snapshot:
-        position = Position(kind, self.epoch, self.batch if kind == "within" else 0, self.steps)
+        self._begin.settle()
+        position = Position(kind, self.epoch, self._batch if kind == "within" else 0, self.steps)
         arrays: dict[str, SharedTensor] = {}
         topics: dict[str, JSON] = {
             "rng": rng.capture(),
@@ -356,8 +413,9 @@ class Checkpointer(NotCopyable):
             verdict.NOT_SAVED: [],
             ENVIRONMENT: self._environment,
             verdict.EARLIER_RESUMES: self._earlier_resumes,
+            **self._begin.capture(),
         }
-        state, held = self._input.capture()
+        state, held = self._input.capture(within=kind == "within")
         topics.update(state)
         arrays.update(held)
         return capture(self._trained, [], position, topics, arrays)
