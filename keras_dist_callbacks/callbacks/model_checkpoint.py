@@ -23,6 +23,7 @@ from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writer
 from keras_dist_callbacks.checkpoints import end_note, files, owner
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
+from keras_dist_callbacks.checkpoints.template import example_name
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
@@ -30,6 +31,7 @@ from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
+from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.terminal import is_shown, say, uploads
 from keras_dist_callbacks.validation import number_of
 
@@ -77,7 +79,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     Args:
         filepath: Where to save: a path or URL that ends in `.keras`, or in `.weights.h5` with
             `save_weights_only=True`. Its last part may contain Keras' placeholders, such as `{epoch:04d}`,
-            `{batch}` or `{val_loss:.3f}`; the directory may not.
+            `{batch}` (of a number as `save_freq`) or `{val_loss:.3f}`; the directory may not.
         monitor: Name of the quantity to watch. Defaults to `"val_loss"`.
         verbose: 1 prints what is saved, on the chief, and shows a bar on a terminal while an upload lasts for more than
             some seconds. Defaults to 0.
@@ -143,6 +145,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self.max_to_keep = validation.check("max_to_keep", max_to_keep, number_of("files", 1) | None)
         write = group_of("write_options", write_options, WriteOptions)
         self._storage = open_to_write(directory.format(), storage_options, write)
+        self._storage.require_name(example_name(template, redact(path), has_batch=save_freq != "epoch"))
         self._template = template
         self._write_on = write_on
         self._writes = True
@@ -304,6 +307,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
 
 def _check_template(path: str, directory: str, template: str, weights_only: bool) -> None:
     shown = redact(path)
+    require_plain(template, shown)
     if not template:
         raise ConfigError(f"filepath={shown!r} names a directory; {_FILE_NAME}")
     if weights_only and not template.endswith(".weights.h5"):
@@ -313,7 +317,7 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
         raise ConfigError(f"the filepath must end in .keras for complete models, got {shown!r}{advice}")
     try:
         in_directory = [field for _, field, _, _ in string.Formatter().parse(directory) if field is not None]
-        in_name = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+        list(string.Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(f"filepath={shown!r} is not a valid template: {error}") from error
     if in_directory:
@@ -322,8 +326,6 @@ def _check_template(path: str, directory: str, template: str, weights_only: bool
             f"filepath={shown!r} has the placeholder {{{name}}} in its directory; put it into the file name: all "
             "checkpoints of a run must be in one directory, so that the newest can be found"
         )
-    if any(field == "" or field.isdigit() for field in in_name):
-        raise ConfigError(f"filepath={shown!r}: placeholders need names, such as {{epoch:04d}} or {{val_loss:.3f}}")
 
 
 def _scalar(value: Any) -> float | None:

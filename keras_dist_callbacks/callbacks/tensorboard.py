@@ -194,13 +194,15 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         self._check_protocols()
 
     def _check_protocols(self) -> None:
-        """A wrong protocol is an error when the callback is made, not in fit()."""
+        """A wrong protocol or name is an error when the callback is made, not in fit()."""
         for directory in (self._chief_dir, self._worker_dir):
             if directory is None:
                 continue
             reject_credentials(directory)
             if not self._is_native(directory, self._storage_options):
                 Storage.open(directory, self._storage_options)
+            elif _is_local(directory):
+                Storage.open(directory)
 
     def set_model(self, model: Any) -> None:
         """Chooses this worker's directory and opens the event files.
@@ -313,7 +315,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         return str(self._local)
 
     def _probe(self, target: str | None, storage: Storage | None) -> None:
-        if storage is None and target is not None and target.split("://")[0] in {target, "file"}:
+        if storage is None and target is not None and _is_local(target):
             storage = Storage.open(target)
         if storage is not None:
             storage.probe()
@@ -321,6 +323,10 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
     def _is_native(self, directory: str, options: Mapping[str, Any] | None) -> bool:
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
         return scheme in {"", "file", "ram"} or (scheme == "gs" and not options)
+
+
+def _is_local(directory: str) -> bool:
+    return directory.split("://")[0] in {directory, "file"}
 
 
 def _profile_batch(given: Any) -> int | tuple[int, int]:

@@ -18,6 +18,7 @@ from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.record_io import Format, Generation, Token, read_verified
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.errors import DamagedBackupError, StorageError
+from keras_dist_callbacks.storage.spelling import has_room_for_mark
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import warn
 
@@ -126,11 +127,11 @@ def hidden_places(storage: Storage, kind: str, template: str) -> Iterator[tuple[
         kind: What the file is.
         template: That of the file names.
     """
-    name = f"{kind}-{xxhash.xxh3_64_hexdigest(template.encode())}.json"
-    parent = _parent(storage)
-    if parent is not None:
-        yield parent, f".{storage.root.rpartition('/')[2]}.{name}"
-    yield storage, f".{name}"
+    name = f".{kind}-{xxhash.xxh3_64_hexdigest(template.encode())}.json"
+    parent, beside = _parent(storage), f".{storage.root.rpartition('/')[2]}{name}"
+    if parent is not None and has_room_for_mark(beside):
+        yield parent, beside
+    yield storage, name
 
 
 def _parent(storage: Storage) -> Storage | None:

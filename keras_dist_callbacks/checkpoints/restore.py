@@ -20,7 +20,9 @@ from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.rehearsal.scratch import place_of
 from keras_dist_callbacks.storage import temporary
+from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import escape_controls, say, warn
 
@@ -396,6 +398,7 @@ def _split(checkpoint_dir: str | os.PathLike[str]) -> tuple[str, str | None]:
     if not text.endswith(EXTENSIONS):
         return text, None
     directory, name = files.split_filepath(text)
+    require_plain(name, redact(text))
     return directory.replace("{{", "{").replace("}}", "}"), name
 
 

@@ -72,6 +72,7 @@ def export(
     if not name.endswith((TENSORS, *KERAS)) or name in {TENSORS, *KERAS}:
         raise ConfigError(f"the name of the file to write must end with {TENSORS}, {' or '.join(KERAS)}")
     storage = Storage.open(directory or ("/" if out.startswith("/") else "."))
+    storage.require_name(name)
     taken = ConfigError(f"{storage.display(name)} exists: give another name, or delete it")
     if storage.exists(name):
         raise taken

@@ -23,6 +23,7 @@ from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.validation import Seconds, SecondsFromZero, Text
@@ -262,7 +263,9 @@ def _best(places: EvaluatorDirectories, export_best: Any, monitor: str, mode: An
     directory, name = split_filepath(path)
     if not name.endswith(EXTENSIONS) or name in EXTENSIONS:
         raise ConfigError(f"export_best must name a file that ends in .keras or .weights.h5, got {redact(path)!r}")
-    return BestExport(places.open("export_best", directory), name, monitor, mode)
+    storage = places.open("export_best", directory)
+    storage.require_name(name)
+    return BestExport(storage, name, monitor, mode)
 
 
 class EvaluatorDirectories:
@@ -285,8 +288,9 @@ class EvaluatorDirectories:
         self._options = validation.mapping("storage_options", storage_options)
         self._retry = None if retry is None else validation.instance("retry", retry, RetryPolicy, also="None")
         if path.endswith(EXTENSIONS):
-            path, name = split_filepath(path)
-            path, self.series = path.replace("{{", "{").replace("}}", "}"), name
+            directory, name = split_filepath(path)
+            require_plain(name, redact(path))
+            path, self.series = directory.replace("{{", "{").replace("}}", "}"), name
         self._path = path
         self.checkpoints = Storage.open(path, self._options, retry=self._retry)
 

@@ -28,6 +28,7 @@ from keras_dist_callbacks.storage.local_files import LocalFiles, temporary_name
 from keras_dist_callbacks.storage.redaction import Redactor, redact, reject_credentials
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
 from keras_dist_callbacks.storage.retry import RetryPolicy
+from keras_dist_callbacks.storage.spelling import require_directory, require_file, require_plain
 from keras_dist_callbacks.storage.store_errors import RetryNotice, open_error_hint, translate_error
 from keras_dist_callbacks.storage.transfer import Buffer, FileInfo, RateLimiter
 from keras_dist_callbacks.terminal import escape_controls, warn
@@ -103,8 +104,8 @@ class Storage:
                 and followed by a pause. Defaults to no cap.
 
         Raises:
-            ConfigError: An argument is of the wrong type, the URL is empty, its protocol is unknown, its package is
-                missing, or its client does not take the options.
+            ConfigError: An argument is of the wrong type, the URL is empty, no directory may be called so, its protocol
+                is unknown, its package is missing, or its client does not take the options.
         """
         text, fsync = validation.path("the directory", url), validation.check("fsync", fsync, bool)
         options = validation.mapping("storage_options", storage_options)
@@ -115,6 +116,7 @@ class Storage:
         is_local = "file" in protocols
         connection = Connection(fs, lambda: open_filesystem(text, options, redactor)[0])
         root = str(Path(root).absolute()) if is_local else root.rstrip("/")
+        require_directory(root, redact(text), is_local=is_local)
         return cls(
             url=redact(text),
             root=root,
@@ -130,6 +132,16 @@ class Storage:
     def child(self, name: str) -> Storage:
         """Returns the directory `name` below this one; the cap on the rate is for both together."""
         return dataclasses.replace(self, url=f"{self.url.rstrip('/')}/{name}", root=self._path_of(name))
+
+    def require_name(self, name: str) -> None:
+        """Makes sure that a file may be called so, before there is anything to write.
+
+        Raises:
+            ConfigError: It may not.
+        """
+        require_plain(name, self.display(name))
+        if self.is_local:
+            require_file(self.root, name, self.display(name))
 
     def parent(self) -> Storage | None:
         """The directory that contains this one; None for a bucket or the root, and where paths are not plain names."""

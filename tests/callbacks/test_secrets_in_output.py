@@ -120,6 +120,7 @@ def test_a_restore_from_a_hostile_directory_prints_and_warns_printably(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / f"d{HOSTILE}"
+    place.mkdir()
     states = [{"untracked_input": {"python": [], "unordered": [hostile.EVIL]}, "conditions": [hostile.EVIL]}]
     tiny.interrupt(place, 1, 3)
     _poison(place, states)

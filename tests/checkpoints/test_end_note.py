@@ -148,6 +148,13 @@ def test_a_directory_in_a_store_has_the_note_next_to_it(url: str) -> None:
     assert name == f".d{inside}"
 
 
+def test_a_directory_whose_name_is_as_long_as_may_be_has_the_note_inside(tmp_path: Path) -> None:
+    storage = opened(tmp_path / ("d" * 255))
+    end_note.write(storage, TEMPLATE, 1, is_ended=True)
+    assert [info.name[:14] for info in storage.files()] == [".training-end-"]
+    assert read(storage)[0][0].is_ended
+
+
 def test_a_linked_directory_has_the_note_inside(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")

@@ -25,6 +25,7 @@ def obeyed_in(text: str) -> list[str]:
 def make(directory: Path, tmp_path: Path) -> None:
     """Backups and checkpoints, readable and damaged ones, whose every text is hostile."""
     name = EVIL.replace("/", "\u2215")
+    directory.mkdir()  # by someone else: nothing of this package makes one of such a name
     store = begin(directory)
     states: list[dict[str, Any]] = [
         {
