@@ -20,7 +20,7 @@ from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
-from keras_dist_callbacks.checkpoints import end_note, files, owner
+from keras_dist_callbacks.checkpoints import end_note, files, ownership
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.checkpoints.template import example_name
@@ -195,7 +195,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         shared_writer().wait()
         shared_writer().raise_failure()
         if self._writes:
-            owner.check(self._storage, self._template)
+            ownership.check(self._storage, self._template)
             last = self._kept[-1].name if self._kept else None
             end_note.write(self._storage, self._template, self._generation, is_ended=True, last=last)
 
@@ -258,7 +258,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         try:
             source = directory / record.published_name
             with uploads(what, source.stat().st_size, shown=shown) as advance, self._storage.reporting(advance):
-                owner.check(self._storage, self._template)
+                ownership.check(self._storage, self._template)
                 published = files.publish(self._storage, source, record)
             self._kept = [one for one in self._kept if one.name != published.name] + [published]
             if self.max_to_keep is not None:
@@ -272,7 +272,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     def _prepare(self) -> _Found:
         shared_writer().wait()  # a fit() that was interrupted may still be writing
         self._storage.probe()
-        owner.claim(self._storage, self._template)  # before anything is listed: then no earlier run adds to it
+        ownership.claim(self._storage, self._template)  # before anything is listed: then no earlier run adds to it
         files.remove_unfinished(self._storage, self._template)
         listing = files.find(self._storage)
         token = files.run_token(listing, self._template)

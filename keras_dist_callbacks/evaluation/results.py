@@ -139,7 +139,7 @@ class EvaluationLog:
             place,
             {name: repr(value) for name, value in metrics.items()},
             weights,
-            [*(earlier.checkpoints if earlier else ()), candidate.key],
+            list(dict.fromkeys([*(earlier.checkpoints if earlier else ()), candidate.key])),  # once, if tried again
             time.time(),
         )
         if self._events is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import keras
 
@@ -28,6 +28,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.validation import Seconds, SecondsFromZero, Text
 
+_T = TypeVar("_T")
 _DATA = "a tf.data.Dataset, a PyDataset, an array, another iterable that can be iterated again, or a tuple (x, y)"
 _BELOW_LOG_DIR = "evaluator"
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "f_beta", "fbeta", "iou", "r2")
@@ -60,7 +61,8 @@ class SidecarEvaluator:
         steps: Batches of each evaluation. Defaults to None: all.
         max_evaluations: Ends when there are that many results, those before a restart included. Defaults to None.
         callbacks: Keras callbacks for `model.evaluate`. Defaults to None.
-        timeout: Seconds without a new checkpoint after which it ends. Defaults to None: as long as it takes.
+        timeout: Seconds without a new checkpoint after which it ends; where a result cannot be written for so long,
+            with the reason. Defaults to None: as long as it takes.
         poll_seconds: Seconds between two looks for checkpoints. Defaults to 10.
         rerun_seconds: Where all was evaluated before this process started, the end of the training may be that of the
             run before: how many seconds to wait for a new one to begin. Defaults to 300.
@@ -140,7 +142,7 @@ class SidecarEvaluator:
             ConfigError: This process is a training worker by TF_CONFIG; Keras makes no compiled model of a checkpoint,
                 such as one of weights alone, and no `model` was given; `monitor` is not a metric.
             BackupMismatchError: A checkpoint is of another model.
-            StorageError: A directory for results cannot be used.
+            StorageError: A directory for results cannot be used. What may pass is a warning, and is tried again.
         """
         cluster = Cluster.detect()
         if cluster.num_workers > 1 and not cluster.is_evaluator:
@@ -218,20 +220,35 @@ class SidecarEvaluator:
             if taken is None or taken.key in self._settled:
                 return False
             weights = self._model.fingerprint()
-            if self._log.has_result(taken, weights):
+            if self._write(lambda: self._log.has_result(taken, weights)):
                 self._settled.add(taken.key)
                 return False
-            metrics = self._model.evaluate(self._data, self._steps, self._callbacks, self._verbose)
-            if self._best is not None:
-                self._best.export_if_best(
-                    taken, metrics, self._model
-                )  # first: once there is a record, it is not looked at again
-            result = self._log.add(taken, weights, metrics)
+            metrics, best = self._model.evaluate(self._data, self._steps, self._callbacks, self._verbose), self._best
+            if best is not None:  # first: once there is a record, it is not looked at again
+                self._write(lambda: best.export_if_best(taken, metrics, self._model))
+            result = self._write(lambda: self._log.add(taken, weights, metrics))
         self._settled.add(taken.key)
         self._has_evaluated = True
         values = ", ".join(f"{name} {value:.6g}" for name, value in result.metrics.items())
         self._say(f"evaluated {result.name} (epoch {result.epoch}, step {result.step}): {values}")
         return True
+
+    def _write(self, write: Callable[[], _T]) -> _T:
+        """Does what may be done twice, until the store takes it: the checkpoint may be deleted meanwhile.
+
+        Raises:
+            StorageError: It will not, or did not within `timeout`.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                return write()
+            except StorageError as error:
+                left = math.inf if self._timeout is None else began + self._timeout - time.monotonic()
+                if not error.unavailable or left <= 0:
+                    raise
+                warn(f"cannot write a result, and will try again: {error}")
+            time.sleep(min(self._poll_seconds, left))
 
     def _take(self, source: Source, candidate: Candidate, directory: Path) -> Candidate | None:
         try:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, PrintLR, latest_checkpoint
-from keras_dist_callbacks.checkpoints import end_note, owner
+from keras_dist_callbacks.checkpoints import end_note, ownership
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
@@ -371,7 +371,7 @@ class AnotherJob(keras.callbacks.Callback):
     def begin(self) -> None:
         shared_writer().wait()
         with another_process():
-            owner.claim(opened(self.directory), "{epoch}.keras")
+            ownership.claim(opened(self.directory), "{epoch}.keras")
 
 
 @pytest.mark.parametrize(("when", "saved"), [("an epoch", ["1.keras"]), ("the end", ["1.keras", "2.keras", "3.keras"])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.checkpoints import end_note, files
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.evaluation import sources
+from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import ignore_keras_warnings, scalars
 from tests.support.checkpoints import TEMPLATE, note_path, opened
@@ -77,6 +79,35 @@ def test_a_store_that_does_not_answer_is_asked_again(run: Path, monkeypatch: pyt
     shutil.rmtree(run / "tb")
     with pytest.raises(StorageError, match="the store is away"):
         evaluator(run).start()
+
+
+@pytest.mark.parametrize("what", ["evaluations/", "events.out", "best.keras"])
+def test_a_store_that_takes_no_result_is_asked_again_and_nothing_is_evaluated_twice(
+    run: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    failure, original, calls = StorageError("the store is full of requests"), Storage.replace, iter(range(99))
+    failure.unavailable = True
+
+    def sometimes(self: Storage, name: str, source: Path) -> None:
+        if name.startswith(what) and next(calls) in failing:
+            raise failure
+        original(self, name, source)
+
+    failing: Any = {0, 1, 3}
+    monkeypatch.setattr(Storage, "replace", sometimes)
+    count = Count()
+    with pytest.warns(RuntimeWarning, match="cannot write a result, and will try again: the store is full"):
+        results = evaluator(run, callbacks=[count], export_best=run / "best.keras").start()
+    assert len(results) == len(count.steps) == 3
+    assert logged(run) == [one.step for one in results]
+    kept = json.loads((run / "tb" / "evaluator" / "evaluations" / f"{results[0].step:012d}.json").read_text())
+    assert len(kept["checkpoints"]) == 1
+    assert (run / "best.keras").exists()
+    failing, calls = range(99), iter(range(99))
+    shutil.rmtree(run / "tb")
+    (run / "best.keras").unlink()
+    with pytest.raises(StorageError, match="full of requests"), pytest.warns(RuntimeWarning, match="try again"):
+        evaluator(run, export_best=run / "best.keras", timeout=0.1).start()
 
 
 def test_a_second_evaluator_repeats_nothing(run: Path) -> None:

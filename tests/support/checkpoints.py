@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.checkpoints import end_note, files, owner
+from keras_dist_callbacks.checkpoints import end_note, files, ownership
 from keras_dist_callbacks.checkpoints.files import Listing
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
 from keras_dist_callbacks.process import PARTS
@@ -87,7 +87,7 @@ def note_path(directory: Path, template: str = TEMPLATE) -> Path:
 def another_process() -> Iterator[None]:
     """What is claimed in the block is claimed by another process, as far as this one knows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PARTS, owner._Known, owner._Known())
+        patch.setitem(PARTS, ownership._Known, ownership._Known())
         yield
 
 

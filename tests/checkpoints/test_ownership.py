@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.checkpoints import end_note, owner
+from keras_dist_callbacks.checkpoints import end_note, ownership
 from keras_dist_callbacks.checkpoints.files import Listing, find
 from keras_dist_callbacks.errors import FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
@@ -33,35 +33,35 @@ def nothing_left(storage: Storage) -> None:
 
 
 def test_the_older_run_is_told_who_the_newer_one_is_and_that_one_goes_on(storage: Storage) -> None:
-    owner.claim(storage, TEMPLATE)
-    owner.check(storage, TEMPLATE)
+    ownership.claim(storage, TEMPLATE)
+    ownership.check(storage, TEMPLATE)
     with another_process():
-        owner.claim(storage, TEMPLATE)
-        owner.check(storage, TEMPLATE)
+        ownership.claim(storage, TEMPLATE)
+        ownership.check(storage, TEMPLATE)
     with pytest.raises(FencedError, match=r"The newer run: ModelCheckpoint, .*process [0-9]+, on .*, since 2") as told:
-        owner.check(storage, TEMPLATE)
+        ownership.check(storage, TEMPLATE)
     assert f"a newer run writes {storage.display(TEMPLATE)} now" in str(told.value)
 
 
 def test_a_restart_and_each_later_fit_of_a_process_owns_what_it_claims_again(storage: Storage) -> None:
     with another_process():
-        owner.claim(storage, TEMPLATE)
+        ownership.claim(storage, TEMPLATE)
     for _ in range(2):
-        owner.claim(storage, TEMPLATE)
-        owner.check(storage, TEMPLATE)
+        ownership.claim(storage, TEMPLATE)
+        ownership.check(storage, TEMPLATE)
 
 
 def test_other_names_and_other_directories_are_nobodys_business(storage: Storage) -> None:
-    owner.claim(storage, TEMPLATE)
+    ownership.claim(storage, TEMPLATE)
     with another_process():
-        owner.claim(storage, f"other-{TEMPLATE}")
-        owner.claim(storage.child("below"), TEMPLATE)
-    owner.check(storage, TEMPLATE)
+        ownership.claim(storage, f"other-{TEMPLATE}")
+        ownership.claim(storage.child("below"), TEMPLATE)
+    ownership.check(storage, TEMPLATE)
 
 
 def test_listings_do_not_show_it(storage: Storage) -> None:
     published = save(storage, 1)
-    owner.claim(storage, TEMPLATE)
+    ownership.claim(storage, TEMPLATE)
     assert find(storage) == Listing((published,), (), (), 1)
     storage.delete(published.name)
 
@@ -78,29 +78,29 @@ def test_runs_that_see_the_directory_under_other_names_know_each_other(
         monkeypatch.setattr(end_note, "_parent", parent if all_of_it else lambda storage: None)
 
     see(not newer_sees_all)
-    owner.claim(storage, TEMPLATE)
+    ownership.claim(storage, TEMPLATE)
     with another_process():
         see(newer_sees_all)
-        owner.claim(storage, TEMPLATE)
-        owner.check(storage, TEMPLATE)
+        ownership.claim(storage, TEMPLATE)
+        ownership.check(storage, TEMPLATE)
     see(not newer_sees_all)
     with pytest.raises(FencedError):
-        owner.check(storage, TEMPLATE)
+        ownership.check(storage, TEMPLATE)
 
 
 @pytest.mark.parametrize("spoiled", [slice(0), slice(-9), slice(9, None)])
 def test_a_damaged_or_missing_record_fences_nobody(storage: Storage, spoiled: slice, tmp_path: Path) -> None:
-    owner.claim(storage, TEMPLATE)
+    ownership.claim(storage, TEMPLATE)
     place, name = places(storage)[0]
     (tmp_path / "spoiled").write_bytes(place.read(name)[spoiled])
     place.replace(name, tmp_path / "spoiled")
-    owner.check(storage, TEMPLATE)
+    ownership.check(storage, TEMPLATE)
     place.delete(name)
-    owner.check(storage, TEMPLATE)
+    ownership.check(storage, TEMPLATE)
     with another_process():
-        owner.claim(storage, TEMPLATE)
+        ownership.claim(storage, TEMPLATE)
     with pytest.raises(FencedError):
-        owner.check(storage, TEMPLATE)
+        ownership.check(storage, TEMPLATE)
 
 
 def test_what_the_store_forbids_is_a_warning_and_what_it_cannot_read_now_an_error(
@@ -115,8 +115,8 @@ def test_what_the_store_forbids_is_a_warning_and_what_it_cannot_read_now_an_erro
     monkeypatch.setattr(Storage, "replace", fail)
     monkeypatch.setattr(Storage, "read", fail)
     with pytest.warns(RuntimeWarning, match="cannot write whose checkpoints these are.*not here"):
-        owner.claim(storage, TEMPLATE)
-    owner.check(storage, TEMPLATE)
+        ownership.claim(storage, TEMPLATE)
+    ownership.check(storage, TEMPLATE)
     forbidden = False
     with pytest.raises(StorageError, match="not here"):
-        owner.check(storage, TEMPLATE)
+        ownership.check(storage, TEMPLATE)
