@@ -257,7 +257,20 @@ def input_facts(fit: RunningFit) -> dict[str, Any]:
         if rows := input_values.rows_of(arrays, input_values.COMPARED_ROWS):
             facts[f"{where}/{input_values.FIRST_ROWS}"] = rows
     facts["batches per pass"] = str(fit.known_length)
-    return {**facts, **_arguments(fit), **_facts_of_validation(fit)}
+    return {**facts, **_facts_of_files_of_passes(fit), **_arguments(fit), **_facts_of_validation(fit)}
+
+
+def _facts_of_files_of_passes(fit: RunningFit) -> dict[str, str]:
+    """Whether files hold a pass already, where that changes how often a shuffle around them is passed."""
+    read = [pipeline.original(fit.data), fit.validation_source]
+    found = pipeline.shared_before_files([dataset for dataset in read if hasattr(dataset, "_inputs")])
+    words = {True: "complete", False: "not complete"}
+    return {
+        f"input/{_public_name(stage)} number {number}/{input_values.FILES_OF_PASSES}": words[
+            pipeline.is_kept_whole(stage)
+        ]
+        for number, stage in enumerate(found, 1)
+    }
 
 
 def row_sources(fit: RunningFit) -> Iterator[tuple[str, list[Any]]]:

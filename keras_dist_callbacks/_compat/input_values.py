@@ -19,6 +19,8 @@ _LARGEST_FILE = 2**20  # bytes that are read completely; of larger ones, blocks 
 _BLOCKS, _BLOCK = 16, 4096
 VALUES = "values"
 """The last part of the name of a fact that only identifies the values of arrays."""
+FILES_OF_PASSES = "files of passes"
+"""The last part of the name of a fact that says whether files that keep a pass are complete."""
 UNREAD = "unread"
 """The last part of the name of a fact that says what of them was not read."""
 FIRST_ROWS = "first rows"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -54,13 +54,64 @@ def caches(dataset: Any) -> bool:
 
 
 def _cached(dataset: Any) -> list[Any]:
-    caches = [stage for stage in stages(original(dataset)) if "Cache" in type(stage).__name__]
+    caches = [stage for stage in stages(original(dataset)) if kind_of(stage) in _KEEPERS]
     return [source for stage in caches for source in getattr(stage, "_inputs", list)()]
+
+
+_KEEPERS = ("Cache", "Snapshot", "LegacySnapshot")
 
 
 def is_before_a_cache(stage: Any, dataset: Any) -> bool:
     """Returns whether a cache of the dataset keeps what a stage makes: a restart fills it again in a later epoch."""
     return any(stage is found for source in _cached(dataset) for found in stages(source))
+
+
+def shared_before_files(datasets: Sequence[Any]) -> list[Any]:
+    """Returns the stages that keep a pass in files, if shuffles of what they keep are also read around them.
+
+    Once the files are complete, a pass does not draw what it drew while they were written.
+
+    Args:
+        datasets: All that one fit reads.
+    """
+    found = {id(stage): stage for dataset in datasets for stage in stages(original(dataset)) if kept_in(stage)}
+    return [stage for stage in found.values() if _sources_of(stage) & _around(stage, datasets)]
+
+
+def kept_in(stage: Any) -> str | None:
+    """Returns the file or directory in which a stage keeps what its first pass has read."""
+    if kind_of(stage) not in _KEEPERS:
+        return None
+    path = getattr(stage, "_filename", getattr(stage, "_path", None))
+    path = getattr(path, "numpy", lambda: path)()
+    return (path.decode(errors="replace") if isinstance(path, bytes) else path) or None
+
+
+def is_kept_whole(stage: Any) -> bool:
+    """Returns whether the files of such a stage are complete, so that a pass reads nothing before it."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf import snapshot_pb2
+
+    path, files = kept_in(stage), tf.io.gfile
+    if kind_of(stage) == "Cache":
+        return bool(files.exists(f"{path}.index"))
+    for name in files.glob(f"{path}/*/snapshot.metadata"):
+        with files.GFile(name, "rb") as file:
+            if snapshot_pb2.SnapshotMetadataRecord.FromString(file.read()).finalized:
+                return True
+    return False
+
+
+def _around(stage: Any, datasets: Sequence[Any]) -> set[int]:
+    return {key for dataset in datasets for key in _sources_of(original(dataset), without=stage)}
+
+
+def _sources_of(dataset: Any, without: Any = None) -> set[int]:
+    """The shuffles that a dataset draws from, by their keys; variables that its functions change are put back."""
+    if dataset is without:
+        return set()
+    own = {id(dataset)} if _draws(dataset) and getattr(dataset, "_reshuffle_each_iteration", True) else set()
+    return own.union(*(_sources_of(source, without) for source in getattr(dataset, "_inputs", list)()))
 
 
 def draws_during_pass(dataset: Any) -> bool:
@@ -313,7 +364,7 @@ def reads_past_last_element(dataset: Any) -> bool:
     otherwise the next pass fills it again. TensorFlow adds a prefetch at the end of a pipeline unless options say no.
     """
     every = occurrences(original(dataset))
-    return _is_read_whole(dataset, [path for path, stage in every if "Cache" in type(stage).__name__])
+    return _is_read_whole(dataset, [path for path, stage in every if kind_of(stage) in _KEEPERS])
 
 
 def draws_at_end_of_pass(dataset: Any) -> bool:

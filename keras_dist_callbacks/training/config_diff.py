@@ -126,14 +126,15 @@ class Fingerprint:
     def of_another_training(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> list[str]:
         """Returns what distinguishes this training from the one whose finished backup was found, one sentence each.
 
-        The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process.
+        The seeds of an input are not compared: TensorFlow draws others when a script runs twice in a process. Nor is
+        what its first pass has left in files.
         """
         before = _described(tensors)
         if not before:
             return []
         now = self._all
         rates = [name for name in now if name.startswith(_RATE) and before.get(name) != now[name]]
-        others = [name for name in self._differing(before) if not _is_input_seed(name)]
+        others = [name for name in self._differing(before) if not _is_of_passes(name)]
         return first_few([_changed(name, before, now) for name in rates + others])
 
     def _differing(self, before: Mapping[str, Any]) -> list[str]:
@@ -241,8 +242,9 @@ def _changes_of_rate(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     return [f"the learning rate was {was} in the interrupted run and is {is_now} now"]
 
 
-def _is_input_seed(name: str) -> bool:
-    return name.startswith(("input/", "validation data/")) and name.rpartition("/")[2].startswith("seed")
+def _is_of_passes(name: str) -> bool:
+    last = name.rpartition("/")[2]
+    return name.startswith(("input/", "validation data/")) and last.startswith(("seed", input_values.FILES_OF_PASSES))
 
 
 def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -259,6 +261,12 @@ def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> st
         return f"the {where} have other sizes; give fit() the same data"
     if last == "names":
         return f"the {where} have other names or another order; give fit() the same data"
+    if last == input_values.FILES_OF_PASSES:
+        return (
+            f"the files of the {where} were {was} when the interrupted run began, and are {value} now, so that another "
+            "number of passes draws from what is read both before them and beside them; "
+            f"{'delete them before a resume' if value == 'complete' else 'put them back'}, or call cache() without a file"
+        )
     if last == input_values.VALUES:
         return f"the {where} has as many rows as before, but other values in them; give fit() the same data"
     return f"{_setting(name, now)} changed from {_shown(was)} to {_shown(value)}"
