@@ -19,8 +19,11 @@ from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import say
 
 VARIABLE = "KDC_PROGRESS"
-_FORMAT = 0x31_43_44_4B  # "KDC1"
+NO_BACKUP = (0, -1)
+"""What a report says where there is no backup: less than each `fit()` and step."""
+_FORMAT = 0x32_43_44_4B  # "KDC2"
 _UNKNOWN = -1
+_STEPS = 2**40
 
 
 class Phase(IntEnum):
@@ -57,8 +60,8 @@ class _Cell(IntEnum):
     FIT = 3
     EPOCH = 4
     STEP = 5
-    BACKUP_FIT = 6
-    BACKUP_STEP = 7
+    BACKUP = 6  # its fit and its step, in one store
+    UNSAVED = 7
     ENTRIES = 8  # as many as there are phases
 
 
@@ -75,7 +78,8 @@ class ProgressReport:
         fit: Which `fit()` of the process it is, from 1; 0 before the first.
         epoch: The epoch, from 0.
         step: Batches trained; None before it is known.
-        backup: The `fit()` and the step of the newest backup; None if there is no backup.
+        backup: The `fit()` and the step of the newest backup, or `NO_BACKUP`; None if the process does not know.
+        unsaved: Steps of earlier fits of the process that no backup holds.
         entries: How often each phase was entered.
     """
 
@@ -85,6 +89,7 @@ class ProgressReport:
     epoch: int
     step: int | None
     backup: tuple[int, int] | None
+    unsaved: int
     entries: tuple[int, ...]
 
 
@@ -99,14 +104,15 @@ def read(path: Path) -> ProgressReport:
     """What a progress file says now."""
     cells = memoryview(path.read_bytes()).cast("q")
     is_written = cells[_Cell.FORMAT] == _FORMAT
-    step, backup_step = (cells[cell] if is_written else _UNKNOWN for cell in (_Cell.STEP, _Cell.BACKUP_STEP))
+    step, backup = (cells[cell] if is_written else _UNKNOWN for cell in (_Cell.STEP, _Cell.BACKUP))
     return ProgressReport(
         is_written,
         Phase(cells[_Cell.PHASE]),
         cells[_Cell.FIT],
         cells[_Cell.EPOCH],
         None if step == _UNKNOWN else step,
-        None if backup_step == _UNKNOWN else (cells[_Cell.BACKUP_FIT], backup_step),
+        None if backup == _UNKNOWN else divmod(backup, _STEPS) if backup else NO_BACKUP,
+        cells[_Cell.UNSAVED],
         tuple(cells[_Cell.ENTRIES :]),
     )
 
@@ -117,6 +123,9 @@ class ProgressFile(Shared):
     def __init__(self) -> None:
         self._cells = _open(os.environ.get(VARIABLE, ""))
         self._phase = Phase.OUTSIDE
+        self._place = ""
+        self._backups: dict[str, tuple[int, int]] = {}
+        self._unsaved: dict[str, int] = {}
 
     def in_child(self) -> ProgressFile:
         """A fork does not train for its parent."""
@@ -124,11 +133,22 @@ class ProgressFile(Shared):
         child._cells, child._phase = None, Phase.OUTSIDE
         return child
 
-    def begin_fit(self) -> None:
-        """A `fit()`, or a loop, begins."""
-        if self._cells is not None:
-            self._cells[_Cell.FIT] += 1
-            self._cells[_Cell.STEP] = _UNKNOWN
+    def begin_fit(self, place: str) -> None:
+        """A `fit()`, or a loop, begins.
+
+        Args:
+            place: Its backup directory.
+        """
+        cells = self._cells
+        if cells is not None:
+            fit, step = self._backups.get(self._place, NO_BACKUP)
+            saved = step if fit == cells[_Cell.FIT] else 0
+            unsaved = max(0, cells[_Cell.STEP] - saved)
+            self._unsaved[self._place] = self._unsaved.get(self._place, 0) + unsaved
+            self._place = place
+            cells[_Cell.FIT] += 1
+            cells[_Cell.STEP] = _UNKNOWN
+            self._show_backups()
             self.enter(Phase.OUTSIDE)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
@@ -162,11 +182,27 @@ class ProgressFile(Shared):
         finally:
             self.enter(before)
 
-    def backup(self, step: int) -> None:
-        """A backup of this step is the newest one; called from any thread."""
+    def backup(self, place: str, step: int | None) -> None:
+        """The newest backup in a directory is of this step; None: it holds none. Called from any thread."""
         if self._cells is not None:
-            self._cells[_Cell.BACKUP_FIT] = self._cells[_Cell.FIT]
-            self._cells[_Cell.BACKUP_STEP] = step
+            self._backups[place] = NO_BACKUP if step is None else (self._cells[_Cell.FIT], step)
+            if step is not None:
+                self._unsaved[place] = 0  # a restart finds this backup in the earlier fits of the directory, too
+            self._show_backups()
+
+    def forget_backup(self, place: str) -> None:
+        """What a directory holds is about to change: if the process is killed meanwhile, nothing is known of it."""
+        if self._cells is not None:
+            self._backups.pop(place, None)
+            self._show_backups()
+
+    def _show_backups(self) -> None:
+        cells = self._cells
+        if cells is not None:
+            fit, step = max(self._backups.values(), default=NO_BACKUP)
+            is_known = self._place in self._backups
+            cells[_Cell.UNSAVED] = sum(self._unsaved.values())
+            cells[_Cell.BACKUP] = _UNKNOWN if not is_known else fit * _STEPS + step if fit else 0
 
 
 def progress_file() -> ProgressFile:
@@ -188,7 +224,8 @@ def _open(path: str) -> memoryview | None:
         return None
     cells[_Cell.PROCESS] = os.getpid()
     cells[_Cell.PHASE] = Phase.OUTSIDE
-    cells[_Cell.STEP] = cells[_Cell.BACKUP_STEP] = _UNKNOWN
+    cells[_Cell.STEP] = cells[_Cell.BACKUP] = _UNKNOWN
+    cells[_Cell.FIT] = cells[_Cell.UNSAVED] = 0
     cells[_Cell.FORMAT] = _FORMAT
     return cells
 

@@ -14,7 +14,7 @@ import pytest
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks import progress_file
 from keras_dist_callbacks.process import PARTS
-from keras_dist_callbacks.progress_file import Phase, ProgressFile, ProgressReport
+from keras_dist_callbacks.progress_file import NO_BACKUP, Phase, ProgressFile, ProgressReport
 from tests.support import ROOT, tiny
 
 
@@ -85,7 +85,7 @@ def test_fit_reports_phases_steps_and_backups(tmp_path: Path, ours: Path) -> Non
     tiny.fit(tiny.model(), tmp_path / "backup", [again], save_freq=2)
     assert next(seen for seen in again.seen if seen[0] == "batch end") == ("batch end", Phase.STEP, 1, steps + 4)
     report = progress_file.read(ours)
-    assert (report.fit, report.step, report.backup) == (2, 3 * steps, (2, 3 * steps))
+    assert (report.fit, report.step, report.backup) == (2, 3 * steps, NO_BACKUP)  # deleted at the end
     assert report.phase is Phase.OUTSIDE
 
 
@@ -113,17 +113,58 @@ def test_a_loop_of_ones_own_reports_steps(tmp_path: Path, ours: Path) -> None:
     assert {report.phase for report in seen} == {Phase.STEP}
     assert seen[-1].epoch == 1
     report = progress_file.read(ours)
-    assert (report.phase, report.backup) == (Phase.OUTSIDE, (1, 2 * tiny.STEPS))
+    assert (report.phase, report.backup) == (Phase.OUTSIDE, NO_BACKUP)  # deleted at the end
+
+
+BACKUPS = {
+    "nothing is known before a directory was looked at": ("begin a", None, 0),
+    "no backup": ("begin a, none a", NO_BACKUP, 0),
+    "a backup": ("begin a, none a, 3 steps, save a", (1, 3), 0),
+    "one that is being deleted": ("begin a, 3 steps, save a, forget a", None, 0),
+    "one that was deleted": ("begin a, 3 steps, save a, forget a, none a", NO_BACKUP, 0),
+    "a later fit in the same directory": ("begin a, 3 steps, save a, begin a", (1, 3), 0),
+    "a later fit in another one": ("begin a, 3 steps, save a, begin b, none b", (1, 3), 0),
+    "steps after the last backup": ("begin a, 3 steps, save a, 5 steps, begin b, none b", (1, 3), 2),
+    "a later fit, and a deleted backup": ("begin a, 3 steps, save a, none a, begin b, none b", NO_BACKUP, 3),
+    "a backup of a later fit": ("begin a, 3 steps, none a, begin b, none b, 5 steps, save b", (2, 5), 3),
+    "one that stands for the earlier fit, too": (
+        "begin a, 3 steps, none a, begin a, none a, 5 steps, save a",
+        (2, 5),
+        0,
+    ),
+    "three directories": ("begin a, 3 steps, none a, begin b, none b, 4 steps, begin c, none c", NO_BACKUP, 7),
+}
+
+
+@pytest.mark.parametrize("case", BACKUPS)
+def test_what_is_known_of_backups_and_which_steps_none_holds(ours: Path, case: str) -> None:
+    file, events = progress_file.progress_file(), BACKUPS[case][0]
+    step = 0
+    for first, second in map(str.split, events.split(", ")):
+        match first:
+            case "begin":
+                file.begin_fit(second)
+            case "none":
+                file.backup(second, None)
+            case "save":
+                file.backup(second, step)
+            case "forget":
+                file.forget_backup(second)
+            case _:
+                step = int(first)
+                file.step_done(step)
+    report = progress_file.read(ours)
+    assert (report.backup, report.unsaved) == BACKUPS[case][1:]
 
 
 def test_without_the_variable_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(progress_file.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     file = ProgressFile()
-    file.begin_fit()
+    file.begin_fit("backup")
     file.begin_epoch(0, 0)
     file.step_done(1)
-    file.backup(1)
+    file.backup("backup", 1)
     with file.during(Phase.SAVE):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -139,15 +180,17 @@ def test_a_file_that_is_not_there_is_logged(
 
 
 def test_an_empty_file_is_no_progress(path: Path) -> None:
-    assert progress_file.read(path) == ProgressReport(False, Phase.OUTSIDE, 0, 0, None, None, (0,) * len(Phase))
+    assert progress_file.read(path) == ProgressReport(False, Phase.OUTSIDE, 0, 0, None, None, 0, (0,) * len(Phase))
 
 
 @pytest.mark.process
 def test_a_child_and_another_process_do_not_write_into_it(ours: Path) -> None:
     file = progress_file.progress_file()
-    file.begin_fit()
+    file.begin_fit("backup")
     file.step_done(5)
-    code = "from keras_dist_callbacks.progress_file import progress_file as f\nf().begin_fit()\nf().step_done(9)"
+    code = (
+        "from keras_dist_callbacks.progress_file import progress_file as f\nf().begin_fit('backup')\nf().step_done(9)"
+    )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
     if (child := os.fork()) == 0:
         progress_file.progress_file().step_done(7)
@@ -158,7 +201,9 @@ def test_a_child_and_another_process_do_not_write_into_it(ours: Path) -> None:
 
 @pytest.mark.process
 def test_the_file_of_a_process_that_is_gone_is_taken_over(path: Path) -> None:
-    code = "from keras_dist_callbacks.progress_file import progress_file as f\nf().begin_fit()\nf().step_done({})"
+    code = (
+        "from keras_dist_callbacks.progress_file import progress_file as f\nf().begin_fit('backup')\nf().step_done({})"
+    )
     for step in (9, 3):
         command = [sys.executable, "-c", code.format(step)]
         subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)

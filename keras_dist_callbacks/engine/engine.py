@@ -124,6 +124,7 @@ class BackupEngine:
         )
         name = self._cluster.broadcast(chosen[0].name if chosen else None, "chosen backup", timeout, kind=str | None)
         if name is None:
+            self._report_backup(None)
             return None
         commit = CommitId.parse(name.rpartition("/")[2])
         if commit is None:
@@ -134,7 +135,7 @@ class BackupEngine:
             timeout,
         )
         self._committer.newest = state.position
-        progress_file().backup(state.position.step)
+        self._report_backup(state.position)
         return commit, state
 
     def claim(self, info: Mapping[str, JSON], by: str = "BackupAndRestore") -> int:
@@ -314,16 +315,20 @@ class BackupEngine:
             self._delete_everything()
 
     def _delete_everything(self) -> None:
-        self._delete(self._store.delete_everything, "the backup")
+        progress_file().forget_backup(self.directory)
+        if self._delete(self._store.delete_everything, "the backup"):
+            self._report_backup(None)
 
     def _delete_recycled(self) -> None:
         self._delete(self._store.delete_recycled, "files that are not needed any more")
 
-    def _delete(self, delete: Callable[[], None], what: str) -> None:
+    def _delete(self, delete: Callable[[], None], what: str) -> bool:
         try:
             delete()
         except StorageError as error:
             self._note(f"{what} could not be deleted: {error}")
+            return False
+        return True
 
     # --- in the background
 
@@ -335,6 +340,7 @@ class BackupEngine:
             self.fenced = error
             if error.nothing_left:
                 self._committer.newest = None
+                self._report_backup(None)
             raise
         except (StorageError, BackupError, ClusterError, MemoryError) as error:
             self._failed += 1
@@ -346,7 +352,12 @@ class BackupEngine:
         else:
             self._failed = 0
             self._skipped.record_commit(snapshot.position)
-            progress_file().backup(snapshot.position.step)
+            self._report_backup(snapshot.position)
+
+    def _report_backup(self, newest: Position | None) -> None:
+        """Tells a launcher of the newest backup; the chief does so, the only one that always knows."""
+        if self._cluster.is_chief:
+            progress_file().backup(self.directory, None if newest is None else newest.step)
 
     def _note(self, text: str) -> None:
         self._notes.put(text)

@@ -26,6 +26,7 @@ from keras_dist_callbacks.launch.processes import WorkerProcess, reserve_ports
 from keras_dist_callbacks.launch.restart_policy import Decision, RestartPolicy, WorkerEnd, code_after_signal
 from keras_dist_callbacks.launch.warm_start import WarmStart
 from keras_dist_callbacks.launch.worker_output import WorkerOutput
+from keras_dist_callbacks.progress_file import NO_BACKUP
 from keras_dist_callbacks.terminal import write_line
 
 _CANNOT_START = 2
@@ -86,15 +87,16 @@ class _Run:
 
     @property
     def newest(self) -> WorkerEnd:
-        """The worker that knows of the newest backup: the chief, mostly."""
-        return max(self.ends, key=lambda end: end.report.backup or (0, -1))
+        """The worker that knows of the newest backup: the chief, once it has looked for one."""
+        return max(self.ends, key=lambda end: (end.report.backup is not None, end.report.backup or NO_BACKUP))
 
     @property
     def repeated_steps(self) -> int:
         """How many steps a restart from the newest backup trains again."""
-        fit, first = self.newest.report.backup or (0, 0)
+        report = self.newest.report
+        fit, first = report.backup or NO_BACKUP
         trained = max(((end.report.fit, end.report.step or 0) for end in self.ends), default=(0, 0))
-        return max(0, trained[1] - first) if trained[0] == fit else trained[1]
+        return report.unsaved + max(0, trained[1] - first if trained[0] == fit else trained[1])
 
 
 class Launcher:
@@ -304,7 +306,10 @@ class Launcher:
                 _say("no worker reported progress (BackupAndRestore and Checkpointer do), so all restarts count")
             self._has_reported_no_progress = True
             return
-        start = "from the beginning" if report.backup is None else f"from the backup of step {report.backup[1]}"
+        if report.backup is None:
+            _say(f"attempt {attempt} starts{soon}")
+            return
+        start = "from the beginning" if report.backup == NO_BACKUP else f"from the backup of step {report.backup[1]}"
         repeated = "1 step is" if run.repeated_steps == 1 else f"{run.repeated_steps} steps are"
         _say(f"attempt {attempt} starts{soon} {start}; {repeated} repeated")
 

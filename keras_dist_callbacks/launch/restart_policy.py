@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE
-from keras_dist_callbacks.progress_file import ProgressReport
+from keras_dist_callbacks.progress_file import NO_BACKUP, ProgressReport
 
 TERMINATED = 128 + signal.SIGTERM
 _PREEMPTED = (0, RESTART_EXIT_CODE, TERMINATED)
@@ -78,14 +78,14 @@ class RestartPolicy:
     """Counts restarts, and decides on the next one.
 
     Args:
-        max_restarts: How many restarts in a row there may be without a new backup; 0 for no restart at all.
+        max_restarts: How many restarts in a row may leave no newer backup; 0 for no restart at all.
         on_error: Whether to restart after any exit code.
     """
 
     def __init__(self, max_restarts: int, *, on_error: bool) -> None:
         self._max_restarts = max_restarts
         self._on_error = on_error
-        self._newest = (0, -1)
+        self._newest = NO_BACKUP
         self._in_a_row = 0
 
     def decide(self, first: WorkerEnd, newest: tuple[int, int] | None) -> Decision:
@@ -93,17 +93,19 @@ class RestartPolicy:
 
         Args:
             first: The worker that failed first; one that fails after it may do so because of it.
-            newest: The `fit()` and the step of the newest backup.
+            newest: The `fit()` and the step of the newest backup, or `NO_BACKUP`; None if that is not known.
         """
-        if newest is not None and newest > self._newest:
+        if newest == NO_BACKUP:  # such as deleted at the end of fit(): what the next run saves is new
+            self._newest = newest
+        elif newest is not None and newest > self._newest:
             self._newest, self._in_a_row = newest, 0
         if not (self._on_error or first.is_worth_a_restart):
             return Decision(None, first.code, "this error would be raised again, so there is no restart")
         if not self._max_restarts:
             return Decision(None, first.code, "there is no restart, because --max-restarts is 0")
         if self._in_a_row >= self._max_restarts:
-            count = f"{self._in_a_row} restart(s) in a row without a new backup"
-            return Decision(None, _USED_UP, f"restarting does not help: {count}")
+            count = f"{self._in_a_row} restart(s) in a row"
+            return Decision(None, _USED_UP, f"restarting does not help: {count} left no newer backup")
         self._in_a_row += 1
         return Decision(min(_LONGEST_DELAY, 2.0 ** (self._in_a_row - 2)) if self._in_a_row > 1 else 0.0)
 

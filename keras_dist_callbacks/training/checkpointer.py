@@ -156,7 +156,7 @@ class Checkpointer(NotCopyable):
         self._cluster.require_same({"the backup directory": self._storage.display(), **self._facts}, "Checkpointer")
         self._engine.prepare()
         self._reported = progress_file()
-        self._reported.begin_fit()
+        self._reported.begin_fit(self._storage.display())
         self._input = LoopInput(self._trained, self._say_more)
         self._begin = EpochBegin(self._trained, self.state)
         picked = self._engine.pick(variables.empty)

@@ -101,7 +101,7 @@ class FitSession:
     ) -> None:
         keras_callbacks.note_begin(fit)
         self._reported = progress_file()
-        self._reported.begin_fit()
+        self._reported.begin_fit(options.directory)
         self._fit = fit
         self._engine = engine
         self._cluster = cluster

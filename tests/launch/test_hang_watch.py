@@ -34,7 +34,7 @@ class Worker:
     def stay(self, seconds: float) -> float | None:
         """The limit that was exceeded meanwhile."""
         for _ in range(int(seconds * 2) + 1):
-            report = ProgressReport(True, self.phase, 1, 0, self.step, None, tuple(self.entries))
+            report = ProgressReport(True, self.phase, 1, 0, self.step, None, 0, tuple(self.entries))
             limit = self.watch.look(report, 0.5)
             if limit is not None:
                 return limit

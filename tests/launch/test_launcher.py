@@ -73,7 +73,11 @@ CASES = {
     "no restarts": Case({"*": DIE}, 137, 1, ("--max-restarts is 0",), {"max_restarts": 0}),
     "no restarts of 138": Case({"*": "sys.exit(138)"}, 138, 1, options={"max_restarts": 0}),
     "used up": Case(
-        {"*": DIE}, 1, 3, ("restarting does not help: 2 restart(s) in a row", "in 1 s"), {"max_restarts": 2}
+        {"*": DIE},
+        1,
+        3,
+        ("restarting does not help: 2 restart(s) in a row left no newer backup", "in 1 s"),
+        {"max_restarts": 2},
     ),
     "used up by errors": Case(
         {"*": "sys.exit(5)"}, 1, 2, ("restarting does not help",), {"max_restarts": 1, "restart_on_error": True}
@@ -92,6 +96,40 @@ CASES = {
         {"0": "trained(90, 80); die(9)", "1": "trained(5, 2, fit=2); die(9)"}, 0, 3, options={"max_restarts": 1}
     ),
     "no backup": Case({"0": "trained(7); die(9)"}, 0, 2, ("starts from the beginning; 7 steps are repeated",)),
+    "a backup that was deleted": Case(
+        {"0": "trained(16, 16).backup('backup', None); die(9)"}, 0, 2, ("from the beginning; 16 steps are repeated",)
+    ),
+    "what follows a deleted backup is progress": Case(
+        {
+            "0": "trained(16, 16).backup('backup', None); die(9)",
+            "1": "trained(7, 5); die(9)",
+            "2": "trained(9, 8); die(9)",
+        },
+        0,
+        4,
+        ("attempt 3 starts from the backup of step 8; 1 step is repeated",),
+        {"max_restarts": 1},
+    ),
+    "a deleted backup each time": Case(
+        {"*": "trained(16, 16).backup('backup', None); die(9)"},
+        1,
+        2,
+        ("1 restart(s) in a row left no newer backup",),
+        {"max_restarts": 1},
+    ),
+    "a worker that has not looked for its backup": Case(
+        {"0": "trained(16, 14); die(9)", "1": "trained(0).forget_backup('backup'); die(9)"},
+        0,
+        3,
+        ("attempt 1 starts from the backup of step 14; 2 steps are repeated", "attempt 2 starts in 1 s\n"),
+        {"max_restarts": 2},
+    ),
+    "a deleted backup of an earlier fit": Case(
+        {"0": "f = trained(16); f.begin_fit('2'); f.backup('2', 4); f.step_done(6); die(9)"},
+        0,
+        2,
+        ("starts from the backup of step 4; 18 steps are repeated",),
+    ),
     "the first failure decides for a restart": Case(
         {"0.0": "on(15, 1); stay()", "0.1": "after('0.0'); die(9)"}, 0, 4, ("worker 1 was terminated",), TWO
     ),

@@ -38,10 +38,9 @@ def trained(step, backup=None, fit=1):
     from keras_dist_callbacks.progress_file import progress_file
     file = progress_file()
     for _ in range(fit):
-        file.begin_fit()
+        file.begin_fit("backup")
+    file.backup("backup", backup)
     file.begin_epoch(0, 0)
-    if backup is not None:
-        file.backup(backup)
     file.step_done(step)
     return file
 
