@@ -2,16 +2,20 @@
 
 A topic of a worker's state that is not listed here is one that this version could not put back: such a backup is
 refused, because to leave it out in silence would be to call a continuation exact that is not. A new topic needs a new
-format version. What a topic holds is not checked: the seal tells whether it is what this package wrote.
+format version. What a topic holds is checked as far as its kind goes; what the seal promises is not relied upon: a
+manifest that makes no sense is damage, for whoever reads it, before anything of it is used.
 """
 
 from __future__ import annotations
 
+from typing import Any, TypedDict
+
 from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.codec import tensor_bytes
 from keras_dist_callbacks.backups.names import blob_generation
-from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format
-from keras_dist_callbacks.backups.snapshot import LOCAL_STATE_DROPPED, Manifest
-from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES, Format, checked
+from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, VARIABLE, Manifest
+from keras_dist_callbacks.errors import DamagedBackupError, KdcError
 
 CALLBACK = "callback:"
 """The prefix of a callback's name."""
@@ -41,6 +45,36 @@ TOPICS = frozenset(
 )
 
 
+class _RandomStates(TypedDict):
+    python: tuple[int, list[int], float | None]
+    numpy: tuple[str, list[int], int, int, float]
+    tensorflow: dict[str, JSON]
+
+
+class _UntrackedInput(TypedDict):
+    python: list[str]
+    unordered: list[str]
+
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("rng_at_epoch", "rng_before_epoch", "rng_at_input"), _RandomStates | None),
+    **dict.fromkeys((PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED), dict[str, JSON] | None),
+    **dict.fromkeys(("metric_variables", verdict.NOT_SAVED, verdict.LOST, verdict.CONDITIONS), list[str]),
+    **dict.fromkeys((verdict.EARLIER_RESUMES, verdict.CALLBACKS_NOT_CALLED), list[str]),
+    **dict.fromkeys(("first_epoch", "num_validations"), int),
+    **dict.fromkeys(("is_finalized", "stop_training", LOCAL_STATE_DROPPED), bool),
+    **dict.fromkeys(("fit", "logs"), dict[str, JSON]),
+    **dict.fromkeys((verdict.RANDOM_OPERATIONS, "input_variables", "untracked_variables"), list[JSON]),
+    "rng": _RandomStates,
+    "shares_input": bool | None,
+    "epochs_by_count": list[list[int]],
+    verdict.UNTRACKED_INPUT: _UntrackedInput,
+}
+_ALWAYS = ("rng", "metric_variables", verdict.NOT_SAVED, verdict.UNTRACKED_INPUT)
+_OF_FIT = ("first_epoch", "num_batches", "num_validations", "stop_training")
+_WITHIN_FIT = ("rng_at_epoch", "logs")
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Returns the manifest as a record."""
     return MANIFEST.encode(manifest)
@@ -58,11 +92,47 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
         BackupMismatchError: A newer version of this package wrote it.
     """
     manifest = MANIFEST.decode(content, where)
-    for blob in manifest.blobs:
-        if blob_generation(blob.path) != manifest.id.generation:
-            raise DamagedBackupError(f"{where}: the blob name {blob.path!r} is not valid")
-    check_topics(manifest, where)
+    try:
+        _check_tensors(manifest, where)
+        check_topics(manifest, where)
+        _check_values(manifest, where)
+    except KdcError:
+        raise
+    except Exception as error:  # whatever it is, the content has raised it
+        raise DamagedBackupError(f"{where} makes no sense: {type(error).__name__} {error}") from error
     return manifest
+
+
+def _check_tensors(manifest: Manifest, where: str) -> None:
+    """Makes sure that each tensor lies in a blob that a backup may name."""
+    blobs = {blob.path: blob for blob in manifest.blobs}
+    for path in blobs:
+        if blob_generation(path) != manifest.id.generation:
+            raise DamagedBackupError(f"{where}: the blob name {path!r} is not valid")
+    if not manifest.workers:
+        raise DamagedBackupError(f"{where} holds the state of no worker")
+    for name, info in (item for record in manifest.workers for item in record.tensors.items()):
+        blob = blobs.get(info.blob)
+        if blob is None or not blob.header_size <= info.start <= blob.size - tensor_bytes(info):
+            raise DamagedBackupError(f"{where}: the tensor {name!r} lies in none of its blobs")
+        if name.startswith(f"{VARIABLE}/"):
+            int(name.rpartition("@")[2])  # the replica
+
+
+def _check_values(manifest: Manifest, where: str) -> None:
+    """Makes sure that what a topic holds is of its kind, and that no topic is missing without which nothing resumes."""
+    checked(manifest.info.get("created"), float | None, f"{where}: the time")
+    for number, record in enumerate(manifest.workers):
+        for topic, value in record.state.items():
+            if value is not None or not number:  # see `WorkerRecord`
+                checked(value, _KINDS.get(topic, JSON), f"{where}: the topic {topic!r}")
+    chief = manifest.workers[0].state
+    of_fit = () if USER_STATE in chief else _OF_FIT
+    within = _WITHIN_FIT if of_fit and manifest.position.kind == "within" else ()
+    needed = (*_ALWAYS, *of_fit, *within)
+    missing = [topic for topic in needed if topic not in chief]
+    if missing:
+        raise DamagedBackupError(f"{where} does not hold the topics {', '.join(missing)}")
 
 
 def check_topics(manifest: Manifest, where: str) -> None:

@@ -26,6 +26,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from tests.support import ROOT
 from tests.support.cli_backups import begin, commit, kdc
 from tests.support.launching import is_alive, wait_for
+from tests.support.states import random_states
 
 FREQ, STEPS = 2, 8
 
@@ -222,7 +223,7 @@ def test_uninterrupted_runs_of_different_lengths_are_code_3(tmp_path: Path) -> N
 
 def test_random_states_that_training_does_not_use_are_named_and_not_compared(tmp_path: Path) -> None:
     names = ("uninterrupted-1", "uninterrupted-2", "killed")
-    states = {name: {"rng": {"torch": f"{number}f"}} for number, name in enumerate(names)}
+    states = {name: {"rng": {**random_states(), "torch": f"{number}f"}} for number, name in enumerate(names)}
     found = judge(Runs(tmp_path / "a", states=states))
     assert (found.exit_code, found.unstable) == (0, ("random states: torch",))
     found = judge(Runs(tmp_path / "b", {"uninterrupted-2": 1.5}, states=states))
