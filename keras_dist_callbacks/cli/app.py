@@ -134,8 +134,9 @@ def export(
     with its optimizer; a process with Keras makes these, of the architecture that backups of fit() hold.
     """
     with opened(url, storage_options, as_json) as target:
-        manifest = _chosen(target, read_entries(target.store), commit).readable()
-        written = exporting.export(target, url, manifest, out, model, modules or ())
+        chosen = _chosen(target, read_entries(target.store), commit)
+        name = None if commit == "latest" else chosen.readable().id.label
+        written = exporting.export(target, url, name, out, model, modules or ())
         target.report(written, exporting.show_export)
 
 

@@ -16,10 +16,11 @@ from rich.console import Console
 from safetensors.numpy import save
 
 from keras_dist_callbacks import errors
-from keras_dist_callbacks.backups.snapshot import Manifest, by_path, names_in
+from keras_dist_callbacks.backups.snapshot import by_path
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.output import Target
+from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.storage import Storage
@@ -51,14 +52,15 @@ class Export:
 
 
 def export(
-    target: Target, url: str, manifest: Manifest, out: str, model: str | None = None, modules: Sequence[str] = ()
+    target: Target, url: str, commit: str | None, out: str, model: str | None = None, modules: Sequence[str] = ()
 ) -> Export:
     """Writes the variables of a backup, each compared with its hash, by their paths, or as a model of Keras'.
 
     Args:
         target: The directory.
         url: The directory as it was given, with the credentials that may be in it.
-        manifest: The backup.
+        commit: The name of the backup. None is the newest that is intact when it is read: a run may delete meanwhile
+            what was the newest before.
         out: The file to write: a path or an URL.
         model: A `.keras` or JSON file with the architecture. Defaults to the one that the backup holds.
         modules: Names of modules to import for classes of the user's.
@@ -77,29 +79,28 @@ def export(
     if storage.exists(name):
         raise taken
     request = {
-        "directory": url, "storage_options": target.options, "commit": manifest.id.label,
-        "model": model, "import": list(modules),
+        "directory": url, "storage_options": target.options, "commit": commit, "model": model, "import": list(modules),
     }  # fmt: skip
-    variables = len(names_in(manifest.workers[0].tensors))
     with contextlib.ExitStack() as stack:
         if name.endswith(KERAS):
-            content = stack.enter_context(_made_by_keras(request, name))
+            content, about = stack.enter_context(_made_by_keras(request, name))
         else:
-            arrays = by_path(target.store.load(manifest, 0).tensors)
-            variables = len(arrays)  # more of them, where replicas have values of their own
-            about = {"format": "np", "position": str(manifest.position), "commit": manifest.id.label}
-            content = memoryview(save({path: array.copy() for path, array in arrays.items()}, about))
+            found, saved = select_backup.find_backup(target.store, commit, 1)
+            arrays = {path: array.copy() for path, array in by_path(saved.tensors).items()}
+            about = {"position": str(saved.position), "commit": found.label}
+            content = memoryview(save(arrays, {"format": "np", **about}))
+            about["tensors"] = len(arrays)  # more than variables, where replicas have values of their own
         size = len(content)
         try:
             storage.create(name, [content])
         except FileExistsError as error:
             raise taken from error
-    return Export(target.url, storage.display(name), manifest.id.label, str(manifest.position), variables, size)
+    return Export(target.url, storage.display(name), bytes=size, **about)
 
 
 @contextlib.contextmanager
-def _made_by_keras(request: Mapping[str, Any], name: str) -> Iterator[memoryview]:
-    """A file that a process with Keras makes; what it needs goes there by a pipe, for there may be secrets in it."""
+def _made_by_keras(request: Mapping[str, Any], name: str) -> Iterator[tuple[memoryview, dict[str, Any]]]:
+    """A file that a process with Keras makes, and what it is; the request goes there by a pipe: it may hold secrets."""
     with temporary.directory("export") as directory:
         out, report = directory / name, directory / "report.json"
         env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
@@ -109,8 +110,8 @@ def _made_by_keras(request: Mapping[str, Any], name: str) -> Iterator[memoryview
                 input=json.dumps({**request, "out": str(out), "report": str(report)}),
                 capture_output=True, text=True, env=env, check=False,
             )  # fmt: skip
-        if report.exists():
-            reported = json.loads(report.read_text(encoding="utf-8"))
+        reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        if "kind" in reported:
             raise vars(errors)[reported["kind"]](reported["message"])
         if done.returncode:
             raise RuntimeError(done.stderr)
@@ -119,7 +120,7 @@ def _made_by_keras(request: Mapping[str, Any], name: str) -> Iterator[memoryview
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
             memoryview(content) as view,
         ):
-            yield view
+            yield view, reported
 
 
 def show_export(page: Page, written: Export) -> None:

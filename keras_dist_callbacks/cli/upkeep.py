@@ -324,10 +324,7 @@ def show_plan(page: Page, plan: PrunePlan) -> None:
     ]
     page.facts([("keep", "\n".join(plan.kept)), ("delete", "\n".join(filter(None, rows)) or "nothing")])
     if plan.spared_generation:
-        note = (
-            f"generation {plan.spared_generation} may still be writing: its backups are kept; use --force to prune "
-            "the others"
-        )
+        note = f"generation {plan.spared_generation} may still be writing: its backups are kept"
         page.line(note, "yellow")
     if not plan.is_empty:
         page.line(f"{formatting.size(plan.bytes)} to be freed")

@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_dist_callbacks import errors
 from keras_dist_callbacks._compat.model_config import as_json, compilation
-from keras_dist_callbacks.backups.snapshot import ARCHITECTURE, SharedArray, SharedTensor, WorkerState
+from keras_dist_callbacks.backups.snapshot import ARCHITECTURE, SharedArray, SharedTensor, WorkerState, names_in
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine import select_backup
@@ -84,12 +84,13 @@ _OWN_LAYERS = "Name the modules of your own layers with --import, or give a mode
 _MODEL_FILE = "Give a model file with --model"
 
 
-def export(request: Mapping[str, Any]) -> None:
-    """Writes a `.keras` or `.weights.h5` file.
+def export(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a `.keras` or `.weights.h5` file; returns which backup that was, and where in training.
 
     Args:
-        request: `directory` and `storage_options` of the backup, the `commit`, the local file `out`, the path of a
-            `.keras` or JSON file with the `model` or None, and names of modules to `import` for classes of the user's.
+        request: `directory` and `storage_options` of the backup, the `commit` (None is the newest), the local file
+            `out`, the path of a `.keras` or JSON file with the `model` or None, and names of modules to `import` for
+            classes of the user's.
 
     Raises:
         ConfigError: A module cannot be imported, no architecture was found, or Keras cannot build a model from it.
@@ -100,7 +101,7 @@ def export(request: Mapping[str, Any]) -> None:
     for name in request["import"]:
         _import(name)
     store = BackupStore(Storage.open(request["directory"], request["storage_options"]))
-    _, saved = select_backup.find_backup(store, request["commit"], Cluster().num_workers)
+    commit, saved = select_backup.find_backup(store, request["commit"], Cluster().num_workers)
     model = _model_of(request["model"], saved)
     loading.require_built(model)
     loading.apply(model, saved, Cluster())
@@ -108,6 +109,7 @@ def export(request: Mapping[str, Any]) -> None:
         model.save_weights(request["out"])
     else:
         model.save(request["out"])
+    return {"commit": commit.label, "position": str(saved.position), "tensors": len(names_in(saved.tensors))}
 
 
 def _import(name: str) -> None:
@@ -139,15 +141,15 @@ def _text_of(path: str) -> str:
 
 
 def main() -> int:
-    """Does what the standard input asks for; errors of ours go into the file that it names for a `report`."""
+    """Does what the standard input asks for; what it did, or an error of ours, goes into the file for a `report`."""
     request = json.load(sys.stdin)
     try:
-        export(request)
+        report, code = export(request), 0
     except KdcError as error:
         kind = next(known.__name__ for known in type(error).__mro__ if known.__module__ == errors.__name__)
-        Path(request["report"]).write_text(json.dumps({"kind": kind, "message": str(error)}), encoding="utf-8")
-        return 1
-    return 0
+        report, code = {"kind": kind, "message": str(error)}, 1
+    Path(request["report"]).write_text(json.dumps(report), encoding="utf-8")
+    return code
 
 
 if __name__ == "__main__":
