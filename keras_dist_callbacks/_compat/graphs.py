@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks._compat.variables import SharedRead, hold_resource
@@ -345,7 +346,7 @@ def concrete_functions(function: Any) -> list[Any]:
 
 def _compiled(function: Callable[..., Any]) -> Any:
     """Returns the `tf.function` that a train function of Keras calls, or is."""
-    return next((f for f in _reachable(function) if hasattr(f, "_list_all_concrete_functions")), None)
+    return next((f for f in _reachable(function) if static.has(f, "_list_all_concrete_functions")), None)
 
 
 def _reachable(function: Any) -> Iterator[Any]:

@@ -10,6 +10,8 @@ import numpy as np
 import xxhash
 from keras import tree
 
+from keras_dist_callbacks import static
+
 LARGEST = 2**32  # bytes that are read completely, within half a second; of more, rows evenly spread
 _ROWS_READ = 64
 _LARGEST_TEXTS = 2**22
@@ -94,7 +96,7 @@ def _parts(array: Any) -> Iterator[Any]:
         yield from [array.flat_values, *array.nested_row_splits]
     elif isinstance(array, tf.SparseTensor):
         yield from [array.indices, array.values, array.dense_shape]
-    elif hasattr(array, "tocsr"):
+    elif static.has(array, "tocsr"):
         rows = array.tocsr()
         yield from [rows.data, rows.indices, rows.indptr]
     else:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import keras_callbacks
 
 _OF_A_CALLBACK = frozenset(["model", "_model", "params", "validation_data"])
@@ -46,7 +47,7 @@ def is_opaque(value: Any) -> bool:
     import tensorflow as tf
 
     module = type(value).__module__
-    return module.startswith("tensorflow.") and not isinstance(value, tf.Module | tf.Variable)
+    return module.startswith("tensorflow.") and not static.is_a(value, tf.Module | tf.Variable)
 
 
 def attributes(value: Any, *, of_training: bool, is_listed: bool = False) -> Iterator[tuple[str, Any, str]]:
@@ -58,11 +59,11 @@ def attributes(value: Any, *, of_training: bool, is_listed: bool = False) -> Ite
         is_listed: It is a callback of the fit, whose entry in the table of callbacks saves it.
     """
     kept = frozenset() if is_listed else keras_callbacks.saved_attributes(value)
-    for name, item in _instance_dict(value):
+    for name, item in static.instance_dict(value).items():
         if name in kept:
             yield name, item, "attribute"
         elif _may_be_state(value, name, item):
-            if name == "min_delta" and isinstance(item, float | int) and keras_callbacks.known(value):
+            if name == "min_delta" and static.is_a(item, float | int) and keras_callbacks.known(value):
                 yield name, abs(item), "magnitude"  # Keras flips its sign when it first compares
             else:
                 yield name, item, "attribute"
@@ -76,27 +77,30 @@ def parts(value: Any, *, of_training: bool) -> Iterator[tuple[str, Any, str]]:
     import keras
 
     kinds = (keras.Layer, keras.optimizers.Optimizer, keras.Metric, keras.random.SeedGenerator)
-    if not of_training and isinstance(value, kinds):
+    if not of_training and static.is_a(value, kinds):
         for number, variable in enumerate(_variables(value)):
             yield f"variable {number}", variable, ""
-    if not of_training and isinstance(value, keras.Model | keras.callbacks.CallbackList):
+    if not of_training and static.is_a(value, keras.Model | keras.callbacks.CallbackList):
         yield from _parts_of_a_training(value)
-    if isinstance(value, keras.Layer) and value._layers:
+    if static.is_a(value, keras.Layer) and value._layers:
         layers = [x for x in value._flatten_layers(include_self=False, recursive=False) if not _is_input(x)]
         for number, layer in enumerate(layers):
             yield f"layer {number}", layer, ""
-    if isinstance(value, keras.optimizers.Optimizer):  # LossScaleOptimizer, MultiOptimizer
-        wrapped = [getattr(value, "inner_optimizer", None), *(getattr(value, "optimizers", None) or ())]
-        for number, inner in enumerate(x for x in wrapped if isinstance(x, keras.optimizers.Optimizer)):
+    if static.is_a(value, keras.optimizers.Optimizer):  # LossScaleOptimizer, MultiOptimizer
+        several = static.attribute(value, "optimizers")
+        wrapped = [static.attribute(value, "inner_optimizer"), *(several if isinstance(several, list | tuple) else ())]
+        for number, inner in enumerate(x for x in wrapped if static.is_a(x, keras.optimizers.Optimizer)):
             yield f"optimizer {number}", inner, ""
 
 
 def _parts_of_a_training(value: Any) -> Iterator[tuple[str, Any, str]]:
     """Those of a model, or of a list of callbacks, with which a callback trains by itself."""
+    import keras
+
     for name in ("optimizer", "loss"):
-        if getattr(value, name, None) is not None:
-            yield name, getattr(value, name), ""
-    for number, callback in enumerate(getattr(value, "callbacks", ())):
+        if static.attribute(value, name) is not None:
+            yield name, static.attribute(value, name), ""
+    for number, callback in enumerate(value.callbacks if static.is_a(value, keras.callbacks.CallbackList) else ()):
         yield f"callback {number}", callback, ""
 
 
@@ -104,7 +108,7 @@ def _is_input(layer: Any) -> bool:
     """Returns whether a layer only says what comes in, as Keras puts one before the others when it builds a model."""
     import keras
 
-    return isinstance(layer, keras.layers.InputLayer)
+    return static.is_a(layer, keras.layers.InputLayer)
 
 
 def _may_be_state(value: Any, name: str, item: Any) -> bool:
@@ -115,14 +119,14 @@ def _may_be_state(value: Any, name: str, item: Any) -> bool:
         return False
     if _is_hook_of_ours(item):
         return False
-    if name in (_OF_A_CALLBACK if isinstance(value, keras.callbacks.Callback) else _OF_A_LAYER) and _is_keras(cls):
+    if name in (_OF_A_CALLBACK if static.is_a(value, keras.callbacks.Callback) else _OF_A_LAYER) and _is_keras(cls):
         return False
     return name not in _set_by_library(cls) or _is_setting(name, item)
 
 
 def _is_hook_of_ours(item: Any) -> bool:
     """Returns whether it is what this package has put in the place of a method."""
-    owner = item.__self__ if isinstance(item, types.MethodType) else None
+    owner = item.__self__ if type(item) is types.MethodType else None
     return type(owner).__module__.startswith("keras_dist_callbacks.")
 
 
@@ -133,14 +137,14 @@ _MARKS = ("_self_", "_kdc_", "_obj_reference", "_tf_api", "_auto")
 def is_set_by_library(owner: Any, name: str) -> bool:
     """Whether an attribute is one that Keras' own methods set, and so may read."""
     cls: Any = type(owner)
-    return not isinstance(owner, type | types.ModuleType) and name in _set_by_library(cls)
+    return not static.is_a(owner, type | types.ModuleType) and name in _set_by_library(cls)
 
 
 def is_library_layer(value: Any) -> bool:
     """Returns whether an object is a layer or model of a class of Keras' own, of which a large model has a thousand."""
     import keras
 
-    return isinstance(value, keras.Layer) and type(value).__module__.startswith("keras.")
+    return type(value).__module__.startswith("keras.") and static.is_a(value, keras.Layer)
 
 
 def set_attribute(owner: Any, name: str, value: Any) -> None:
@@ -160,7 +164,7 @@ def is_layer(value: Any) -> bool:
     """Returns whether an object is a layer, metric or optimizer: what a model makes of its own when it is built."""
     import keras
 
-    return isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer)
+    return static.is_a(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer)
 
 
 def is_traced_class(cls: type) -> bool:
@@ -174,9 +178,10 @@ def are_slots(value: Any, owner: Any) -> bool:
     """Returns whether a list or dict consists of variables that an optimizer makes when it is built."""
     import keras
 
-    items = list(value.values()) if isinstance(value, dict) else list(value)
-    variables = bool(items) and all(isinstance(item, keras.Variable) for item in items)
-    return variables and isinstance(owner, keras.optimizers.Optimizer)
+    if not static.is_a(owner, keras.optimizers.Optimizer):
+        return False
+    items = [item for _, item in static.pairs(value)] if static.is_a(value, dict) else static.contents(value)
+    return bool(items) and all(static.is_a(item, keras.Variable) for item in items)
 
 
 def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
@@ -188,10 +193,10 @@ def settings_of_layer(layer: Any) -> tuple[dict[str, Any], list[tuple[str, Any]]
     others = [(name, own[name]) for name in unknown if type(own[name]).__name__ != "History"]
     for name in names:
         item = own[name]
-        if isinstance(item, _PLAIN):
+        if static.is_a(item, _PLAIN):
             settings[name] = item
-        elif _is_of_the_user(item.__class__) or (
-            isinstance(item, types.FunctionType) and not _is_library(item.__module__)
+        elif _is_of_the_user(static.class_of(item)) or (
+            type(item) is types.FunctionType and not _is_library(item.__module__)
         ):
             others.append((name, item))
     return settings, others
@@ -276,13 +281,6 @@ def _variables(value: Any) -> list[Any]:
     return [*value.variables, *(state for state in states if isinstance(state, keras.Variable))]
 
 
-def _instance_dict(value: Any) -> list[tuple[str, Any]]:
-    try:
-        return list(object.__getattribute__(value, "__dict__").items())
-    except AttributeError:
-        return []
-
-
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
     for base in type(value).__mro__:
         for name, member in vars(base).items():
@@ -299,18 +297,18 @@ def _is_setting(name: str, item: Any) -> bool:
 
     if name.startswith("_") and name not in _PRIVATE_SETTINGS:
         return False
-    if isinstance(item, keras.Variable):
+    if static.is_a(item, keras.Variable):
         return name == "_learning_rate"
-    if item is None or isinstance(item, bool | int | float | str | np.generic):
+    if item is None or static.is_a(item, bool | int | float | str | np.generic):
         return True
-    if isinstance(item, types.FunctionType | types.MethodType | functools.partial):
+    if static.is_a(item, types.FunctionType | types.MethodType | functools.partial):
         return True
-    if isinstance(item, list | tuple | dict | set):
-        items = list(item.values()) if isinstance(item, dict) else list(item)
+    if static.is_a(item, list | tuple | dict | set):
+        items = [x for _, x in static.pairs(item)] if static.is_a(item, dict) else static.contents(item)
         return 0 < len(items) <= _LARGEST_SETTING and all(_is_setting(name, x) for x in items)
     kinds = (keras.regularizers.Regularizer, keras.constraints.Constraint, keras.Loss, keras.Metric)
     schedules = keras.optimizers.schedules.LearningRateSchedule
-    return isinstance(item, (*kinds, schedules)) or not _is_library(type(item).__module__)
+    return static.is_a(item, (*kinds, schedules)) or not _is_library(type(item).__module__)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -327,9 +325,9 @@ def _set_by_methods(cls: Any) -> frozenset[str]:
 
 
 def _functions_of(item: Any) -> Iterator[types.FunctionType]:
-    for function in (item, getattr(item, "fget", None), getattr(item, "fset", None), getattr(item, "__func__", None)):
-        function = getattr(function, "__wrapped__", function)
-        if isinstance(function, types.FunctionType):
+    for function in (item, *(static.attribute(item, name) for name in ("fget", "fset", "__func__"))):
+        function = static.attribute(function, "__wrapped__", function)
+        if type(function) is types.FunctionType:
             yield function
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import xxhash
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import model_parts
 
 _IRRELEVANT = {"build_config", "batch_input_shape", "registered_name", "module", "shared_object_id"}
@@ -136,16 +137,16 @@ def _config(item: Any) -> dict[str, Any]:
 
 def _named(loss: Any) -> str:
     """Returns a loss by its name, the same whether it was given as a string, a function or an object with defaults."""
-    if isinstance(loss, Mapping):
-        return str({key: _named(value) for key, value in loss.items()})
-    if isinstance(loss, list | tuple):
-        return str([_named(value) for value in loss])
-    if isinstance(loss, str) or loss is None:
+    if static.is_a(loss, dict):
+        return str({key: _named(value) for key, value in static.pairs(loss)})
+    if static.is_a(loss, list | tuple):
+        return str([_named(value) for value in static.contents(loss)])
+    if loss is None or type(loss) is str:
         return str(loss)
-    if hasattr(loss, "get_config"):
+    if static.has(loss, "get_config"):
         # Keras' get_config leaves some arguments out, such as the delta of Huber.
-        return _object(type(loss).__name__, {**(getattr(loss, "_fn_kwargs", None) or {}), **_config(loss)})
-    return str(getattr(loss, "__name__", type(loss).__name__))
+        return _object(type(loss).__name__, {**(static.attribute(loss, "_fn_kwargs") or {}), **_config(loss)})
+    return str(static.attribute(loss, "__name__", type(loss).__name__))
 
 
 def _object(name: str, config: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat.running_fit import RunningFit
 
 
@@ -22,11 +23,13 @@ def vocabulary_layers(model: Any) -> list[tuple[Any, list[Any]]]:
     """Layers with a vocabulary, which `adapt()` makes and training never changes, and the variables in them."""
     import tensorflow as tf
 
-    found = [getattr(layer, "_lookup_layer", layer) for layer in all_layers(model)]  # that of a TextVectorization
+    found = [
+        static.attribute(layer, "_lookup_layer", layer) for layer in all_layers(model)
+    ]  # that of a TextVectorization
     return [
         (lookup, [part for part in tf.train.TrackableView(lookup).descendants() if isinstance(part, tf.Variable)])
         for lookup in {id(lookup): lookup for lookup in found}.values()
-        if callable(getattr(lookup, "get_vocabulary", None))
+        if callable(static.attribute(lookup, "get_vocabulary"))
     ]
 
 
@@ -39,7 +42,7 @@ def layers_with_constants(model: Any) -> list[Any]:
 
 def all_layers(model: Any) -> list[Any]:
     """Returns every layer within a model; nothing for an object that is not a Keras model."""
-    return list(model._flatten_layers(include_self=False)) if hasattr(model, "_flatten_layers") else []
+    return list(model._flatten_layers(include_self=False)) if static.has(model, "_flatten_layers") else []
 
 
 def makes_own_train_function(model: Any) -> bool:
@@ -72,9 +75,9 @@ def steps_of_submodels(model: Any) -> list[tuple[Any, int]]:
     """Returns the optimizers of models within the model, such as a teacher that was trained before, and their steps."""
     import keras
 
-    found = [getattr(layer, "optimizer", None) for layer in all_layers(model)]
-    own = getattr(model, "optimizer", None)
-    inner = {id(item): item for item in found if isinstance(item, keras.optimizers.Optimizer) and item is not own}
+    found = [static.attribute(layer, "optimizer") for layer in all_layers(model)]
+    own = static.attribute(model, "optimizer")
+    inner = {id(item): item for item in found if static.is_a(item, keras.optimizers.Optimizer) and item is not own}
     return [(optimizer, steps_taken(optimizer)) for optimizer in inner.values()]
 
 
@@ -92,7 +95,7 @@ def fixed_rates(optimizer: Any) -> dict[str, float]:
     """Returns the rates that are numbers, not functions of the step; the keys are those of `current_rates`."""
     import keras
 
-    held = {name: getattr(inner, "_learning_rate", None) for name, inner in inner_optimizers(optimizer)}
+    held = {name: static.attribute(inner, "_learning_rate") for name, inner in inner_optimizers(optimizer)}
     # Keras calls a schedule for its rate, and a schedule of the user's may count its calls.
     return {name: _number(rate) for name, rate in held.items() if isinstance(rate, keras.Variable)}
 
@@ -103,7 +106,7 @@ def last_rates(optimizer: Any) -> dict[str, float]:
 
     rates = {}
     for name, inner in inner_optimizers(optimizer):
-        schedule = getattr(inner, "_learning_rate", None)
+        schedule = static.attribute(inner, "_learning_rate")
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
             rates[name] = _number(schedule(max(0, steps_taken(inner) - 1)))
     return rates
@@ -111,8 +114,8 @@ def last_rates(optimizer: Any) -> dict[str, float]:
 
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
     """Returns the optimizers that are applied, by name: of one that wraps others, those; `""` names a single one."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer
-    several = getattr(optimizer, "optimizers", None)  # MultiOptimizer
+    optimizer = static.attribute(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer
+    several = static.attribute(optimizer, "optimizers")  # MultiOptimizer
     if several is None:
         return [("", optimizer)]
     names = [inner.name for inner in several]
@@ -126,14 +129,14 @@ def idle_variables(part: Any) -> list[Any]:
 
     It counts and takes the rate with those of its inner optimizer.
     """
-    own = (getattr(part, "_iterations", None), getattr(part, "_learning_rate", None))
-    return [v for v in own if hasattr(v, "path")] if hasattr(part, "inner_optimizer") else []
+    own = (static.attribute(part, "_iterations"), static.attribute(part, "_learning_rate"))
+    return [v for v in own if static.has(v, "path")] if static.has(part, "inner_optimizer") else []
 
 
 def optimizer_config(optimizer: Any) -> dict[str, Any] | None:
     """Returns what makes an optimizer again; None if only the script can, because a class is not Keras' own."""
     inner = [optimizer, *(found for _, found in inner_optimizers(optimizer))]
-    if any(getattr(found, "_exclude_from_weight_decay", None) is not None for found in inner):
+    if any(static.attribute(found, "_exclude_from_weight_decay") is not None for found in inner):
         return None  # `exclude_from_weight_decay` was called, which a config does not include
     return _config(optimizer)
 

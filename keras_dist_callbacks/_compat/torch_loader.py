@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist_callbacks import static
+
 _SAMPLERS = {"SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler", "BatchSampler"}
 
 
 def is_loader(source: Any) -> bool:
     """Returns whether it is a `torch.utils.data.DataLoader`, torchdata's `StatefulDataLoader` included."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(source, torch.utils.data.DataLoader)
+    return torch is not None and static.is_a(source, torch.utils.data.DataLoader)
 
 
 def order_depends_on_rng_only(source: Any) -> bool:
@@ -22,12 +24,11 @@ def order_depends_on_rng_only(source: Any) -> bool:
 
     A dataset with a `state_dict` of its own says that there is more.
     """
-    samplers = (getattr(source, "sampler", None), getattr(source, "batch_sampler", None))
     return (
         is_loader(source)
-        and hasattr(source.dataset, "__getitem__")
-        and not hasattr(source.dataset, "state_dict")
-        and all(sampler is None or _is_torchs(sampler) for sampler in samplers)
+        and static.has(source.dataset, "__getitem__")
+        and not static.has(source.dataset, "state_dict")
+        and all(sampler is None or _is_torchs(sampler) for sampler in (source.sampler, source.batch_sampler))
     )
 
 
@@ -38,9 +39,9 @@ def _is_torchs(sampler: Any) -> bool:
 
 def generators(loader: Any) -> list[Any]:
     """Returns its own generators, each once; without any, it draws from torch's global random state."""
-    inner = getattr(loader.batch_sampler, "sampler", None)
+    inner = static.attribute(loader.batch_sampler, "sampler")
     holders = (loader, loader.sampler, loader.batch_sampler, inner)
-    found = [getattr(holder, "generator", None) for holder in holders]
+    found = [static.attribute(holder, "generator") for holder in holders]
     return list({id(generator): generator for generator in found if generator is not None}.values())
 
 

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import model_parts
 from keras_dist_callbacks.errors import BackupError
 from keras_dist_callbacks.process import Shared, shared
@@ -52,7 +53,7 @@ def components(variable: Any) -> tuple[Any, ...]:
 
 def attributes_of_the_user(variable: Any) -> list[tuple[str, Any]]:
     """What user code has put on a variable, such as an average of it: names of Keras' and TensorFlow's are private."""
-    held = getattr(variable, "__dict__", {})
+    held = static.instance_dict(variable)
     return [(name, held[name]) for name in _public(tuple(held))]
 
 
@@ -300,8 +301,9 @@ def _tracked(parent: Any) -> Iterable[Any]:
     try:
         return list(tf.train.TrackableView.children(parent).values())
     except ValueError:  # a list of the user's, of which items were replaced: TensorFlow refuses to save it
-        items = parent.values() if isinstance(parent, dict) else parent
-        return [item for item in items if hasattr(item, "_trackable_children")]
+        of_dict = static.is_a(parent, dict)
+        items = [item for _, item in static.pairs(parent)] if of_dict else static.contents(parent)
+        return [item for item in items if static.has(item, "_trackable_children")]
 
 
 def create_global_seed_generator() -> None:

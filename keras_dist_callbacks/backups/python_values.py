@@ -11,11 +11,13 @@ import datetime
 import enum
 import math
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.errors import BackupError
@@ -63,8 +65,25 @@ class References(Protocol):
 
 def segment(key: object) -> str:
     """Returns a key as part of a path."""
-    text = str(key) if isinstance(key, str) else repr(key)
-    return text.replace("~", "~0").replace("/", "~1")
+    return key_text(key).replace("~", "~0").replace("/", "~1")
+
+
+def key_text(key: Any) -> str:
+    """Returns a dict's key as a text, which no method of the user's makes."""
+    cls = type(key)
+    if issubclass(cls, str):
+        return str.__str__(key)
+    if issubclass(cls, enum.Enum):
+        return f"{cls.__qualname__}.{static.instance_dict(key).get('_name_')}"
+    if cls is tuple:
+        return f"({', '.join(repr(item) if type(item) is str else key_text(item) for item in key)})"
+    base: Any = next(base for base in cls.__mro__ if not base.__flags__ & _MADE_BY_CODE)
+    if base is object and cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+        base = cls
+    return str(base.__repr__(key))
+
+
+_MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not a class of C
 
 
 def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int = 0) -> JSON:
@@ -80,7 +99,7 @@ def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: Refer
     Raises:
         UnstorableError: It holds something else than plain values, containers and arrays.
     """
-    if value is None or isinstance(value, bool) or type(value) is str:
+    if value is None or type(value) in (bool, str):
         return value
     if type(value) in (int, float):
         return _number(value)
@@ -89,34 +108,36 @@ def encode(value: Any, where: str, tensors: dict[str, SharedTensor], find: Refer
         return reference
     if depth > _DEEPEST:
         raise UnstorableError(f"{where} is nested more than {_DEEPEST} levels deep")
-    if isinstance(value, list | tuple | set | frozenset | collections.deque | dict):
+    if static.is_a(value, list | tuple | set | frozenset | collections.deque | dict):
         return _container(value, where, tensors, find, depth + 1)
     return _leaf(value, where, tensors)
 
 
 def _number(value: float) -> JSON:
-    if isinstance(value, int):
+    if type(value) is int:
         return value if abs(value) < 2**53 else {"$int": str(value)}
     return value if math.isfinite(value) else {"$float": repr(value)}
 
 
 def _container(value: Any, where: str, tensors: dict[str, SharedTensor], find: References, depth: int) -> JSON:
-    if isinstance(value, dict):
-        places = {k: f"{where}/{segment(k)}" for k in value}  # no segment has a bare "~", and a key is not its value
+    cls = static.class_of(value)
+    if issubclass(cls, dict):
+        # No segment has a bare "~", and a key is not its value.
+        placed = [(k, v, f"{where}/{segment(k)}") for k, v in static.pairs(value)]
         pairs = [
-            [encode(k, f"{places[k]}/~", tensors, find, depth), encode(v, places[k], tensors, find, depth)]
-            for k, v in value.items()
+            [encode(k, f"{place}/~", tensors, find, depth), encode(v, place, tensors, find, depth)]
+            for k, v, place in placed
         ]
         kind = kind_of_mapping(value)
         return {"$dict": pairs} if kind is None else {"$mapping": [kind, pairs]}
-    items = list(value)
+    items = static.contents(value)
     numbers = _as_array(items)
-    if numbers is not None and isinstance(value, list):
+    if numbers is not None and issubclass(cls, list):
         return {"$numbers": _put(numbers, where, tensors)}
     encoded = [encode(item, f"{where}/{i}", tensors, find, depth) for i, item in enumerate(items)]
-    if isinstance(value, collections.deque):
+    if issubclass(cls, collections.deque):
         return {"$deque": [value.maxlen, encoded]}
-    kind = next(name for name, cls in _SEQUENCES.items() if isinstance(value, cls))
+    kind = next(name for name, base in _SEQUENCES.items() if issubclass(cls, base))
     return encoded if kind == "$list" else {kind: encoded}
 
 
@@ -134,23 +155,27 @@ def _as_array(items: list[Any]) -> np.ndarray[Any, Any] | None:
 
 
 def _leaf(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:
-    if isinstance(value, np.str_):
+    cls = type(value)
+    if cls is np.str_:
         return {"$str_": str(value)}
-    if isinstance(value, np.ndarray | np.generic):
+    if issubclass(cls, np.ndarray | np.generic):
         return _array(value, where, tensors)
-    if isinstance(value, bytes | bytearray):
-        return {f"${type(value).__name__}": value.hex()}
-    if isinstance(value, complex):
+    if cls in (bytes, bytearray):
+        return {f"${cls.__name__}": value.hex()}
+    if cls is complex:
         return {"$complex": repr(value)}
-    if isinstance(value, pathlib.PurePath):
-        return {"$Path" if isinstance(value, pathlib.Path) else "$path": str(value)}
-    if isinstance(value, datetime.timedelta):
+    if cls in _OF_PATHS:
+        return {"$Path" if issubclass(cls, pathlib.Path) else "$path": str(value)}
+    if cls is datetime.timedelta:
         return {"$timedelta": [value.days, value.seconds, value.microseconds]}
-    if isinstance(value, datetime.date | datetime.time):
-        return {f"${type(value).__name__}": value.isoformat()}
-    if isinstance(value, enum.Enum):
-        return {"$member": [type(value).__qualname__, value.name]}
-    raise UnstorableError(f"{where}: a {type(value).__name__} cannot be stored")
+    if cls in (datetime.datetime, datetime.date, datetime.time):
+        return {f"${cls.__name__}": value.isoformat()}
+    if issubclass(cls, enum.Enum):
+        return {"$member": [cls.__qualname__, static.instance_dict(value).get("_name_")]}
+    raise UnstorableError(f"{where}: a {cls.__name__} cannot be stored")
+
+
+_OF_PATHS = (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
 
 
 def _array(value: Any, where: str, tensors: dict[str, SharedTensor]) -> JSON:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import keras
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import multi_worker, strategies
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
@@ -154,7 +155,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         if session.restored is None:  # otherwise the verdict has said it
             self._advise(int(fit.model.distribute_strategy.num_replicas_in_sync), session.reasons_of_input)
         if session.restored is None and session.saved is None:
-            origin = getattr(self.model, "_kdc_origin", None)
+            origin = static.attribute(self.model, "_kdc_origin")
             warn_of_foreign = functools.partial(resume_mode.warn_of_foreign_backup, self._storage, origin)
             self._cluster.on_chief(warn_of_foreign, "looking for other tools' backups")
             self._continue_from_checkpoint(session)
@@ -268,7 +269,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             )
 
     def _continue_from_checkpoint(self, session: FitSession) -> None:
-        origin = getattr(self.model, "_kdc_restored_from", None)
+        origin = static.attribute(self.model, "_kdc_restored_from")
         if origin is None or not origin.epoch:
             return
         session.set_initial_epoch(origin.epoch)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat.model_parts import steps_taken
 from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
@@ -175,7 +175,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         if self._write_on == "chief":
             found = validation.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
         self._generation, self._run_token, self._published_best = found.generation, found.run_token, found.best
-        restored = getattr(self.model, "_kdc_restored_from", None)
+        restored = static.attribute(self.model, "_kdc_restored_from")
         if isinstance(restored, RestoredFrom) and self._is_in_directory(restored.path):
             self._take_published_best((0, 0))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks import static, validation
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
@@ -180,7 +180,8 @@ def restored_from(model: Any) -> RestoredFrom | None:
         model.fit(dataset, epochs=10, initial_epoch=origin.initial_epoch if origin else 0)
         ```
     """
-    return getattr(model, "_kdc_origin", None)
+    found: RestoredFrom | None = static.attribute(model, "_kdc_origin")
+    return found
 
 
 def _training_cluster() -> Cluster:
@@ -353,7 +354,7 @@ def _rates_in_words(model: Any) -> str:
     """Returns which learning rates the checkpoint has replaced: a callback moved them, or the code was edited."""
     from keras_dist_callbacks._compat.model_parts import fixed_rates
 
-    optimizer, compiled = getattr(model, "_kdc_compiled_rates", (None, {}))
+    optimizer, compiled = static.attribute(model, "_kdc_compiled_rates", (None, {}))
     loaded = fixed_rates(optimizer) if compiled else {}
     return "".join(
         f", learning rate {loaded[name]:.6g} as in the checkpoint, not {rate:.6g} as in build_fn"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import input_inspection, pipeline, replay, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.json_values import from_json, to_json
@@ -60,7 +61,7 @@ class DataPosition:
         self._fit = fit
         self._read_again = read_again
         self._shown = shown
-        self._addressing = [c for c in callbacks if getattr(c, "addresses_epochs", False)]
+        self._addressing = [c for c in callbacks if static.attribute(c, "addresses_epochs") is True]
         self._source = fit.input
         self._source_state = stateful_source_of(fit.input, iterator_persists=bool(fit.steps_per_epoch))
         self._validation = fit.validation_source

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import pipeline, torch_loader
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.process import Shared, shared
@@ -41,7 +42,7 @@ def stateful_source_of(source: Any, *, iterator_persists: bool) -> StatefulSourc
     """
     if torch_loader.order_depends_on_rng_only(source):
         return None if iterator_persists else _drawn(source)
-    pair = next((p for p in _METHODS if all(callable(getattr(source, name, None)) for name in p)), None)
+    pair = next((p for p in _METHODS if all(callable(static.attribute(source, name)) for name in p)), None)
     if pair is None:
         return None
     get, put = (getattr(source, name) for name in pair)
@@ -79,7 +80,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class _Inputs(Shared):
-    given: WeakKeyDictionary[Any, bool] = field(default_factory=WeakKeyDictionary)
+    given: dict[int, weakref.ref[Any]] = field(default_factory=dict)  # by identity: no `__eq__` is asked
 
 
 def stateless_input(source: _T) -> _T:
@@ -105,9 +106,10 @@ def stateless_input(source: _T) -> _T:
     Raises:
         ConfigError: It cannot be remembered, such as a list.
     """
+    given, key = shared(_Inputs).given, id(source)
     try:
-        shared(_Inputs).given[source] = True
-    except (TypeError, ValueError):
+        given[key] = weakref.ref(source, lambda _: given.pop(key, None))
+    except TypeError:
         raise ConfigError(
             "source: stateless_input takes the input itself or the function of EpochDataset, got a "
             f"{type(source).__name__}"
@@ -117,7 +119,4 @@ def stateless_input(source: _T) -> _T:
 
 def is_stateless(source: Any) -> bool:
     """Returns whether `stateless_input` was called with it."""
-    try:
-        return source in shared(_Inputs).given
-    except Exception:  # noqa: BLE001 - `__hash__` and `__eq__` of any object
-        return False
+    return id(source) in shared(_Inputs).given

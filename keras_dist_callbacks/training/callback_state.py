@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_callbacks, library_state
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.manifest import CALLBACK
@@ -136,7 +135,7 @@ def listed_callbacks(callbacks: Iterable[Any]) -> list[Any]:
 
 def is_asserted(value: Any) -> bool:
     """Returns whether the user has asserted that an object, a function or a class keeps no state."""
-    registered, cls = shared(Classes).registered, value if isinstance(value, type) else type(value)
+    registered, cls = shared(Classes).registered, value if static.is_a(value, type) else type(value)
     return is_stateless(value) or (cls in registered and registered[cls] is None)
 
 
@@ -144,7 +143,7 @@ def own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | N
     """Returns how the state of an object that is not a callback is got and set, if it or the user says so."""
     if library_state.is_rich_progress(value):
         return (lambda: library_state.task_numbers(value), lambda state: library_state.renumber_tasks(value, state))
-    if isinstance(value, type) or not _says_itself(value):
+    if static.is_a(value, type) or not _says_itself(value):
         return None
     entry = _entry(value)
     return None if entry is None else (lambda: entry.get(value), lambda state: entry.set(value, state))
@@ -160,9 +159,8 @@ def may_keep_state(callback: Any) -> bool:
 
 def _has_own_state(value: Any) -> bool:
     """Returns whether it has `get_state` and `set_state`; a `__getattr__` that answers to any name is not asked."""
-    names = ("get_state", "set_state")
-    is_there = all(inspect.getattr_static(value, name, None) is not None for name in names)
-    return is_there and all(callable(getattr(value, name)) for name in names)
+    found = (static.attribute(value, name) for name in ("get_state", "set_state"))
+    return all(callable(method) or isinstance(method, classmethod) for method in found)
 
 
 def _says_itself(value: Any) -> bool:
@@ -262,7 +260,8 @@ def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
 
 def _inspect(callback: Any) -> tuple[Any, bool]:
     """A callback, or the one that it wraps, and whether that runs on this worker."""
-    return (callback.callback, callback.runs_here) if getattr(callback, "wraps_callback", False) else (callback, True)
+    wraps = static.attribute(callback, "wraps_callback", False) is True
+    return (callback.callback, callback.runs_here) if wraps else (callback, True)
 
 
 def _name(callback: Any, *, finer: bool = False) -> str:
@@ -283,7 +282,7 @@ def _entry(callback: Any) -> _Entry | None:
         return shared(Classes).registered[registered]
     known = keras_callbacks.known(callback)
     identity, finer = (known.identity, known.finer) if known else ((), ())
-    identity = tuple(getattr(callback, "state_identity", identity))
+    identity = tuple(static.attribute(callback, "state_identity", identity))
     if _has_own_state(callback):
         prepare = known.prepare if known and _is_ours(type(callback)) else None
         return _Entry(lambda c: c.get_state(), lambda c, state: c.set_state(state), identity, finer, prepare)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Self
 
-from keras_dist_callbacks import validation
+from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import environment, rng, variables
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.json_values import from_json, to_json
@@ -126,7 +126,7 @@ class Checkpointer(NotCopyable):
         self._trained, self.state = TrainingObjects.of(model, optimizer, metrics, variables), user_state(state)
         self._delete = validation.check("delete_checkpoint", delete_checkpoint, bool)
         self._strict = validation.check("strict", strict, bool | Literal["certain"])
-        self._origin = getattr(model, "_kdc_origin", None)
+        self._origin = static.attribute(model, "_kdc_origin")
         self._strategy, self._cluster = model.distribute_strategy, Cluster.detect()
         self._cluster.require_connection(self._strategy)
         self._schedule = Schedule(parse_save_freq(save_freq, max_overhead), self._cluster)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import rng
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups import verdict
@@ -158,4 +159,4 @@ def take(state: FitState, kind: Any, missed: Sequence[str], *, is_chief: bool) -
 def _finalizes(model: Any, callbacks: Sequence[Any]) -> bool:
     """Returns whether the weights at the end of fit are not those of its last step."""
     averages = bool(getattr(model.optimizer, "use_ema", False))
-    return averages or any(getattr(c, "restore_best_weights", False) for c in callbacks)
+    return averages or any(static.attribute(c, "restore_best_weights") is True for c in callbacks)

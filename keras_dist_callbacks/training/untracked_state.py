@@ -133,8 +133,8 @@ class UntrackedState:
         self.conditions += [*self._conditions_of_input, *conditions]
         if resume_mode.is_finished(saved, self._fit.epochs):
             return notes  # no step is left that could differ
-        noted = hasattr(self._fit.model, "_kdc_compiled_rates")
-        loaded = getattr(self._fit.model, "_kdc_restored_from", None) is not None and not noted
+        marks = vars(self._fit.model)
+        loaded = marks.get("_kdc_restored_from") is not None and "_kdc_compiled_rates" not in marks
         settings, conditions = self._user.edits(saved.tensors, self._facts.names_that_differ(saved.tensors))
         self.conditions += conditions
         other_bits, conditions = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, library_state, variables
 from keras_dist_callbacks.backups import python_values
 from keras_dist_callbacks.backups.python_values import UnstorableError
@@ -63,7 +64,7 @@ _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "variable": ("$variable", lambda value: [variables.read(c) for c in variables.components(value)]),
     "tensor": ("$tensor", lambda value: np.asarray(value.numpy())),
     "table": ("$table", graphs.table_content),
-    "event": ("$event", lambda value: value.is_set()),
+    "event": ("$event", nodes.is_set),
 }
 """How the state of an object is stored that is put back in its own way."""
 
@@ -147,7 +148,7 @@ class _Comparison:
         before, node = self._start.nodes.get(path), self._now.nodes[path]
         above = parent_of(path)[0]
         holder = self._now.nodes.get(above)
-        if holder is None or holder.kind != "container" or not isinstance(holder.value, tuple):
+        if holder is None or holder.kind != "container" or not static.is_a(holder.value, tuple):
             return path
         is_in_place = before is not None and before.value is node.value and node.kind != "value"
         return path if is_in_place else self._replaced_tuple(above)
@@ -234,7 +235,7 @@ class _Comparison:
         slot = before.slot
         if slot is None or holder is None or holder.kind not in ("object", "class") or slot.kind != "attribute":
             return
-        if hasattr(slot.owner, last):
+        if static.has(slot.owner, last):
             return
         if path in self._changes.records:
             self._changes.lost[path] = "it was changed, and is kept in another place now"
@@ -267,9 +268,12 @@ class _Comparison:
 
     def _method(self, path: str, value: Any) -> JSON:
         owner = self._part(value.__self__, join(path, "self"), path)
-        function = getattr(value, "__func__", None)
-        known = isinstance(function, types.FunctionType) and value != getattr(value.__self__, value.__name__, None)
-        return {"$bound": [owner, str(value.__name__), *([name_of(function)] if known else [])]}
+        function = value.__func__ if type(value) is types.MethodType else None
+        name = str(static.attribute(value if function is None else function, "__name__"))
+        in_class = static.attribute(value.__self__, name)
+        in_class = in_class.__func__ if isinstance(in_class, classmethod) else in_class
+        known = type(function) is types.FunctionType and in_class is not function
+        return {"$bound": [owner, name, *([name_of(function)] if known else [])]}
 
     def _container_or_value(self, path: str, before: Node | None, node: Node) -> JSON:
         if node.kind == "container":
@@ -295,10 +299,15 @@ class _Comparison:
 
     def _require_type(self, value: Any, before: Node | None) -> None:
         """A container of another type than Python's own is filled in place, but cannot be made again."""
-        is_there = before is not None and type(before.value) is type(value) and not isinstance(value, tuple)
+        is_tuple = static.is_a(value, tuple)
+        module = type(value).__module__
+        is_there = before is not None and (
+            before.value is value or (type(before.value) is type(value) and module.startswith("tensorflow."))
+        )
+        is_there = is_there and not is_tuple
         is_plain = type(value) in _CONTAINERS or python_values.kind_of_mapping(value) is not None
-        is_plain = is_plain or type(value).__module__.startswith("keras.")
-        if not is_plain and not is_there and not hasattr(value, "_fields"):
+        is_plain = is_plain or module.startswith("keras.")
+        if not is_plain and not is_there and not (is_tuple and static.has(value, "_fields")):
             raise UnstorableError(f"a new {type(value).__qualname__} cannot be made again from a backup")
 
     def _value(self, value: Any, path: str) -> JSON:
@@ -312,7 +321,7 @@ class _Comparison:
 
     def reference(self, value: Any, path: str, within: str) -> JSON | None:
         """Returns what stands for an object within a container that is stored as one record."""
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
+        if static.is_a(value, tuple) and static.has(value, "_fields"):
             return self._named_tuple(value, path)
         known = self._paths.get(id(value))
         if known is None or path == within:
@@ -322,7 +331,7 @@ class _Comparison:
             return self._shared_array(value, f"{self._tensors}/{known}")
         if known != path:
             is_value = node.kind in ("value", "array", "tensor", "texts")
-            return None if is_value and not isinstance(value, np.ndarray) else self._pointer("ref", known)
+            return None if is_value and not static.is_a(value, np.ndarray) else self._pointer("ref", known)
         return self._in_place(value, path, node)
 
     def _named(self, path: str, node: Node) -> JSON:
@@ -363,7 +372,7 @@ class _Comparison:
         return python_values.encode(value, name, tensors, _NO_REFERENCES)
 
     def _named_tuple(self, value: Any, path: str) -> JSON:
-        fields = zip(value._fields, value, strict=True)
+        fields = zip(static.attribute(value, "_fields"), static.contents(value), strict=True)
         values = [[name, self._part(item, join(path, name), path)] for name, item in fields]
         return {"$new": [_label(type(value)), {"$dict": values}]}
 

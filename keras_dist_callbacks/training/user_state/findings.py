@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Collection, Mapping
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks.backups.verdict import Finding, group
 from keras_dist_callbacks.training.user_state.edits import Edits
 from keras_dist_callbacks.training.user_state.libraries import is_library
@@ -48,11 +51,9 @@ def _assertion(path: str, now: Found, records: Collection[str]) -> str:
     node = now.nodes.get(root) or now.nodes.get(path)
     if node is None or root.startswith(("model", "optimizer")) or any(r.startswith(f"{root}/") for r in records):
         return ""
-    if not isinstance(node.value, type) and hasattr(
-        node.value, "__code__" if node.kind == "function" else "cache_info"
-    ):
+    if type(node.value) in (types.FunctionType, functools._lru_cache_wrapper):
         return f"kdc.stateless_input({node.value.__name__})"
-    cls = node.value if isinstance(node.value, type) else type(node.value)
+    cls = node.value if static.is_a(node.value, type) else type(node.value)
     is_users = root.startswith("callback ") or not is_library(cls.__module__)
     return "" if not is_users else f"kdc.register_callback_state({cls.__name__}, None)"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import library_state
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_compiled_function, is_library
@@ -82,14 +83,14 @@ def _push_wrapped(walk: Walker, path: str, function: Any, is_traced: bool) -> No
             value = cell.cell_contents
         except ValueError:
             continue
-        if isinstance(value, types.FunctionType | types.MethodType | functools.partial) or is_of_the_user(value):
+        if static.is_a(value, types.FunctionType | types.MethodType | functools.partial) or is_of_the_user(value):
             walk.push(join(path, f"closure {name}"), None, value, is_traced)
 
 
 def is_of_the_user(value: Any) -> bool:
     """Returns whether an object is of a class of the user's, or compiled from the user's code."""
     module = value.__module__ if is_compiled_function(value) else type(value).__module__
-    return not isinstance(value, type) and not is_library(module)
+    return not static.is_a(value, type) and not is_library(module)
 
 
 def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: Reads, is_traced: bool) -> None:
@@ -99,14 +100,17 @@ def _push_globals(walk: Walker, path: str, function: types.FunctionType, reads: 
         walk.found.code_conditions[path] = why
     for name in sorted(reads.global_names & namespace.keys()):
         value = namespace[name]
-        if isinstance(value, types.ModuleType):
+        if static.is_a(value, types.ModuleType):
             _push_used(walk, value, reads, is_traced)
         else:
             walk.push(join(f"module {module}", name), Slot("global", namespace, name), value, is_traced)
             _push_used_of_class(walk, value, reads, is_traced)
     for name in sorted(reads.imports):
-        if name in sys.modules:
-            _push_used(walk, sys.modules[name], reads, is_traced)
+        found: Any = sys.modules.get(name)
+        if static.is_a(found, types.ModuleType):
+            _push_used(walk, found, reads, is_traced)
+        elif found is not None:  # an object that a module has put in its own place
+            walk.push(f"module {name}", None, found, is_traced)
     if reads.names & {"handlers", "filters"}:
         _push_of_loggers(walk, is_traced)
 
@@ -140,23 +144,25 @@ def _why_unknown(reads: Reads, namespace: dict[str, Any], is_traced: bool) -> st
 
 
 def _module_of(value: Any) -> str | None:
-    return getattr(value, "__module__", None) or getattr(value, "__name__", None)
+    found: str | None = static.attribute(value, "__module__") or static.attribute(value, "__name__")
+    return found
 
 
 def _push_used(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
     """The names of a module of the user's that a function uses."""
-    if is_library(module.__name__):
+    own, called = static.instance_dict(module), str(_module_of(module))
+    if is_library(called):
         _push_used_of_library(walk, module, reads, is_traced)
         return
-    used = reads.names & vars(module).keys()
+    used = reads.names & own.keys()
     if reads.names & _BY_NAME:
-        used |= {name for name, item in vars(module).items() if _may_be_setting(name, item)}
+        used |= {name for name, item in own.items() if _may_be_setting(name, item)}
     for name in sorted(used):
-        value = vars(module)[name]
-        if isinstance(value, types.ModuleType):
+        value = own[name]
+        if static.is_a(value, types.ModuleType):
             _push_used(walk, value, reads, is_traced)
         else:
-            walk.push(join(f"module {module.__name__}", name), Slot("attribute", module, name), value, is_traced)
+            walk.push(join(f"module {called}", name), Slot("attribute", module, name), value, is_traced)
 
 
 _AVERAGING = frozenset(["train_on_batch", "test_on_batch"])
@@ -165,20 +171,22 @@ _BY_NAME = frozenset(["getattr", "setattr", "delattr", "vars", "__dict__"])
 
 
 def _may_be_setting(name: str, item: Any) -> bool:
-    return not name.startswith("__") and not isinstance(item, types.ModuleType | types.FunctionType | type)
+    return not name.startswith("__") and not static.is_a(item, types.ModuleType | types.FunctionType | type)
 
 
 def _push_used_of_library(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
     """What the user may have put into a library's module, or into the environment of the process."""
-    path = f"module {module.__name__}"
-    for name in sorted(reads.names & vars(module).keys()):
-        value = vars(module)[name]
-        if isinstance(value, types.ModuleType) and is_library(value.__name__) and value is not module:
+    own, called = static.instance_dict(module), str(_module_of(module))
+    path = f"module {called}"
+    for name in sorted(reads.names & own.keys()):
+        value = own[name]
+        is_other = static.is_a(value, types.ModuleType) and value is not module
+        if is_other and is_library(_module_of(value)):
             _push_classes_of_library(walk, value, reads, is_traced)
         if _is_plain(value) or is_of_the_user(value):
             walk.push(join(path, name), Slot("attribute", module, name), value, is_traced)
         _push_used_of_class(walk, value, reads, is_traced)
-    if module.__name__ == "os" and reads.names & {"environ", "getenv", "putenv"}:
+    if called == "os" and reads.names & {"environ", "getenv", "putenv"}:
         look_at_environment(walk, join(path, "environ"), is_traced)
 
 
@@ -193,13 +201,14 @@ def look_at_environment(walk: Walker, path: str, is_traced: bool) -> None:
 
 def _push_classes_of_library(walk: Walker, module: types.ModuleType, reads: Reads, is_traced: bool) -> None:
     """Those of a module within a module, such as `keras.layers`."""
-    for name in sorted(reads.names & vars(module).keys()):
-        _push_used_of_class(walk, vars(module)[name], reads, is_traced)
+    own = static.instance_dict(module)
+    for name in sorted(reads.names & own.keys()):
+        _push_used_of_class(walk, own[name], reads, is_traced)
 
 
 def _push_used_of_class(walk: Walker, cls: Any, reads: Reads, is_traced: bool) -> None:
     """What the user may have put into a library's class."""
-    if not isinstance(cls, type) or not is_library(cls.__module__):
+    if not static.is_a(cls, type) or not is_library(cls.__module__):
         return
     for name in sorted(reads.names & vars(cls).keys()):
         value = vars(cls)[name]
@@ -208,21 +217,23 @@ def _push_used_of_class(walk: Walker, cls: Any, reads: Reads, is_traced: bool) -
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, n.IMMUTABLE) or (isinstance(value, list | dict | set) and n.is_flat(_items(value)))
+    return n.is_immutable(value) or (static.is_a(value, list | dict | set) and n.is_flat(_items(value)))
 
 
 def _items(value: Any) -> list[Any]:
-    return [*value, *value.values()] if isinstance(value, dict) else list(value)
+    values = [item for _, item in static.pairs(value)] if static.is_a(value, dict) else []
+    return static.contents(value) + values
 
 
 def look_at_module(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Notes a module; of one of the user's, visits what may be a setting."""
     walk.add_named(path, slot, value, "constant", is_traced)
-    if is_library(value.__name__):
+    called = str(_module_of(value))
+    if is_library(called):
         return
-    for name, item in vars(value).items():
+    for name, item in static.instance_dict(value).items():
         if _may_be_setting(name, item):
-            walk.push(join(f"module {value.__name__}", name), Slot("attribute", value, name), item, is_traced)
+            walk.push(join(f"module {called}", name), Slot("attribute", value, name), item, is_traced)
 
 
 def _is_of_library(function: types.FunctionType) -> bool:
@@ -236,7 +247,7 @@ def replaced_methods(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
         if not is_library(base.__module__):
             continue
         for name, value in vars(base).items():
-            if isinstance(value, types.FunctionType) and not _is_of_library(value):
+            if type(value) is types.FunctionType and not _is_of_library(value):
                 yield join(f"class {name_of(base)}", name), value
 
 
@@ -250,11 +261,11 @@ def look_at_class(walk: Walker, path: str, slot: Slot | None, value: type, is_tr
         return
     walk.add_named(path, slot, value, "class", is_traced)
     if library_state.is_traced_class(value):  # a call of another model is traced too
-        methods = [item for item in vars(value).values() if isinstance(item, types.FunctionType)]
+        methods = [item for item in vars(value).values() if type(item) is types.FunctionType]
         walk.found.traced_names.update(*(reads_of(method.__code__).names for method in methods))
         walk.found.traced_functions.update(methods)
     for name, item in vars(value).items():
-        if isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType) or _is_private(name, item):
+        if static.is_a(item, types.MemberDescriptorType | types.GetSetDescriptorType) or _is_private(name, item):
             continue
         walk.push(join(path, name), Slot("attribute", value, name), item, is_traced)
     for base in (*value.__bases__, type(value)):
@@ -276,7 +287,8 @@ def _is_private(name: str, item: Any) -> bool:
     """Returns whether it belongs to how classes work, and is not a method of the user's."""
     if not (name.startswith("__") and name.endswith("__")):
         return name.startswith("_abc_")
-    code = getattr(getattr(item, "__func__", item), "__code__", None)
+    function = item.__func__ if type(item) in (staticmethod, classmethod) else item
+    code = function.__code__ if type(function) is types.FunctionType else None
     return code is None or name in _NOT_CALLED or code.co_filename.startswith(_GENERATED)
 
 
@@ -285,13 +297,13 @@ def look_at_wrapper(walk: Walker, path: str, slot: Slot | None, value: Any, is_t
     if walk.is_asserted(value):
         walk.add(path, slot, value, "asserted", is_traced)
         return
-    if isinstance(value, functools._lru_cache_wrapper) and not is_library(value.__module__):
+    if static.is_a(value, functools._lru_cache_wrapper) and not is_library(value.__module__):
         look_at_cached_function(walk, path, slot, value, is_traced)
     else:
         walk.add(path, slot, value, "constant", is_traced)
     for name in ("__func__", "fget", "fset", "func", "__wrapped__"):
-        inner = getattr(value, name, None)
-        if isinstance(inner, types.FunctionType):
+        inner = static.attribute(value, name)
+        if type(inner) is types.FunctionType:
             walk.push(join(path, name), None, inner, is_traced)
 
 
@@ -307,9 +319,10 @@ def look_at_cached_function(walk: Walker, path: str, slot: Slot | None, value: A
 
 def look_at_method(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Notes a method, and visits its object and its function."""
-    owner, function = value.__self__, getattr(value, "__func__", None)
-    walk.found.names.add(str(value.__name__))  # who holds it may call it
-    walk.add(path, slot, value, "method", is_traced, ("method", str(value.__name__)))
+    owner, function = value.__self__, value.__func__ if type(value) is types.MethodType else None
+    name = str(static.attribute(value if function is None else function, "__name__"))
+    walk.found.names.add(name)  # who holds it may call it
+    walk.add(path, slot, value, "method", is_traced, ("method", name))
     walk.push(join(path, "self"), None, owner, is_traced)
     if function is not None:
         walk.push(join(path, "function"), None, function, is_traced)
@@ -317,7 +330,7 @@ def look_at_method(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
 
 def look_at_builtin(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Notes a function of C; of a method, visits the object."""
-    if value.__self__ is None or isinstance(value.__self__, types.ModuleType | type):
+    if value.__self__ is None or static.is_a(value.__self__, types.ModuleType | type):
         walk.add_named(path, slot, value, "constant", is_traced)
     else:
         look_at_method(walk, path, slot, value, is_traced)

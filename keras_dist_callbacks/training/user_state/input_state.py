@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor
@@ -58,7 +59,7 @@ class InputState:
         self._policy = policy
         roots = _roots_of(fit)
         self.start = walk(roots, policy)
-        self._roots = {path: root for path, root in roots.items() if isinstance(root.value, keras.utils.PyDataset)}
+        self._roots = {path: root for path, root in roots.items() if static.is_a(root.value, keras.utils.PyDataset)}
         self._held = [root.value for root in self._roots.values()]
         weights = fit.argument("class_weight")
         if "input" in self._roots and weights is not None:  # Keras looks them up for each batch
@@ -168,11 +169,11 @@ def _roots_of(fit: RunningFit) -> dict[str, Root]:
     """Returns the Python code of the input, which runs ahead of training: it is only compared between two runs."""
     roots = {}
     for name, source in {"input": fit.input, "validation data": fit.validation_source}.items():
-        if hasattr(source, "_inputs"):
+        if static.has(source, "_inputs"):
             for number, function in enumerate(pipeline.python_functions(source)):
                 roots[f"{name} function {number}"] = Root(function)
-        elif isinstance(source, keras.utils.PyDataset) or (
-            hasattr(type(source), "__getitem__") and not hasattr(source, "dtype")  # not an array
+        elif static.is_a(source, keras.utils.PyDataset) or (
+            static.has(type(source), "__getitem__") and not static.has(source, "dtype")  # not an array
         ):
             roots[name] = Root(source)
     return roots
@@ -185,21 +186,21 @@ def _run_in_an_epoch(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str,
 
 
 def _has_batch_hooks(callback: Any) -> bool:
-    hooks = [vars(callback).get(name) or getattr(type(callback), name, None) for name in _BATCH_HOOKS]
-    return any(not is_library(getattr(hook, "__module__", None)) for hook in hooks)
+    hooks = [static.attribute(callback, name) for name in _BATCH_HOOKS]
+    return any(not is_library(static.attribute(hook, "__module__")) for hook in hooks)
 
 
 def _mutable(found: Found) -> set[int]:
     """Ids of the objects that could be changed in place."""
     kinds = ("object", "own_state", "container", "array", "texts", "random", "dataset")
     nodes = [node for node in found.nodes.values() if node.kind in kinds]
-    return {id(node.value) for node in nodes if not isinstance(node.value, tuple | frozenset)}
+    return {id(node.value) for node in nodes if not static.is_a(node.value, tuple | frozenset)}
 
 
 def _uncompared_path(found: Found) -> str | None:
     """Returns the first path of what a walk has reached and not compared; None if it has compared everything."""
     nodes = found.nodes.items()
-    others = (p for p, node in nodes if node.kind not in _COMPARED or isinstance(node.value, types.ModuleType))
+    others = (p for p, node in nodes if node.kind not in _COMPARED or static.is_a(node.value, types.ModuleType))
     return next(itertools.chain(found.unknown, found.code_conditions, others), None)
 
 
@@ -224,8 +225,9 @@ def _functions(found: Found) -> dict[str, list[types.FunctionType]]:
     """Returns the functions of the user's, by the names under which they may be called."""
     functions: dict[str, list[types.FunctionType]] = {}
     for path, node in found.nodes.items():
-        function = getattr(node.value, "__func__", node.value)
-        if isinstance(function, types.FunctionType):
+        is_method = type(node.value) in (types.MethodType, staticmethod, classmethod)
+        function = node.value.__func__ if is_method else node.value
+        if type(function) is types.FunctionType:
             for name in _names(path, function):
                 functions.setdefault(name, []).append(function)
     return functions
@@ -252,7 +254,7 @@ def _may_draw(function: types.FunctionType, functions: Collection[str]) -> bool:
     if reads.draws or _names_with(("getattr",), function, functions):
         return True
     used = [function.__globals__.get(name) for name in reads.global_names - SEEDED]
-    modules = [str(getattr(value, "__module__", None) or getattr(value, "__name__", "")) for value in used]
+    modules = [str(static.attribute(v, "__module__") or static.attribute(v, "__name__", "")) for v in used]
     return any(_has_random_state(module) for module in (*filter(None, modules), *reads.imports))
 
 

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from keras_dist_callbacks import static
+
 _LIBRARIES = """
     keras tensorflow keras_dist_callbacks numpy tensorboard ml_dtypes absl google h5py optree wrapt namex gast
     astunparse scipy sklearn pandas polars pyarrow joblib jax jaxlib torch torchvision torchdata grain
@@ -50,6 +52,11 @@ def is_library(module: str | None) -> bool:
     return (root in LIBRARIES or root in sys.stdlib_module_names) and not _is_shadowed(root)
 
 
+def library_base(cls: type) -> Any:
+    """Returns the first class of a library's that a class is or extends."""
+    return next(base for base in cls.__mro__ if is_library(base.__module__))
+
+
 def is_compiled_function(value: Any) -> bool:
     """Whether it is a function that Cython has compiled, as `numpy.random.default_rng` is; each version has a type."""
     return type(value).__module__.startswith("_cython_")
@@ -83,11 +90,11 @@ def _standard_library() -> list[Path]:
 
 def is_output(value: Any) -> bool:
     """Whether an object only writes output, holds a connection or orders threads: training does not depend on it."""
-    if isinstance(value, io.IOBase):
-        return _only_writes(value)
+    if issubclass(type(value), io.IOBase):
+        return not is_library(type(value).__module__) or _only_writes(value)  # what one of the user's does is not asked
     import tensorflow as tf
 
-    if isinstance(value, tf.summary.SummaryWriter | type(csv.writer(io.StringIO()))):
+    if static.is_a(value, tf.summary.SummaryWriter | type(csv.writer(io.StringIO()))):
         return True
     return any(base in _SYNCHRONISATION or _packages(base) & _OUTPUT for base in type(value).__mro__)
 

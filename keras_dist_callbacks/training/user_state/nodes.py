@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import library_state
 from keras_dist_callbacks.backups.python_values import layout, segment
-from keras_dist_callbacks.training.user_state.libraries import is_library
+from keras_dist_callbacks.training.user_state.libraries import is_library, library_base
 
 _SCALARS = frozenset(
     [
@@ -150,20 +151,40 @@ def _segment_in_words(segment: str) -> str:
     return "learning_rate" if segment == "_learning_rate" else segment
 
 
+def is_immutable(value: Any) -> bool:
+    """Returns whether a value is of one of the types `IMMUTABLE`."""
+    return issubclass(type(value), IMMUTABLE)
+
+
 def immutable_token(value: Any) -> tuple[Any, ...]:
     """Returns the token of a value of one of the types `IMMUTABLE`."""
-    if isinstance(value, enum.Enum):
-        return ("enum", type(value).__qualname__, value.name)
-    if isinstance(value, np.generic):
+    cls = type(value)
+    if issubclass(cls, enum.Enum):
+        return ("enum", cls.__qualname__, text_of(value))
+    if issubclass(cls, np.generic):
         return ("value", value.dtype.str, value.tobytes())
-    return ("value", type(value).__name__, value if isinstance(value, str | bytes) else repr(value))
+    return ("value", cls.__name__, text_of(value))
+
+
+def text_of(value: Any) -> Any:
+    """Returns a text or bytes as they are, the name of a member of an Enum, and what Python writes for other values.
+
+    Of an instance of a class of the user's, what the class of a library would write that it extends.
+    """
+    cls = type(value)
+    if issubclass(cls, enum.Enum):
+        held = static.instance_dict(value)
+        return held.get("_name_") or repr(text_of(held["_value_"]))
+    if issubclass(cls, str | bytes):
+        return str.__str__(value) if issubclass(cls, str) else bytes(memoryview(value))
+    return library_base(cls).__repr__(value)
 
 
 def attributes_of_immutable(value: Any) -> list[tuple[str, Any]]:
     """Returns what a member of an Enum, or an instance of a subclass of the user's, holds besides its value."""
-    if not hasattr(value, "__dict__") or is_library(type(value).__module__):
+    if type(value) in _SCALARS or is_library(type(value).__module__):
         return []
-    return [(name, item) for name, item in vars(value).items() if name not in _OF_AN_ENUM]
+    return [(name, item) for name, item in static.instance_dict(value).items() if name not in _OF_AN_ENUM]
 
 
 _OF_AN_ENUM = ("_value_", "_name_", "_sort_order_", "__objclass__")
@@ -171,11 +192,13 @@ _OF_AN_ENUM = ("_value_", "_name_", "_sort_order_", "__objclass__")
 
 def plain_token(value: Any) -> Any:
     """Returns what an object has returned as its own state, so that two such answers can be compared."""
-    if isinstance(value, dict):
-        return {key: plain_token(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_token(item) for item in value]
-    return array_token(value) if isinstance(value, np.ndarray) else value
+    if static.is_a(value, dict):
+        return {key: plain_token(item) for key, item in static.pairs(value)}
+    if static.is_a(value, list | tuple):
+        return [plain_token(item) for item in static.contents(value)]
+    if static.is_a(value, np.ndarray):
+        return plain_token(value.tolist()) if value.dtype.hasobject else array_token(value)
+    return value
 
 
 def is_flat(items: Iterable[Any]) -> bool:
@@ -185,28 +208,34 @@ def is_flat(items: Iterable[Any]) -> bool:
 
 def flat_token(value: Any) -> tuple[Any, ...]:
     """Returns the token of a container of plain values."""
-    if isinstance(value, bytearray):
+    cls = static.class_of(value)
+    if issubclass(cls, bytearray):
         return ("bytes", xxhash.xxh3_128_hexdigest(value))
-    if isinstance(value, dict):
-        content: Any = [*value, *value.values()]
-    else:
-        content = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+    content = static.contents(value)
+    count = len(content)
+    if issubclass(cls, dict):
+        content += [item for _, item in static.pairs(value)]
+    elif issubclass(cls, set | frozenset):
+        content.sort(key=repr)
     kinds = ",".join(kind.__name__ for kind in dict.fromkeys(map(type, content)))
     if len(kinds) > 8:
         kinds = ",".join(sorted(kinds.split(",")))
-    size = (value.maxlen,) if isinstance(value, collections.deque) else ()
-    return (type(value).__name__, len(value), *size, kinds, xxhash.xxh3_128_hexdigest(marshal.dumps(content, 2)))
+    size = (_LENGTH.__get__(value),) if issubclass(cls, collections.deque) else ()
+    return (type(value).__name__, count, *size, kinds, xxhash.xxh3_128_hexdigest(marshal.dumps(content, 2)))
 
 
-def keeps_order(value: set[Any] | frozenset[Any]) -> bool:
+_LENGTH = vars(collections.deque)["maxlen"]
+
+
+def keeps_order(value: Any) -> bool:
     """Returns whether a set that is made again from its items, in their order, has the same order and size in memory.
 
     Which item `pop` takes depends on those that it took before, too.
     """
-    items = list(value)
+    items = static.contents(value)
     made = set(items)
     return list(made) == items and _table_bytes(made) == _table_bytes(
-        set(value) if isinstance(value, frozenset) else value
+        set(value) if static.is_a(value, frozenset) else value
     )
 
 
@@ -239,12 +268,15 @@ def random_token(generator: Any) -> tuple[Any, ...]:
 
 def random_state(generator: Any) -> Any:
     """Returns the state of a random generator of Python or numpy, as plain values."""
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if not isinstance(generator, np.random.Generator):
+    if static.is_a(generator, random.Random):  # as `getstate` returns it
+        return random.Random.VERSION, _GETSTATE(generator), static.attribute(generator, "gauss_next")
+    if not static.is_a(generator, np.random.Generator):
         return _plain(generator.get_state(False))
     children = getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0)
     return {**_plain(generator.bit_generator.state), **({_CHILDREN: children} if children else {})}
+
+
+_GETSTATE = random.Random.__bases__[0].getstate  # type: ignore[attr-defined]
 
 
 def set_random_state(generator: Any, state: Any) -> None:
@@ -288,6 +320,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def is_set(event: Any) -> bool:
+    """Returns whether a `threading.Event` is set."""
+    return bool(static.attribute(event, "_flag"))
 
 
 def iterator_token(iterator: Any) -> tuple[Any, ...]:
@@ -373,7 +410,7 @@ def generator_token(generator: types.GeneratorType[Any, Any, Any]) -> tuple[Any,
     frame = generator.gi_frame
     if frame is None:
         return ("generator", "finished")
-    plain = {name: value for name, value in frame.f_locals.items() if isinstance(value, bool | int | float | str)}
+    plain = {name: value for name, value in frame.f_locals.items() if type(value) in _SCALARS}
     return ("generator", frame.f_lasti, repr(plain))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks.training.user_state.libraries import is_library
 
 _DYNAMIC = frozenset(
@@ -258,12 +259,12 @@ def _is_shared_draw(chain: tuple[str, ...], namespace: Mapping[str, Any]) -> boo
         value, names = np.random, names[1:]
     if value is random or value is np.random:
         return names[0] not in SEEDED | {"Random", "SystemRandom"}
-    if any(getattr(value, "__self__", None) is state for state in _SHARED_STATES):
+    if any(static.attribute(value, "__self__") is state for state in _SHARED_STATES):
         return True
-    module = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
+    module = str(static.attribute(value, "__module__") or static.attribute(value, "__name__", ""))
     if module.partition(".")[0] == "keras":
         return "initializers" in (*chain, *module.split("."))
-    is_other = isinstance(value, types.ModuleType | types.FunctionType) and is_library(module)
+    is_other = static.is_a(value, types.ModuleType | types.FunctionType) and is_library(module)
     return is_other and not module.startswith(_OWN_STATES) and any(w in name for w in _DRAWING for name in chain)
 
 

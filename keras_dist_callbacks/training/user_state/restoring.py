@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import itertools
 import threading
 import types
@@ -12,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, variables
 from keras_dist_callbacks.backups import python_values
 from keras_dist_callbacks.backups.snapshot import JSON
 from keras_dist_callbacks.training.callback_state import own_state
 from keras_dist_callbacks.training.user_state import nodes
 from keras_dist_callbacks.training.user_state.changes import digest_of, digests
+from keras_dist_callbacks.training.user_state.libraries import library_base
 from keras_dist_callbacks.training.user_state.nodes import Node, Slot, parent_of, with_parents
 from keras_dist_callbacks.training.user_state.walker import Found
 
@@ -271,8 +274,9 @@ class _Objects:
         return self._now.labels[label]
 
     def _member(self, value: JSON, present: Any) -> Any:
-        known = [type(present)] + [type(n.value) for n in self._now.nodes.values() if isinstance(n.value, enum.Enum)]
-        known += [item for item in self._now.labels.values() if isinstance(item, type)]
+        found = (type(node.value) for node in self._now.nodes.values())
+        known = [type(present), *(cls for cls in found if issubclass(cls, enum.Enum))]
+        known += [item for item in self._now.labels.values() if static.is_a(item, type)]
         for cls in known:
             if issubclass(cls, enum.Enum) and cls.__qualname__ == value[0]:
                 return cls[value[1]]
@@ -284,9 +288,9 @@ _MISSING = object()
 
 def _part_of(value: Any, name: str) -> Any:
     """Returns what a container or an object holds under a segment of a path."""
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else repr(key): item for key, item in value.items()}[name]
-    return value[int(name)] if isinstance(value, list | tuple | collections.deque) else getattr(value, name)
+    if static.is_a(value, dict):
+        return {python_values.key_text(key): item for key, item in static.pairs(value)}[name]
+    return value[int(name)] if isinstance(value, list | tuple | collections.deque) else static.attribute(value, name)
 
 
 def _fill_own(present: Any, state: Any) -> bool:
@@ -370,23 +374,32 @@ def _is_equal_array(one: Any, other: Any) -> bool:
 
 
 def _fill(present: Any, value: Any) -> bool:
-    """Makes a container or array what another one is, because others may hold on to it; False if it cannot be."""
-    kind: Any = next((kind for kind in (list, dict, set, np.ndarray) if isinstance(present, kind)), type(present))
+    """Makes a container or array what another one is, because others may hold on to it; False if it cannot be.
+
+    By the methods of the library's class that a class of the user's extends: theirs may count, check or refuse.
+    """
+    cls = static.class_of(present)
+    kind: Any = next((kind for kind in (list, dict, set, np.ndarray) if issubclass(cls, kind)), cls)
     if not isinstance(value, kind):
         return False
-    if isinstance(present, np.ndarray):
+    if issubclass(cls, np.ndarray):
         is_alike = present.shape == value.shape and present.dtype == value.dtype and present.strides == value.strides
         if not is_alike or not present.flags.writeable:
             return False
         present[...] = value
-    elif isinstance(present, list | bytearray):
-        present[:] = value
-    elif isinstance(present, dict | set):
-        present.clear()
-        present.update(value if isinstance(value, dict) else list(value))  # one by one: with the same order and size
-    elif isinstance(present, collections.deque) and present.maxlen == value.maxlen:
-        present.clear()
-        present.extend(value)
+    elif issubclass(cls, list | bytearray):
+        _method(present, "__setitem__")(slice(None), value)
+    elif issubclass(cls, dict | set):
+        _method(present, "clear")()
+        _method(present, "update")(value if isinstance(value, dict) else list(value))  # one by one: same order and size
+    elif issubclass(cls, collections.deque) and present.maxlen == value.maxlen:
+        _method(present, "clear")()
+        _method(present, "extend")(value)
     else:
         return False
     return True
+
+
+def _method(present: Any, name: str) -> Callable[..., Any]:
+    found = getattr(library_base(type(present)), name, None)  # a proxy's class has it not
+    return getattr(present, name) if found is None else functools.partial(found, present)

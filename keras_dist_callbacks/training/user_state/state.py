@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, input_inspection, library_state, model_config, pipeline, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.manifest import PYTHON, TRACED
@@ -82,7 +83,7 @@ class UserState:
         layers = {p: node.value for p, node in self._start.nodes.items() if library_state.can_adapt(node.value)}
         self._adapted = {path: library_state.adapted(layer) for path, layer in layers.items()}
         names = [name for name, c in self._callbacks.items() if not is_library(type(c).__module__)]
-        is_loaded = getattr(fit.model, "_kdc_origin", None) is not None  # from a checkpoint, with its variables
+        is_loaded = vars(fit.model).get("_kdc_origin") is not None  # from a checkpoint, with its variables
         described = edits.describe(self._start, self.input.start, names, is_loaded=is_loaded)
         first = shared(_Descriptions).of_models.setdefault(fit.model, {}).setdefault(directory, described)
         self._description = edits.with_first(described, first)
@@ -330,7 +331,7 @@ class UserState:
         for path in found.records if copied else ():
             node = now.node(path)
             array = None if node is None else node.value
-            if isinstance(array, np.ndarray) and any(np.may_share_memory(array, other) for other in copied):
+            if static.is_a(array, np.ndarray) and any(np.may_share_memory(array, other) for other in copied):
                 owner, place = words(path)
                 conditions.append(f"{place} of {owner} is as it was when the first validation of this fit() copied it")
         return conditions
@@ -420,7 +421,7 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
     for variable in model.variables:
         if variables.attributes_of_the_user(variable):
             roots[f"variable {variable.path.replace('/', '.')}"] = Root(variable)
-    params = getattr(next(iter(callbacks.values()), None), "params", None)
+    params = static.attribute(next(iter(callbacks.values()), None), "params")
     if params is not None:
         roots["fit/params"] = Root(params)
     return roots
@@ -434,7 +435,7 @@ def is_called(path: str, now: Found) -> bool:
     """Returns whether a function may be called in training: of a plain class of the user's, other code names it."""
     above, name = parent_of(path)
     owner = now.nodes.get(above)
-    if owner is None or not isinstance(owner.value, type) or name.startswith("__"):
+    if owner is None or not static.is_a(owner.value, type) or name.startswith("__"):
         return True
     extends_library = any(is_library(base.__module__) for base in owner.value.__mro__[:-1])
     return extends_library or name in now.names or "getattr" in now.names
@@ -442,9 +443,9 @@ def is_called(path: str, now: Found) -> bool:
 
 def _may_keep_state(value: Any) -> bool:
     """Not a function, a list of names, or a loss of Keras' own."""
-    if isinstance(value, type | types.FunctionType | list | tuple | dict):
+    if static.is_a(value, type | types.FunctionType | list | tuple | dict):
         return False
-    return bool(getattr(value, "variables", None)) or not is_library(type(value).__module__)
+    return not is_library(type(value).__module__) or (library_state.is_layer(value) and bool(value.variables))
 
 
 def _is_same_object(start: Found, now: Found, path: str) -> bool:

@@ -6,6 +6,7 @@ import types
 
 import keras
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, library_state
 from keras_dist_callbacks.training.user_state import changes
 from keras_dist_callbacks.training.user_state.libraries import is_library
@@ -45,7 +46,7 @@ def _may_be_set(path: str, node: Node, now: Found) -> bool:
 
 
 def _has_other_traces(now: Found) -> bool:
-    models = {id(n.value): n.value for n in now.nodes.values() if isinstance(n.value, keras.Model)}
+    models = {id(n.value): n.value for n in now.nodes.values() if static.is_a(n.value, keras.Model)}
     return bool(now.names_in_functions) or any(map(graphs.has_other_traces, models.values()))
 
 
@@ -67,7 +68,7 @@ def _callees(now: Found) -> dict[str, list[types.FunctionType]]:
     """Returns the user's functions by name."""
     functions: dict[str, list[types.FunctionType]] = {}
     for found in now.labels.values():
-        if isinstance(found, types.FunctionType) and not is_library(found.__module__):
+        if type(found) is types.FunctionType and not is_library(found.__module__):
             functions.setdefault(found.__name__, []).append(found)
     return functions
 
@@ -75,7 +76,7 @@ def _callees(now: Found) -> dict[str, list[types.FunctionType]]:
 def _is_setting_of_users_layer(node: Node | None) -> bool:
     """Returns a number that a layer of the user's has from a layer of Keras', whose methods read it."""
     slot = None if node is None else node.slot
-    if node is None or slot is None or isinstance(node.value, bool) or not isinstance(node.value, int | float):
+    if node is None or slot is None or type(node.value) is bool or not static.is_a(node.value, int | float):
         return False
     is_of_keras = library_state.is_library_layer(slot.owner) or not library_state.is_layer(slot.owner)
     return not is_of_keras and library_state.is_set_by_library(slot.owner, slot.key)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import collections
 import random
 import types
+import weakref
 from typing import Any
 
 import numpy as np
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, library_state, variables
+from keras_dist_callbacks.backups.python_values import key_text
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
@@ -22,72 +25,75 @@ def look_at_container(walk: Walker, path: str, slot: Slot | None, value: Any, is
     cls = type(value)
     if not is_library(cls.__module__):  # one of the user's, which may have attributes too
         walk.push(f"class {name_of(cls)}", None, cls, is_traced)
-        for name, item in getattr(value, "__dict__", {}).items():
+        for name, item in static.instance_dict(value).items():
             walk.push(join(path, f".{name}"), Slot("attribute", value, name), item, is_traced)
-    if isinstance(value, bytearray):
+    kind = static.class_of(value)
+    if issubclass(kind, bytearray):
         walk.add(path, slot, value, "container", is_traced, n.flat_token(value))
         return
-    if isinstance(value, dict):
+    if issubclass(kind, dict):
         look_at_dict(walk, path, slot, value, is_traced)
         return
-    items = list(value)
+    items = static.contents(value)
     if n.is_flat(items):
         _look_at_flat(walk, path, slot, value, is_traced)
-    elif isinstance(value, set | frozenset):
+    elif issubclass(kind, set | frozenset):
         walk.add_unknown(path, slot, value, is_traced, "a set of objects")
     else:
         walk.add(path, slot, value, "container", is_traced, (type(value).__name__, len(items)))
+        is_tuple = issubclass(kind, tuple)
         for index, item in enumerate(items):
-            walk.push(
-                join(path, index), None if isinstance(value, tuple) else Slot("item", value, index), item, is_traced
-            )
+            walk.push(join(path, index), None if is_tuple else Slot("item", value, index), item, is_traced)
 
 
 def _look_at_flat(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     token = n.flat_token(value)
     walk.add(path, slot, value, "container", is_traced, token)
-    if isinstance(value, set | frozenset) and walk.token_at_start(path, token) != token:
+    if static.is_a(value, set | frozenset) and walk.token_at_start(path, token) != token:
         walk.found.changed_sets[path] = value
 
 
 def look_at_dict(walk: Walker, path: str, slot: Slot | None, value: dict[Any, Any], is_traced: bool) -> None:
     """Notes a dict, and visits its values by their keys; ids and objects as keys are unknown."""
-    if isinstance(value, collections.defaultdict) and not isinstance(value.default_factory, type | None):
-        walk.push(join(path, "default_factory"), None, value.default_factory, is_traced)
-    items = dict(value)
-    by_id = any(isinstance(key, int) and key > _SMALLEST_ADDRESS for key in items)
-    if by_id and not library_state.are_slots(items, None if slot is None else slot.owner):
+    if static.is_a(value, collections.defaultdict):
+        _push_factory(walk, path, value, is_traced)
+    items = static.pairs(value)
+    held = [key for key, _ in items]
+    by_id = any(type(key) is int and key > _SMALLEST_ADDRESS for key in held)
+    if by_id and not library_state.are_slots(value, None if slot is None else slot.owner):
         walk.add_unknown(path, slot, value, is_traced, "a dict whose keys may be the ids of objects")
         return
-    if not n.is_flat(items):
-        keys = [_key_of(key) for key in items]
+    if not n.is_flat(held):
+        keys = [_key_of(key) for key in held]
         if None in keys:
             walk.add_unknown(path, slot, value, is_traced, "a dict whose keys are objects")
             return
     else:
-        keys = [repr(key) if not isinstance(key, str) else key for key in items]
-        if n.is_flat(items.values()):
-            walk.add(path, slot, value, "container", is_traced, n.flat_token(items))
+        keys = [repr(key) if type(key) is not str else key for key in held]
+        if n.is_flat(item for _, item in items):
+            walk.add(path, slot, value, "container", is_traced, n.flat_token(value))
             return
     if len(set(keys)) < len(keys):
         walk.add_unknown(path, slot, value, is_traced, "a dict with keys that have the same text")
         return
     walk.add(path, slot, value, "container", is_traced, (type(value).__name__, tuple(keys)))
-    for text, (key, item) in zip(keys, items.items(), strict=True):
+    for text, (key, item) in zip(keys, items, strict=True):
         walk.push(join(path, text), Slot("item", value, key), item, is_traced)
+
+
+def _push_factory(walk: Walker, path: str, value: Any, is_traced: bool) -> None:
+    factory = vars(collections.defaultdict)["default_factory"].__get__(static.target(value))
+    if factory is not None and not static.is_a(factory, type):
+        walk.push(join(path, "default_factory"), None, factory, is_traced)
 
 
 _SMALLEST_ADDRESS = 2**32
 
 
 def _key_of(key: Any) -> str | None:
-    if isinstance(key, str):
-        return key
-    if isinstance(key, n.IMMUTABLE):
-        return repr(key)
-    if isinstance(key, tuple) and all(isinstance(item, n.IMMUTABLE) for item in key):
-        return repr(key)
-    return name_of(key) if isinstance(key, type | types.FunctionType) else None
+    if n.is_immutable(key) or (type(key) is tuple and all(map(n.is_immutable, key))):
+        return key_text(key)
+    return name_of(key) if static.is_a(key, type | types.FunctionType) else None
 
 
 def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -116,7 +122,7 @@ def look_at_array(walk: Walker, path: str, slot: Slot | None, value: Any, is_tra
 
 def look_at_random(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Notes a random generator with its state."""
-    if isinstance(value, random.SystemRandom):
+    if static.is_a(value, random.SystemRandom):
         walk.add(path, slot, value, "constant", is_traced)
     else:
         walk.add(path, slot, value, "random", is_traced, n.random_token(value))
@@ -124,7 +130,7 @@ def look_at_random(walk: Walker, path: str, slot: Slot | None, value: Any, is_tr
 
 def look_at_event(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Notes whether an event is set."""
-    walk.add(path, slot, value, "event", is_traced, ("event", value.is_set()))
+    walk.add(path, slot, value, "event", is_traced, ("event", n.is_set(value)))
 
 
 def look_at_lock(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -163,7 +169,7 @@ def look_at_generator(walk: Walker, path: str, slot: Slot | None, value: Any, is
 def look_at_weak_reference(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Visits what a weak reference refers to."""
     walk.add(path, slot, value, "constant", is_traced)
-    walk.push(join(path, "referent"), None, value(), is_traced)
+    walk.push(join(path, "referent"), None, weakref.ref.__call__(value), is_traced)
 
 
 def look_at_variable(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
@@ -186,7 +192,7 @@ def look_at_generator_of_tensorflow(walk: Walker, path: str, slot: Slot | None, 
 
 def look_at_tensor(walk: Walker, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
     """Notes a tensor with a digest of its content."""
-    if not hasattr(value, "numpy") or not value.dtype.is_numpy_compatible:
+    if not static.has(value, "numpy") or not value.dtype.is_numpy_compatible:
         walk.add(path, slot, value, "owned", is_traced)
         return
     array = value.numpy()
@@ -215,8 +221,11 @@ def look_at_traced_function(walk: Walker, path: str, slot: Slot | None, value: A
     walk.add(path, slot, value, "constant", is_traced)
     if drawn := graphs.random_operations(value):
         walk.found.unknown[path] = f"it draws by TensorFlow's {drawn[0]}, whose state cannot be saved"
-    walk.found.traced_functions.add(value.python_function)
-    if graphs.concrete_functions(value):
-        walk.found.names_in_functions |= reads_of(value.python_function.__code__).names
-        walk.found.names_in_functions.update(value.python_function.__code__.co_freevars)
+    function = value.python_function
+    function = function.__func__ if type(function) is types.MethodType else function
+    if type(function) is types.FunctionType:  # and not an object that can be called
+        walk.found.traced_functions.add(function)
+        if graphs.concrete_functions(value):
+            walk.found.names_in_functions |= reads_of(function.__code__).names
+            walk.found.names_in_functions.update(function.__code__.co_freevars)
     walk.push(join(path, "python_function"), None, value.python_function, is_traced)

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import library_state
 from keras_dist_callbacks.training.user_state import functions, values
 from keras_dist_callbacks.training.user_state import nodes as n
@@ -133,13 +134,11 @@ def push_attributes(walk: Walker, path: str, value: Any, is_traced: bool) -> Non
 
 def _is_open(cls: type) -> bool:
     """Whether all that instances hold is in their `__dict__` and slots: nothing that a class of C keeps for itself."""
-    slots = [name for base in cls.__mro__ for name in _names(vars(base).get("__slots__", ()))]
+    items = [item for base in cls.__mro__ if "__slots__" in vars(base) for item in vars(base).values()]
+    slots = [item for item in items if type(item) is types.MemberDescriptorType]
     pointers = len(slots) + bool(cls.__dictoffset__) + bool(cls.__weakrefoffset__)
-    return cls.__itemsize__ == 0 and cls.__basicsize__ <= object.__basicsize__ + pointers * _POINTER
-
-
-def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    is_small = cls.__itemsize__ == 0 and cls.__basicsize__ <= object.__basicsize__ + pointers * _POINTER
+    return is_small and not static.hides_dict(cls)
 
 
 _POINTER = struct.calcsize("P")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import variables
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.nodes import Node, Slot
@@ -192,11 +193,11 @@ class Walker:
     def _visit(self, path: str, slot: Slot | None, value: Any, is_traced: bool) -> None:
         if path in self.found.nodes:
             return
-        if isinstance(value, n.IMMUTABLE):
+        if n.is_immutable(value):
             self._add(path, slot, value, "value", n.immutable_token(value), is_traced)
             for name, item in n.attributes_of_immutable(value):
                 self.push(
-                    n.join(f"class {name_of(type(value))}", str(value), name),
+                    n.join(f"class {name_of(type(value))}", n.text_of(value), name),
                     Slot("attribute", value, name),
                     item,
                     is_traced,
@@ -204,7 +205,7 @@ class Walker:
             return
         known = self._paths.get(id(value))
         if known is not None:
-            if isinstance(value, types.FunctionType):
+            if type(value) is types.FunctionType:
                 self.found.names.add(value.__name__)  # who holds it may call it
             self._add(path, slot, value, "ref", ("ref", known), is_traced)
             return
@@ -217,11 +218,11 @@ class Walker:
             path, slot = earlier, None
         self._paths[id(value)] = path
         self._alive.append(value)
-        cls = value.__class__  # of a proxy, that of the object that it stands for, as `isinstance` takes it
+        cls = static.class_of(value)
         look = self._look_of.get(cls)
         if look is None:
-            # Not `isinstance`: of an abstract class such as `tf.TypeSpec`, it asks hundreds of subclasses each time.
-            bases = {*type(value).__mro__, *cls.__mro__}
+            # Not `issubclass`: of an abstract class such as `tf.TypeSpec`, it asks hundreds of subclasses each time.
+            bases = set(cls.__mro__)
             look = self._look_of[cls] = next((f for kinds, f in self._looks if bases & kinds), self._otherwise)
         look(self, path, slot, value, is_traced)
 
@@ -287,8 +288,8 @@ class Walker:
 
 def name_of(value: Any) -> str:
     """Returns the full name of a function, class or module."""
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
+    module, name = (static.attribute(value, name) for name in ("__module__", "__qualname__"))
+    name = name or static.attribute(value, "__name__") or type(value).__name__
     return f"{module}.{name}" if module and module != "builtins" else str(name)
 
 
