@@ -174,7 +174,7 @@ def test_a_changed_batch_size_is_labelled_not_exact(backup: Path) -> None:
 def test_another_seed_is_another_fit(backup: Path) -> None:
     model = tiny.rich_model()
     keras.utils.set_random_seed(8)
-    with pytest.raises(BackupMismatchError, match="belongs to another fit.*: the global seed was 7 then and is 8 now"):
+    with pytest.raises(BackupMismatchError, match=r"belongs to another fit.*: the global seed was 7 then and is 8 now"):
         tiny.fit(model, backup)
 
 

@@ -155,7 +155,7 @@ def test_strict_turns_an_inexact_resume_into_an_error_before_training(tmp_path: 
         before = {p: p.read_bytes() for p in directory.rglob("*") if p.is_file()}
         model, steps = tiny.model(), tiny.CountSteps()
         keras.utils.set_random_seed(8)
-        with pytest.raises(BackupError, match="belongs to another fit.*: the global seed"):
+        with pytest.raises(BackupError, match=r"belongs to another fit.*: the global seed"):
             tiny.fit(model, directory, [steps], save_freq=save_freq, options={"strict": True})
         assert steps.trained == []
         assert all(p.read_bytes() == content for p, content in before.items())

@@ -240,7 +240,7 @@ def test_a_second_fit_of_another_model_in_a_finished_runs_directory_is_refused(t
     tiny.fit(tiny.model(), tmp_path, options=KEEP)
     before = files(tmp_path)
     model = tiny.model()
-    with pytest.raises(BackupMismatchError, match="another fit.*an earlier fit.. of this process.*had another model"):
+    with pytest.raises(BackupMismatchError, match=r"another fit.*an earlier fit.. of this process.*had another model"):
         tiny.fit(model, tmp_path, options=KEEP)
     assert files(tmp_path) == before
 
