@@ -194,7 +194,7 @@ def later_fit_reason(saved: WorkerState, fit: Mapping[str, JSON]) -> str:
 
 
 def note_skipped() -> None:
-    """A fit of this process was skipped, so its History is empty and its model is as the script made it."""
+    """A fit of this process was skipped, so its History is empty and its model has the weights of a later fit."""
     _add_condition(_RESULTS_NOT_USED)
 
 

@@ -32,6 +32,9 @@ class Tag(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         return inputs
 
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name}  # it tells nobody else
+
 
 @dataclass(frozen=True)
 class Script:
