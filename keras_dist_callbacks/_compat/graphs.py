@@ -133,7 +133,12 @@ class Operations:
 
 def operations(graph: Any) -> Operations:
     """Looks through a graph and the functions that it calls."""
-    return _operations(graph.as_graph_def())
+    return operations_of(graph.as_graph_def())
+
+
+def is_random(op: str) -> bool:
+    """Returns whether operations of a type keep a random state in their kernel."""
+    return op.startswith(_RANDOM) and not op.startswith(_NO_RANDOM_NUMBERS)
 
 
 def operations_of_dataset(variant: Any) -> Operations:
@@ -141,7 +146,7 @@ def operations_of_dataset(variant: Any) -> Operations:
     definition = dataset_graph(variant)
     if definition is None:
         return Operations((), ("a dataset that cannot be inspected",), False, False, 0)
-    return _operations(definition)
+    return operations_of(definition)
 
 
 def dataset_graph(variant: Any) -> Any:
@@ -175,13 +180,12 @@ def _orders(nodes: Iterable[Any]) -> list[tuple[str, str]]:
     return [(node.op, node.attr["deterministic"].s.decode()) for node in nodes if "deterministic" in node.attr]
 
 
-def _operations(definition: Any) -> Operations:
+def operations_of(definition: Any) -> Operations:
+    """Looks through a GraphDef and the functions in it."""
     found = list(_nodes(definition))
     nodes = [(node.op, node.name) for node in found]
     return Operations(
-        tuple(
-            _label(op, name) for op, name in nodes if op.startswith(_RANDOM) and not op.startswith(_NO_RANDOM_NUMBERS)
-        ),
+        tuple(_label(op, name) for op, name in nodes if is_random(op)),
         tuple(_label(op, name) for op, name in nodes if op in _PYTHON),
         any(op.startswith(_WRITES) for op, _ in nodes),
         any(op.startswith(_TABLE_WRITES) for op, _ in nodes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Position, WorkerState
@@ -59,7 +59,10 @@ class Finding:
 BECAUSE = " because "
 """Between the name of a PyDataset and why its batches may be others when they are read again."""
 _NO_DIFFERENCE = " made no difference: "
-_LOOP = "your loop changes nothing but what the Checkpointer was given"
+_LOOP = (
+    "your loop changes nothing but what the Checkpointer was given, and draws nothing by TensorFlow's stateful random "
+    "operations with a seed of their own"
+)
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
     ("replicas", "the number of replicas", "resume with as many replicas as before"),
@@ -204,10 +207,21 @@ def _places(found: list[Finding]) -> str:
     return ", ".join(shown) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
-def _random_operations_reason(labels: list[str]) -> str:
-    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+def unused_random_numbers(function: str, labels: Sequence[str]) -> str:
+    """Returns the condition about a traced function of which it is not known whether training depends on it."""
     return (
-        f"the train or test step draws random numbers by TensorFlow's {', '.join(labels[:_SHOWN])}{more}, whose "
+        f"training does not depend on the random numbers that the tf.function {function} draws by TensorFlow's "
+        f"{_some(labels)}, whose state cannot be saved"
+    )
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:_SHOWN]) + (f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else "")
+
+
+def _random_operations_reason(labels: list[str]) -> str:
+    return (
+        f"the train or test step draws random numbers by TensorFlow's {_some(labels)}, whose "
         "state cannot be saved; use keras.random with a keras.random.SeedGenerator, or TensorFlow's stateless functions"
     )
 

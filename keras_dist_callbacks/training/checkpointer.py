@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import environment, rng, variables
+from keras_dist_callbacks._compat.traced_functions import TracedFunctions
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.manifest import ENVIRONMENT
@@ -159,6 +160,7 @@ class Checkpointer(NotCopyable):
         self._reported.begin_fit(self._storage.display())
         self._input = LoopInput(self._trained, self._say_more)
         self._begin = EpochBegin(self._trained, self.state)
+        self._traced = TracedFunctions()
         picked = self._engine.pick(variables.empty)
         now = describe_run(self._strategy, self._cluster.num_workers)
         if picked is not None:
@@ -418,7 +420,17 @@ class Checkpointer(NotCopyable):
         state, held = self._input.capture(within=kind == "within")
         topics.update(state)
         arrays.update(held)
+        self._add_random_functions(topics)
         return capture(self._trained, [], position, topics, arrays)
+
+    def _add_random_functions(self, topics: dict[str, JSON]) -> None:
+        """The train step is not known, but functions are that train what was given to be trained."""
+        drawing = self._traced.random(variables.variable_set(self._trained).keys)
+        in_step = [label for function in drawing if function.trains for label in function.operations]
+        if in_step:
+            topics[verdict.RANDOM_OPERATIONS] = in_step
+        others = [verdict.unused_random_numbers(f.name, f.operations) for f in drawing if not f.trains]
+        topics[verdict.CONDITIONS] = [*topics[verdict.CONDITIONS], *others]
 
     def _require_open(self) -> None:
         if not self._open:
