@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from keras_dist_callbacks._compat import coordination
+from keras_dist_callbacks._compat import coordination, keras_in_use
 from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks.process import Shared, shared
 
@@ -60,7 +60,9 @@ def enable_multi_worker_fit() -> Callable[[], None]:
 
     Raises:
         CompatError: The installed Keras differs from the versions that this package knows.
+        ConfigError: Keras does not run on TensorFlow.
     """
+    keras_in_use.require_backend()
     from keras.src.backend.tensorflow import trainer
 
     _check(trainer)

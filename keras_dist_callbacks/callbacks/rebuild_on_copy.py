@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+from keras_dist_callbacks._compat import keras_in_use
+
 
 class RebuiltOnCopy:
     """A callback whose copies are made by its constructor, from the arguments that it was given itself.
@@ -19,10 +21,24 @@ class RebuiltOnCopy:
     _given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remembers the arguments; those of a subclass, if that has a constructor of its own."""
+        """Remembers the arguments; those of a subclass, if that has a constructor of its own.
+
+        Raises:
+            ConfigError: Keras does not run on TensorFlow.
+        """
+        keras_in_use.require_backend()
         made = super().__new__(cls)
         made._given = (tuple(map(_kept, args)), {name: _kept(value) for name, value in kwargs.items()})
         return made
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model.
+
+        Raises:
+            ConfigError: It is of another Keras.
+        """
+        keras_in_use.require_model(model)
+        super().set_model(model)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns how the copy is made."""

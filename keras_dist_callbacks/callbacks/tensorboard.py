@@ -13,6 +13,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks import validation
+from keras_dist_callbacks._compat import keras_in_use
 from keras_dist_callbacks._compat.tensorboard_state import TensorBoardWithState
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
@@ -208,9 +209,10 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         """Chooses this worker's directory and opens the event files.
 
         Raises:
-            ConfigError: TF_CONFIG names several workers, but the model was made for one.
+            ConfigError: TF_CONFIG names several workers, but the model was made for one; or it is of another Keras.
             StorageError: A directory cannot be used; raised on every worker.
         """
+        keras_in_use.require_model(model)
         self._training = False
         self._follow_log_dir()
         cluster = Cluster.detect()

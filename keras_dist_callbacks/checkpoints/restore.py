@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 
 from keras_dist_callbacks import static, validation
+from keras_dist_callbacks._compat import keras_in_use
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
@@ -131,13 +132,15 @@ def make_or_restore_model(
     Raises:
         ConfigError: An argument is wrong, `checkpoint_dir` has an unknown protocol or one whose package is not
             installed, TF_CONFIG names several workers but no strategy joins them, or `build_fn` returns a model that
-            is not built.
+            is not built or of another Keras than Keras 3 on TensorFlow.
         BackupMismatchError: The state does not fit the model that `build_fn` makes; the message names what
             differs; or with `adopt` none of the checkpoints of other tools loads.
         DamagedBackupError: No checkpoint is intact.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
     """
     _require_function(build_fn)
+    keras_in_use.require_backend()
+    build_fn = _of_this_keras(build_fn)
     compile, objects = validation.check("compile", compile, bool), validation.mapping("custom_objects", custom_objects)
     adopt, verbose = validation.check("adopt", adopt, bool), validation.verbosity("verbose", verbose)
     cluster = _training_cluster()
@@ -192,6 +195,15 @@ def _training_cluster() -> Cluster:
         return Cluster()  # it belongs to no cluster of TensorFlow's and decides alone
     cluster.require_connection(tf.distribute.get_strategy())
     return cluster
+
+
+def _of_this_keras(build_fn: Callable[[], Any]) -> Callable[[], Any]:
+    def build() -> Any:
+        model = build_fn()
+        keras_in_use.require_model(model)
+        return model
+
+    return build
 
 
 def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, *, warns: bool) -> dict[str, Load]:

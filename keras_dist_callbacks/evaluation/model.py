@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 import xxhash
 
+from keras_dist_callbacks._compat import keras_in_use
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import make_strategy
@@ -135,6 +136,7 @@ def check_model(model: Any) -> None:
     Raises:
         ConfigError: They cannot.
     """
+    keras_in_use.require_model(model)
     if model is None:
         return
     if not isinstance(model, keras.Model):

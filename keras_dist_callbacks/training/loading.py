@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_dist_callbacks import validation
-from keras_dist_callbacks._compat import building, model_parts, multi_worker, variables
+from keras_dist_callbacks._compat import building, keras_in_use, model_parts, multi_worker, variables
 from keras_dist_callbacks.backups.snapshot import WorkerState, by_path
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -149,6 +149,7 @@ def require_built(model: Any) -> None:
     """
     import keras
 
+    keras_in_use.require_model(model)
     validation.instance("model", model, keras.Model, also="None")
     unbuilt = building.unbuilt_layers(model)
     if unbuilt:

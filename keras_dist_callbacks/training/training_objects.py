@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 import keras
 
 from keras_dist_callbacks import validation
-from keras_dist_callbacks._compat import strategies
+from keras_dist_callbacks._compat import keras_in_use, strategies
 from keras_dist_callbacks.backups.manifest import USER_STATE
 from keras_dist_callbacks.backups.snapshot import WorkerState
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
@@ -45,6 +45,7 @@ class TrainingObjects:
         Raises:
             ConfigError: They are something else, or some of their variables do not exist yet.
         """
+        keras_in_use.require_model(model)
         validation.instance("model", model, keras.Model)
         if optimizer is not None:
             validation.instance("optimizer", optimizer, keras.optimizers.Optimizer, also="None")
