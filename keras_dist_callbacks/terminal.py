@@ -225,12 +225,14 @@ def _progress(
 
     timer = threading.Timer(show_after, show)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no thread can be started: then there is no bar
+        timer.start()
     try:
         yield lambda count: bar.advance(task, count)
     finally:
         timer.cancel()
-        timer.join()
+        if timer.ident is not None:
+            timer.join()
         with contextlib.suppress(*_FAILURES):
             bar.stop()
 

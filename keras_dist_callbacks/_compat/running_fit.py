@@ -253,7 +253,12 @@ def callbacks_being_set(callback: Any) -> list[Any] | None:
 
 
 def still_runs(model: Any) -> Callable[[], bool]:
-    """Returns a function that says, in any thread, whether the fit() of `model` that runs the caller has not ended."""
+    """Returns a function that says, in any thread, whether the fit() of `model` that runs the caller has not ended.
+
+    Of a loop of the user's that calls the callbacks itself, no end is known.
+    """
+    if not _fit_variables(model):
+        return lambda: True
     thread, known = threading.get_ident(), weakref.ref(model)
     return lambda: bool(_fit_variables(known(), sys._current_frames().get(thread)))
 

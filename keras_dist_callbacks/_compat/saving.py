@@ -47,7 +47,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         if not all(hasattr(self, name) for name in _COUNTERS):
             raise incompatible(f"ModelCheckpoint has no {' or no '.join(_COUNTERS)}")
 
-    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
+    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
         """Called when a file is due.
 
         Args:
@@ -55,6 +55,9 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
             epoch: Index of the running epoch.
             batch: Index of the batch that just ended; None at an epoch's end.
             logs: What Keras reports.
+
+        Returns:
+            Whether the file counts as saved.
         """
         raise NotImplementedError
 
@@ -83,8 +86,8 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         filepath = self._get_file_path(epoch, batch, logs) if due else ""
         if self.reports and (due or self.monitor in logs):
             self._say_decision(epoch, filepath, before, due=due)
-        if due:
-            self.write(filepath, epoch, batch, logs)
+        if due and not self.write(filepath, epoch, batch, logs):
+            self.best = before  # no file is as good as that
 
     def _why_no_value(self, logs: dict[str, Any]) -> str | None:
         """Returns why no model is the best by these logs; None if they hold a value to compare."""

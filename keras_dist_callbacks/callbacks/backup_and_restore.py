@@ -190,17 +190,17 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
             self._session.close()  # a fit that ended with an exception outside of the training loop
             self._session = None
         self._end_preparation()
-        _end_earlier_writes()
+        shared_writer().finish_earlier()
         self.restored = None
         self._cluster = cluster = Cluster.detect()
         self._check(fit.model, callbacks, cluster)
         cluster.require_same(self._facts(fit, callbacks), "BackupAndRestore")
         name, plan = resume_mode.next_name("backup"), self._require_plan()
-        engine = BackupEngine.open(self._storage, cluster, name, replace(self._options, keep_all=plan is not None))
+        runs = seam.still_runs(fit.model)
+        options_of_engine = replace(self._options, keep_all=plan is not None)
+        engine = BackupEngine.open(self._storage, cluster, name, options_of_engine, runs)
         engine.prepare()
-        shutdown = ShutdownController(
-            self._shutdown, engine, cluster, name, self._say_problem, seam.still_runs(fit.model)
-        )
+        shutdown = ShutdownController(self._shutdown, engine, cluster, name, self._say_problem, runs)
         options = SessionOptions(
             owner=self,
             directory=self._storage.display(),
@@ -308,13 +308,3 @@ def _is_ours(callback: Any) -> bool:
 def _directory(backup_dir: str | os.PathLike[str] | None) -> str:
     message = "Empty `backup_dir` argument passed: name a directory for this run's backups"  # as Keras says it
     return path("backup_dir", "" if backup_dir is None else backup_dir, message)
-
-
-def _end_earlier_writes() -> None:
-    """What an earlier fit left in the queue must not end this one."""
-    writer = shared_writer()
-    writer.wait()
-    try:
-        writer.raise_failure()
-    except Exception as error:  # noqa: BLE001 - reported here, whatever it is
-        warn(f"a write of an earlier fit() failed: {error}")

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import string
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +15,7 @@ import numpy as np
 
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat.model_parts import steps_taken
+from keras_dist_callbacks._compat.running_fit import still_runs
 from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
@@ -26,13 +26,13 @@ from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.checkpoints.template import example_name
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
-from keras_dist_callbacks.engine.writer import shared_writer
+from keras_dist_callbacks.engine.writer import Owner, shared_writer
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.spelling import require_plain
-from keras_dist_callbacks.terminal import is_shown, say, uploads
+from keras_dist_callbacks.terminal import is_shown, say, uploads, warn
 from keras_dist_callbacks.validation import number_of
 
 _TAG = "ModelCheckpoint"
@@ -153,8 +153,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._kept: list[Checkpoint] = []
         self._last_saved: tuple[int, int] | None = None
         self._published_best: Record | None = None
-        self._idle = threading.Event()
-        self._idle.set()
+        self._owner, self._ticket = Owner(), 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Probes the directory and finds what earlier runs left there, on the workers that write.
@@ -165,6 +164,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             StorageError: The directory cannot be used; raised on every worker.
         """
         super().on_train_begin(logs)
+        self._owner = Owner(still_runs(self.model))
         cluster = Cluster.detect()
         cluster.require_connection(self.model.distribute_strategy)
         self._writes = agree_on_writers(
@@ -181,19 +181,19 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if `save_freq` batches have passed; raises what an earlier write ended with."""
-        shared_writer().raise_failure()
+        shared_writer().raise_failure(self._owner)
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is due; raises what an earlier write ended with."""
-        shared_writer().raise_failure()
+        shared_writer().raise_failure(self._owner)
         super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until all files are in place, and notes the end of training; raises what a write ended with."""
         super().on_train_end(logs)
         shared_writer().wait()
-        shared_writer().raise_failure()
+        shared_writer().raise_failure(self._owner)
         if self._writes:
             ownership.check(self._storage, self._template)
             last = self._kept[-1].name if self._kept else None
@@ -220,8 +220,12 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._last_saved = (generation, sequence) if generation else None
         self._take_published_best((generation, sequence))
 
-    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
-        """Serialises the model to a temporary file and hands it to the queue, on a worker that writes."""
+    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
+        """Serialises the model to a temporary file and hands it to the queue, on a worker that writes.
+
+        Returns:
+            Whether it is, or will be, in place; not where no thread can be started, which is a warning.
+        """
         record = Record(
             template=self._template,
             published_name=files.split_filepath(filepath)[1],
@@ -236,17 +240,26 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         )
         self._last_saved = record.order
         if not self._writes:
-            return
-        self._idle.wait()  # one file at a time: a slow store must not fill the local disk
+            return True
+        shared_writer().wait_for(self._ticket)  # one file at a time: a slow store must not fill the local disk
         directory = temporary.make_directory("checkpoint")
         try:
             self._serialise(directory / record.published_name)
         except BaseException:
             shutil.rmtree(directory)
             raise
-        self._idle.clear()
         what, shown = f"saving {self._storage.display(record.published_name)}", is_shown(self.verbose)
-        shared_writer().submit(lambda: self._publish(directory, record, what, shown), what)
+        try:
+            self._ticket = shared_writer().submit(
+                lambda: self._publish(directory, record, what, shown), what, self._owner
+            )
+        except BaseException as error:
+            shutil.rmtree(directory)
+            if not isinstance(error, RuntimeError):
+                raise
+            warn(f"{what} failed and training continues: {error}")
+            return False
+        return True
 
     def _serialise(self, target: Path) -> None:
         if self.save_weights_only:
@@ -267,10 +280,9 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             say(text, verbose=shown, after_bar=True)
         finally:
             shutil.rmtree(directory)
-            self._idle.set()
 
     def _prepare(self) -> _Found:
-        shared_writer().wait()  # a fit() that was interrupted may still be writing
+        shared_writer().finish_earlier()  # a fit() that was interrupted may still be writing
         self._storage.probe()
         ownership.claim(self._storage, self._template)  # before anything is listed: then no earlier run adds to it
         files.remove_unfinished(self._storage, self._template)

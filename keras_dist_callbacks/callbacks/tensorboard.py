@@ -20,7 +20,7 @@ from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writer
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import shared_writer
-from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.rehearsal.scratch import place_of
@@ -48,7 +48,7 @@ class EventSync:
         self._every = every
         self._last = time.monotonic()
         self._sent: dict[Path, tuple[int, int]] = {}
-        self._failure: StorageError | None = None
+        self._failure: Exception | None = None
 
     def is_due(self) -> bool:
         """Returns whether the last round is long enough ago."""
@@ -58,7 +58,10 @@ class EventSync:
         """Queues a round; warns if an earlier one failed."""
         self._report("they are tried again")
         self._last = time.monotonic()
-        shared_writer().submit(self._round, f"copying event files to {self._storage.display()}")
+        try:
+            shared_writer().submit(self._round, f"copying event files to {self._storage.display()}")
+        except RuntimeError as error:
+            self._failure = error
 
     def finish(self) -> bool:
         """Runs a last round and waits for it; whether all files arrived."""
@@ -77,7 +80,7 @@ class EventSync:
                 if self._sent.get(path) != state:
                     self._put(path)
                     self._sent[path] = state
-        except StorageError as error:
+        except (OSError, RuntimeError) as error:  # of the store or of the local disk; no thread for an upload
             self._failure = error
 
     def _put(self, path: Path) -> None:

@@ -155,7 +155,8 @@ class CoordinatedStop:
         self._taken.set()
         self._wishes.put(None)
         if not self._alone and self._cluster.is_chief:
-            threading.Thread(target=self._tell_closed, args=(self._round.number,), daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the others wait for their own end
+                threading.Thread(target=self._tell_closed, args=(self._round.number,), daemon=True).start()
 
     def _hold(self, here: int) -> StopRequest | None:
         deadline = time.monotonic() + self._timeout

@@ -50,8 +50,8 @@ class PeerMonitor(Shared):
 @contextlib.contextmanager
 def monitoring(role: Role) -> Iterator[None]:
     """Within the block, `messaging` raises when a worker is lost."""
-    begin(role)
     try:
+        begin(role)
         yield
     finally:
         end()
@@ -71,7 +71,11 @@ def begin(role: Role, on_loss: Callable[[], None] | None = None) -> None:
             ours.listeners.append(on_loss)
         if role.num_workers > 1 and not ours.threads and messaging.lost() is None:
             ours.threads.append(threading.Thread(target=_watch, args=(role,), name="kdc-peers", daemon=True))
-            ours.threads[0].start()
+            try:
+                ours.threads[0].start()
+            except RuntimeError:  # no thread can be started: the next run tries it again
+                ours.threads.clear()
+                raise
     if on_loss is not None and messaging.lost() is not None:
         on_loss()
 

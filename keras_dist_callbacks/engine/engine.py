@@ -25,8 +25,8 @@ from keras_dist_callbacks.engine.committer import Committer, EngineOptions
 from keras_dist_callbacks.engine.save_queue import SaveQueue, SkippedSaves, half_of_free_memory
 from keras_dist_callbacks.engine.select_backup import latest_intact, load
 from keras_dist_callbacks.engine.worker_state import WorkerOutbox, WorkerStateExchange
-from keras_dist_callbacks.engine.writer import Writer, shared_writer
-from keras_dist_callbacks.errors import BackupError, ClusterError, FencedError, PeerLostError, StorageError
+from keras_dist_callbacks.engine.writer import Owner, Writer, shared_writer
+from keras_dist_callbacks.errors import BackupError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import is_shown, warn
@@ -46,18 +46,19 @@ class BackupEngine:
         exchange: WorkerStateExchange,
         writer: Writer,
         options: EngineOptions,
+        runs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._cluster = cluster
         self._worker_states = exchange
-        self._writer = writer
+        self._writer, self._owner = writer, Owner(runs)
         self._options = options = dataclasses.replace(options, progress=is_shown(options.progress))
         self._saves = 0
         self._skipped = SkippedSaves()
-        self._save_queue = SaveQueue(writer)
+        self._save_queue = SaveQueue(writer, self._owner)
         self._room = 0  # known once all workers have reported theirs
         self._committer = Committer(store, exchange, options, self._note)
-        self._outbox = WorkerOutbox(exchange, writer, self._note)
+        self._outbox = WorkerOutbox(exchange, writer, self._owner, self._note)
         self._failed = 0
         self.fenced: FencedError | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
@@ -88,7 +89,9 @@ class BackupEngine:
         return self._save_queue.is_busy
 
     @classmethod
-    def open(cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions) -> Self:
+    def open(
+        cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions, runs: Callable[[], bool]
+    ) -> Self:
         """An engine for one run, which writes through the queue that all runs of this process share.
 
         Args:
@@ -96,9 +99,10 @@ class BackupEngine:
             cluster: Who takes part.
             name: What distinguishes this run's messages from another's; the same on every worker.
             options: How backups are written.
+            runs: Whether the run has not ended, to be asked in any thread.
         """
         exchange = WorkerStateExchange(cluster, name, options.write.max_local_state, cluster.patience)
-        return cls(BackupStore(storage, recycle=True), cluster, exchange, shared_writer(), options)
+        return cls(BackupStore(storage, recycle=True), cluster, exchange, shared_writer(), options, runs)
 
     # --- at the start
 
@@ -158,11 +162,14 @@ class BackupEngine:
     # --- while training
 
     def save(self, snapshot: Snapshot, *, must: bool = False) -> None:
-        """Hands a snapshot to the background thread.
+        """Hands a snapshot to the background thread; that none can be started is a save that fails, as any other.
 
         Args:
             snapshot: This worker's.
             must: Wait for the writer instead of being queued, whatever `when_busy` says.
+
+        Raises:
+            BackupError: Too many saves have failed in a row.
         """
         with progress_file().during(Phase.SAVE):
             self._hand_over(snapshot, must=must)
@@ -181,9 +188,11 @@ class BackupEngine:
             return
         try:
             self._write(snapshot, waits=waits)
-        except BaseException:
+        except BaseException as error:
             self._worker_states.skip(self._saves)
-            raise
+            if not isinstance(error, RuntimeError):
+                raise
+            self._note_failure(snapshot.position, error)
 
     def _write(self, snapshot: Snapshot, *, waits: bool) -> None:
         """Leaves a snapshot of the chief to the background, which answers the other workers."""
@@ -217,8 +226,8 @@ class BackupEngine:
 
     def poll(self) -> None:
         """Lets what happened in the background surface: failures are raised, notes become warnings."""
-        if self._writer.failed:
-            self._writer.raise_failure()
+        if self._writer.failed(self._owner):
+            self._writer.raise_failure(self._owner)
         for note in self.take_notes():
             warn(note)
 
@@ -231,7 +240,7 @@ class BackupEngine:
 
     def take_failure(self) -> BaseException | None:
         """The error that a background write ended with, if it was not reported yet."""
-        return self._writer.take_failure()
+        return self._writer.take_failure(self._owner)
 
     def abort(self) -> None:
         """The run ends, or the cluster is lost: nothing that needs other workers is waited for any more."""
@@ -260,7 +269,7 @@ class BackupEngine:
         """
         self.save(snapshot, must=True)
         self._writer.wait(timeout)
-        self._writer.raise_failure()
+        self._writer.raise_failure(self._owner)
         newest = None if self.committed is None else dataclasses.asdict(self.committed)
         newest = self._cluster.broadcast(newest, "stopping early", timeout, kind=Position | None)
         self._cluster.leave("stopping early", timeout)
@@ -301,7 +310,7 @@ class BackupEngine:
     def _complete(self, delete: bool) -> None:
         self._writer.wait()
         self._delete_recycled()
-        self._writer.raise_failure()
+        self._writer.raise_failure(self._owner)
         if not delete:
             return
         if self._failed:
@@ -342,13 +351,8 @@ class BackupEngine:
                 self._committer.newest = None
                 self._report_backup(None)
             raise
-        except (StorageError, BackupError, ClusterError, MemoryError) as error:
-            self._failed += 1
-            limit = self._options.write.max_failed_saves
-            if limit is not None and self._failed >= limit:
-                raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
-            goes_on = "" if messaging.lost() or self._worker_states.abort.is_set() else " and training continues"
-            self._note(f"the backup at {snapshot.position} failed{goes_on}: {error}")
+        except (StorageError, RuntimeError, MemoryError) as error:  # errors of backups and clusters are RuntimeErrors
+            self._note_failure(snapshot.position, error)
         else:
             self._failed = 0
             self._skipped.record_commit(snapshot.position)
@@ -358,6 +362,15 @@ class BackupEngine:
         """Tells a launcher of the newest backup; the chief does so, the only one that always knows."""
         if self._cluster.is_chief:
             progress_file().backup(self.directory, None if newest is None else newest.step)
+
+    def _note_failure(self, position: Position, error: Exception) -> None:
+        """A save has failed, in whichever thread; raises where it is one too many."""
+        self._failed += 1
+        limit = self._options.write.max_failed_saves
+        if limit is not None and self._failed >= limit:
+            raise BackupError(f"{self._failed} backups failed in a row, the last one: {error}") from error
+        goes_on = "" if messaging.lost() or self._worker_states.abort.is_set() else " and training continues"
+        self._note(f"the backup at {position} failed{goes_on}: {error}")
 
     def _note(self, text: str) -> None:
         self._notes.put(text)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from keras_dist_callbacks.backups.snapshot import Position
-from keras_dist_callbacks.engine.writer import Writer
+from keras_dist_callbacks.engine.writer import Owner, Writer
 
 
 class SaveQueue:
@@ -18,14 +18,15 @@ class SaveQueue:
 
     Args:
         writer: The queue of this process, in which other jobs may stand too.
+        owner: The run that saves.
 
     Attributes:
         is_busy: Whether a backup waits or is being written, asked after every step; other jobs of the queue do not
             count.
     """
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+    def __init__(self, writer: Writer, owner: Owner) -> None:
+        self._writer, self._owner = writer, owner
         self._lock = threading.Lock()
         self._unfinished = 0
         self.is_busy = False
@@ -49,7 +50,7 @@ class SaveQueue:
 
         self._count(1)
         try:
-            ticket = self._writer.submit(run, what)
+            ticket = self._writer.submit(run, what, self._owner)
         except BaseException:
             self._count(-1)
             raise

@@ -34,7 +34,7 @@ from keras_dist_callbacks.backups.snapshot import (
 )
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.writer import Writer
+from keras_dist_callbacks.engine.writer import Owner, Writer
 from keras_dist_callbacks.errors import BackupError, ClusterError
 
 _SKIP = b"skip"
@@ -222,7 +222,8 @@ class WorkerStateExchange:
                     messaging.publish_once(self._key(save, worker, topic), message, self.timeout)
 
         if first < self.cluster.num_workers:
-            threading.Thread(target=publish, name=f"kdc-{topic}", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no thread can be started: they wait in vain, and note that
+                threading.Thread(target=publish, name=f"kdc-{topic}", daemon=True).start()
 
     def _key(self, save: int, worker: int, topic: str) -> str:
         return f"kdc/{self.name}/{save}/{worker}/{topic}"
@@ -280,24 +281,29 @@ class WorkerOutbox:
     Args:
         exchange: Delivers.
         writer: The queue of this process.
+        owner: The run that saves.
         note: Is given what the user should know.
     """
 
-    def __init__(self, exchange: WorkerStateExchange, writer: Writer, note: Callable[[str], None]) -> None:
-        self._exchange, self._writer, self._note = exchange, writer, note
+    def __init__(
+        self, exchange: WorkerStateExchange, writer: Writer, owner: Owner, note: Callable[[str], None]
+    ) -> None:
+        self._exchange, self._writer, self._owner, self._note = exchange, writer, owner, note
         self._lock = threading.Lock()
         self._held: dict[int, Snapshot] = {}
 
     def enter(self, save: int, snapshot: Snapshot) -> None:
-        """Hands over this worker's part of a save."""
+        """Hands over this worker's part of a save; that it cannot be is a note."""
         with self._lock:
             self._held[save] = snapshot
         what = f"backup at {snapshot.position}"
         try:
-            self._writer.submit(functools.partial(self._deliver, save, snapshot.position), what)
-        except BaseException:
+            self._writer.submit(functools.partial(self._deliver, save, snapshot.position), what, self._owner)
+        except BaseException as error:
             self._take(save)
-            raise
+            if not isinstance(error, RuntimeError):
+                raise
+            self._note_failure(snapshot.position, error)
 
     def _deliver(self, save: int, position: Position) -> None:
         snapshot = self._take(save)
@@ -305,8 +311,11 @@ class WorkerOutbox:
             return
         try:
             self._exchange.deliver(save, snapshot, self._let_go)
-        except (BackupError, ClusterError) as error:
-            self._note(f"this worker's part of the backup at {position} was not saved: {error}")
+        except RuntimeError as error:  # those of this package are, and what Python raises if no thread can be started
+            self._note_failure(position, error)
+
+    def _note_failure(self, position: Position, error: RuntimeError) -> None:
+        self._note(f"this worker's part of the backup at {position} was not saved: {error}")
 
     def _let_go(self) -> None:
         """Forgets what was skipped, the oldest first; whatever follows one without an answer has none either."""

@@ -7,7 +7,9 @@ while there is work, so that nothing is left behind when training ends, however 
 
 from __future__ import annotations
 
+import atexit
 import collections
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -15,24 +17,41 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.engine.background import lower_priority
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.terminal import warn
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A run that hands jobs over, and asks how they ended.
+
+    Attributes:
+        runs: Whether it has not ended, to be asked in any thread: what fails later is a warning, and ends nothing else.
+    """
+
+    runs: Callable[[], bool] = lambda: True
+
+
+_NOBODY = Owner(lambda: False)
 
 
 @dataclass(frozen=True)
 class _Job:
     run: Callable[[], None]
     what: str
+    owner: Owner
     ticket: int
 
 
 class Writer(Shared):
-    """Runs jobs in order in the background; a job's failure is kept until it is asked for."""
+    """Runs jobs in order in the background; a job's failure is kept until its owner asks for it, or has ended."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._jobs: collections.deque[_Job] = collections.deque()
         self._tickets = itertools.count(1)
+        self._done = 0  # the last ticket
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._failures: list[tuple[Owner, BaseException]] = []
 
     def in_child(self) -> Writer:
         """A forked child has neither the thread nor what may hold the lock."""
@@ -44,23 +63,26 @@ class Writer(Shared):
         with self._condition:
             return self._thread is not None
 
-    @property
-    def failed(self) -> bool:
+    def failed(self, owner: Owner) -> bool:
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
-        return self._failure is not None
+        return any(whose is owner for whose, _ in self._failures)
 
-    def submit(self, run: Callable[[], None], what: str) -> int:
+    def submit(self, run: Callable[[], None], what: str, owner: Owner = _NOBODY) -> int:
         """Appends a job.
 
         Args:
             run: What to do; it must not call a TensorFlow collective.
             what: For messages, such as `"backup at step 1200"`.
+            owner: Who asks for its failure. Defaults to nobody: it is a warning at once.
 
         Returns:
-            A number for `withdraw`.
+            A number for `withdraw` and `wait_for`.
+
+        Raises:
+            RuntimeError: No thread can be started, and nothing is.
         """
         with self._condition:
-            job = _Job(run, what, next(self._tickets))
+            job = _Job(run, what, owner, next(self._tickets))
             self._jobs.append(job)
             if self._thread is None:
                 try:
@@ -91,21 +113,44 @@ class Writer(Shared):
         with self._condition:
             return self._condition.wait_for(lambda: self._thread is None, timeout)
 
-    def raise_failure(self) -> None:
-        """Raises, once, the first error that a job ended with."""
-        failure = self.take_failure()
+    def wait_for(self, ticket: int) -> None:
+        """Waits until a job, and every one before it, is done."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._done >= ticket or self._thread is None)
+
+    def raise_failure(self, owner: Owner) -> None:
+        """Raises, once, the first error that a job of an owner ended with."""
+        failure = self.take_failure(owner)
         if failure is not None:
             raise failure
 
-    def take_failure(self) -> BaseException | None:
-        """The first error that a job ended with, once."""
+    def take_failure(self, owner: Owner) -> BaseException | None:
+        """The first error that a job of an owner ended with, once."""
         with self._condition:
-            failure, self._failure = self._failure, None
-        return failure
+            place = next((n for n, (whose, _) in enumerate(self._failures) if whose is owner), None)
+            return None if place is None else self._failures.pop(place)[1]
+
+    def finish_earlier(self) -> None:
+        """A run begins: waits for what earlier ones left in the queue, which must not end this one."""
+        self.wait()
+        self.report_left()
+
+    def report_left(self) -> None:
+        """Warns of each failure whose owner has ended, and will not ask for it."""
+        for failure in [failure for failure in tuple(self._failures) if not failure[0].runs()]:
+            warn(f"a write of an earlier fit() failed: {failure[1]}")
+            with self._condition, contextlib.suppress(ValueError):  # another thread has reported it, too
+                self._failures.remove(failure)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name="kdc-writer")
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"no thread can be started to write it ({error}): raise the limit of threads or memory of this process "
+                "(ulimit -u, ulimit -v, pids.max of the container)"
+            ) from error
         self._thread = thread
 
     def _work(self) -> None:
@@ -113,15 +158,16 @@ class Writer(Shared):
         job = self._next()
         while job is not None:
             self._run(job)
+            self._done = job.ticket
             del job  # the snapshot must be released when waiters are notified
             job = self._next()
 
     def _next(self) -> _Job | None:
         with self._condition:
+            self._condition.notify_all()
             if self._jobs:
                 return self._jobs.popleft()
             self._thread = None
-            self._condition.notify_all()
             return None
 
     def _run(self, job: _Job) -> None:
@@ -129,10 +175,14 @@ class Writer(Shared):
             job.run()
         except BaseException as error:  # noqa: BLE001 - surfaces in raise_failure
             error.add_note(f"it was raised while this was written: {job.what}")
-            with self._condition:
-                self._failure = self._failure or error
+            self._failures.append((job.owner, error))
+            with contextlib.suppress(Warning):  # where warnings are errors, the next run reports it
+                self.report_left()
 
 
 def shared_writer() -> Writer:
     """The queue of this process: backups and artefacts go through the same one."""
     return shared(Writer)
+
+
+atexit.register(lambda: shared_writer().report_left())  # of a run that ended before it could ask

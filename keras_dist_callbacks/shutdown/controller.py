@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import enum
 import os
 import signal
@@ -365,7 +366,8 @@ class ShutdownController:
         if kind == INTERRUPTED:
             self._impatience = threading.Timer(_INTERRUPT_SECONDS, _interrupt)
             self._impatience.daemon = True
-            self._impatience.start()
+            with contextlib.suppress(RuntimeError):  # no thread can be started: a second Ctrl-C does not wait
+                self._impatience.start()
         else:
             self._signalled = number
         if self._phase in _LISTENING:

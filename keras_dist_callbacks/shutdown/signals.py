@@ -88,9 +88,14 @@ class SignalListener:
         _register_fork_hooks()
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        self._pipe = reading, writing
         self._thread = threading.Thread(target=self._read, args=(reading,), name="kdc-signals", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread can be started: then this is no watch, and nothing is to be removed
+            os.close(reading)
+            os.close(writing)
+            raise
+        self._pipe = reading, writing
         current = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if current == -1 or _is_ours(current):
             self._wakeup = writing

@@ -49,7 +49,8 @@ class Watchdog:
                 return
             self._deadline = time.monotonic() + self._seconds
             self._cancel_exit = exit_process_after(self._seconds + GIL_SECONDS, RESTART_EXIT_CODE)
-        threading.Thread(target=self._wait, name="kdc-watchdog", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the process is ended without a last message
+            threading.Thread(target=self._wait, name="kdc-watchdog", daemon=True).start()
 
     def cancel(self) -> None:
         """The process may continue."""
@@ -63,13 +64,15 @@ class Watchdog:
         if self._cancelled.wait(self.left):
             return
         flushing = threading.Thread(target=_flush, daemon=True)  # the main thread may hold their locks
-        flushing.start()
+        with contextlib.suppress(RuntimeError):
+            flushing.start()
         with contextlib.suppress(OSError):  # stderr may be closed
             os.write(2, f"{escape_controls(self._last_message())}\n".encode())
         for child in multiprocessing.active_children():
             if child.daemon:
                 child.kill()  # as the interpreter's exit would, which does not follow
-        flushing.join(_FLUSH_SECONDS)
+        if flushing.ident is not None:
+            flushing.join(_FLUSH_SECONDS)
         os._exit(RESTART_EXIT_CODE)
 
 

@@ -210,7 +210,8 @@ class RemoteFiles:
             return self.policy.call(operation, size, self.notice.failed if self.notice else ignore_failure)
         timer = threading.Timer(store_errors.QUICK_SECONDS, self.notice.silent)
         timer.daemon = True
-        timer.start()
+        with contextlib.suppress(RuntimeError):  # no thread can be started: then nobody says that the store is slow
+            timer.start()
         try:
             found = self.policy.call(operation, size, self.notice.failed)
         finally:

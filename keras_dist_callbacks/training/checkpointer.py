@@ -134,10 +134,11 @@ class Checkpointer(NotCopyable):
         self._storage = open_to_write(validation.path("backup_dir", backup_dir), storage_options, write)
         name = resume_mode.next_name("loop")
         options = EngineOptions(double_checkpoint, verbose > 0, write)
-        self._engine = BackupEngine.open(self._storage, self._cluster, name, options)
+        runs = _is_alive(self)
+        self._engine = BackupEngine.open(self._storage, self._cluster, name, options, runs)
         self._say = functools.partial(say, verbose=verbose > 0)
         tell = functools.partial(self._say, level=logging.WARNING)
-        self._shutdown = ShutdownController(shutdown, self._engine, self._cluster, name, tell, _is_alive(self))
+        self._shutdown = ShutdownController(shutdown, self._engine, self._cluster, name, tell, runs)
         self._environment = environment.describe()
         self._earlier_resumes: list[str] = []
         self._facts = {"save_freq": repr(save_freq), "save_before_preemption": str(shutdown.save_before_preemption)}

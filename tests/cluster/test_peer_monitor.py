@@ -13,6 +13,7 @@ from keras_dist_callbacks.cluster import messaging, peer_monitor
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import ConfigError, PeerLostError
 from keras_dist_callbacks.process import shared
+from tests.support.no_threads import refused
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
 CHIEF, WORKER = (Cluster("worker", index, index, ADDRESSES) for index in range(2))
@@ -131,3 +132,17 @@ def test_workers_that_make_different_collective_calls_get_an_error(service: Serv
     messaging.publish(f"kdc/call/{call}/1", b'{"tag": "another thing", "value": null}', 10.0)
     with pytest.raises(ConfigError, match="'one thing' on worker 0, 'another thing' on worker 1"):
         CHIEF._hear(call, 1, "one thing", 10.0)
+
+
+def test_a_run_for_which_no_thread_can_be_started_leaves_the_next_one_watched(service: Service) -> None:
+    with refused(), pytest.raises(RuntimeError, match="can't start new thread"), peer_monitor.monitoring(CHIEF):
+        pass
+    with peer_monitor.monitoring(CHIEF):
+        assert shared(peer_monitor.PeerMonitor).threads[0].is_alive()
+
+
+def test_a_request_for_which_no_thread_can_be_started_is_made_all_the_same() -> None:
+    with refused():
+        assert messaging.call_with_timeout(lambda: 7, 1.0, "asking") == 7
+        with pytest.raises(ValueError, match="refused"):
+            messaging.call_with_timeout(lambda: int("refused"), 1.0, "asking")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -21,6 +22,7 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.engine.writer import Writer
 from keras_dist_callbacks.storage.storage import Storage
+from tests.support.no_threads import refused
 from tests.support.service import Service
 from tests.support.states import loop_state
 
@@ -135,13 +137,35 @@ def test_a_save_that_is_not_handed_over_is_answered(
     def fail(*given: Any, **options: Any) -> Any:
         raise error
 
+    interrupted = isinstance(error, KeyboardInterrupt)
     pair.save(1)
     assert pair.begun.wait(10)
     with monkeypatch.context() as patch:
-        patch.setattr(pair.queues[0], "wait" if isinstance(error, KeyboardInterrupt) else "submit", fail)
-        with pytest.raises(type(error)):
-            pair.chief.save(snapshot(2), must=isinstance(error, KeyboardInterrupt))
+        patch.setattr(pair.queues[0], "wait" if interrupted else "submit", fail)
+        with pytest.raises(KeyboardInterrupt) if interrupted else contextlib.nullcontext():
+            pair.chief.save(snapshot(2), must=interrupted)
+    assert len(pair.chief.take_notes()) == (0 if interrupted else 1)
     pair.worker.save(snapshot(2))
     assert pair.queues[1].wait(10)
     assert pair.end() == [1]
     assert pair.service.values == {}
+
+
+def test_a_worker_without_a_thread_for_its_part_notes_it_and_trains_on(pair: Pair) -> None:
+    with refused():
+        pair.worker.save(snapshot(1))
+    (note,) = pair.worker.take_notes()
+    assert note.startswith("this worker's part of the backup at")
+    assert "can't start new thread" in note
+    assert pair.worker._outbox._held == {}
+
+
+def test_a_chief_that_can_start_no_thread_at_all_notes_the_save_and_trains_on(pair: Pair) -> None:
+    with refused():
+        pair.chief.save(snapshot(1))
+    assert "failed and training continues: no thread can be started" in pair.chief.take_notes()[0]
+    pair.worker.save(snapshot(1))
+    assert pair.queues[1].wait(20)
+    assert "the chief did not take part in save 1" in pair.worker.take_notes()[0]
+    pair.save(2)
+    assert pair.end() == [2]

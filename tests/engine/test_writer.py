@@ -9,8 +9,9 @@ import threading
 import pytest
 
 from keras_dist_callbacks.engine import background
-from keras_dist_callbacks.engine.writer import Writer
+from keras_dist_callbacks.engine.writer import Owner, Writer
 from tests.support.busy_machine import REAL_PRIORITY
+from tests.support.no_threads import refused
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux alone")
 
@@ -63,17 +64,12 @@ def test_training_that_is_nice_itself_is_not_overtaken() -> None:
     assert found == [(7 + LOWER, os.SCHED_BATCH)]
 
 
-def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for() -> None:
     writer, done = Writer(), list[int]()
-    with monkeypatch.context() as patch:
-
-        def refuse(self: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            writer.submit(lambda: done.append(1), "refused")
+    with refused(), pytest.raises(RuntimeError, match=r"can't start new thread\): raise the limit of threads"):
+        writer.submit(lambda: done.append(1), "refused")
     assert writer.wait(1)
+    writer.wait_for(1)
     writer.submit(lambda: done.append(2), "later")
     assert writer.wait(10)
     assert done == [2]
@@ -106,3 +102,53 @@ def test_jobs_that_come_and_go_all_the_time_are_all_done_or_withdrawn() -> None:
     assert writer.wait(30)
     assert sorted(done + withdrawn) == list(range(3000))
     assert done == sorted(done)
+
+
+def _fail(text: str) -> None:
+    raise OSError(text)
+
+
+def test_a_job_is_waited_for_without_those_after_it() -> None:
+    writer, go_on = Writer(), threading.Event()
+    first = writer.submit(lambda: None, "first")
+    writer.submit(lambda: go_on.wait(30), "second")
+    writer.wait_for(first)
+    assert writer.busy
+    go_on.set()
+    assert writer.wait(30)
+
+
+def test_each_owner_is_given_its_own_failures_and_each_once() -> None:
+    writer, one, other = Writer(), Owner(), Owner()
+    for text in ("first", "second"):
+        writer.submit(lambda text=text: _fail(text), text, one)  # type: ignore[misc]
+    assert writer.wait(30)
+    assert (writer.failed(one), writer.failed(other), writer.take_failure(other)) == (True, False, None)
+    for text in ("first", "second"):
+        with pytest.raises(OSError, match=text):
+            writer.raise_failure(one)
+    writer.raise_failure(one)
+    writer.report_left()
+
+
+def test_a_failure_that_its_owner_did_not_ask_for_before_it_ended_is_one_warning() -> None:
+    runs = [True]
+    writer, owner = Writer(), Owner(lambda: runs[0])
+    writer.submit(lambda: _fail("no space"), "a file", owner)
+    assert writer.wait(30)
+    writer.report_left()
+    runs.clear()
+    runs.append(False)
+    with pytest.warns(RuntimeWarning, match=r"a write of an earlier fit\(\) failed: no space"):
+        writer.finish_earlier()
+    writer.report_left()
+
+
+def test_a_warning_that_is_an_error_costs_neither_the_thread_nor_the_report() -> None:
+    writer, done = Writer(), list[int]()
+    writer.submit(lambda: _fail("no space"), "a file", Owner(lambda: False))  # pytest turns warnings into errors
+    writer.submit(lambda: done.append(1), "another")
+    assert writer.wait(30)
+    assert done == [1]
+    with pytest.warns(RuntimeWarning, match="no space"):
+        writer.report_left()
