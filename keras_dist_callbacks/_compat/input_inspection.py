@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import data_service, graphs, input_values, pipeline, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 
@@ -88,17 +89,21 @@ def inspect_source(source: Any) -> InputInspection:
     import keras
     import tensorflow as tf
 
-    if isinstance(source, tf.data.Dataset):
+    if static.is_a(source, tf.data.Dataset):
         return inspect_dataset(source)
-    if isinstance(source, keras.utils.PyDataset):
+    if static.is_a(source, keras.utils.PyDataset):
         return InputInspection(python=(f"the PyDataset {type(source).__name__}{_parallel_reads(source)}",))
-    if hasattr(source, "__next__"):
+    if static.has(source, "__next__"):
         return InputInspection(python=("the Python generator",))
     return InputInspection()
 
 
 def _parallel_reads(source: Any) -> str:
     """Words about a PyDataset that several threads or processes read, as Keras' adapter decides it."""
+    import keras
+
+    if not static.is_a(source, keras.utils.PyDataset):
+        return ""
     workers, processes = getattr(source, "workers", 0), getattr(source, "use_multiprocessing", False)
     if not isinstance(workers, int) or not (workers > 1 or (workers > 0 and processes)):
         return ""
@@ -247,7 +252,9 @@ def input_facts(fit: RunningFit) -> dict[str, Any]:
         facts["input/rows"] = str(adapter._num_samples)
         facts["input/batch_size"] = str(adapter.batch_size)
         facts["input/shuffle"] = str(adapter._shuffle)
-        facts.update(input_values.facts_of("input", input_values.flatten(adapter._inputs)))
+        is_weighted = fit.argument("class_weight") is not None  # of which Keras has made the third array
+        given = adapter._inputs[:2] if is_weighted else adapter._inputs
+        facts.update(input_values.facts_of("input", input_values.flatten(given)))
     elif kind == "PyDatasetAdapter":
         facts["input/class"] = type(fit.input).__name__
         facts["input/shuffle"] = str(adapter.shuffle)
@@ -340,9 +347,9 @@ def _facts_of_validation(fit: RunningFit) -> dict[str, Any]:
     source = fit.validation_source
     if source is None:
         return {}
-    if hasattr(source, "_inputs"):
+    if static.has(source, "_inputs"):
         return _facts_of_stages("validation data", source)
-    if hasattr(source, "__next__") or hasattr(type(source), "on_epoch_end"):
+    if static.has(source, "__next__") or static.has(source, "on_epoch_end"):
         return {}
     arrays = input_values.flatten(source, fit.argument("val_y"), fit.argument("val_sample_weight"))
     return input_values.facts_of("validation data", arrays)

@@ -27,6 +27,7 @@ from keras_dist_callbacks.terminal import first_few
 _TENSOR = "description/facts"
 _RATE = "learning rate"
 _NAMED = 4
+_VALUES, _ROWS = f"/{input_values.VALUES}", ("/rows", "/shapes")
 _SAMPLES, _TIMES, _UNREAD = "/samples", "/files/times", f"/{input_values.UNREAD}"
 _FIRST_ROWS = f"/{input_values.FIRST_ROWS}"
 _NOT_DESCRIBING = (_SAMPLES, _TIMES, "/files/sizes", _UNREAD, _FIRST_ROWS, "build_input_shape")
@@ -140,13 +141,15 @@ class Fingerprint:
     def _differing(self, before: Mapping[str, Any]) -> list[str]:
         names = [name for name in dict.fromkeys([*before, *self._facts]) if not name.startswith(_RATE)]
         found = [name for name in names if self._differs(name, before)]
+        other_rows = {name.rpartition("/")[0] for name in found if name.endswith(_ROWS)}
+        found = [name for name in found if not (name.endswith(_VALUES) and name.rpartition("/")[0] in other_rows)]
         one_sided = [name for name in found if name not in before or name not in self._facts]
         # Of a stage that only one of them has, the complete stage is named.
         return [name for name in found if not any(name.startswith(f"{other}/") for other in one_sided)]
 
     def _differs(self, name: str, before: Mapping[str, Any]) -> bool:
         was, now = before.get(name), self._facts.get(name)
-        if name.endswith(f"/{input_values.VALUES}") and None in (was, now):
+        if name.endswith(_VALUES) and None in (was, now):
             return False  # the content of arrays is described in one of the two runs only
         if name.endswith(_SAMPLES) and was and now:
             return input_values.changed_files(was, now) > 0
@@ -218,7 +221,7 @@ def _digest(facts: Mapping[str, Any]) -> str:
 
 def _compiled_rates(model: Any) -> dict[str, float]:
     """Returns the rates that the code gave to compile(), which a checkpoint may have replaced since."""
-    optimizer, rates = getattr(model, "_kdc_compiled_rates", (None, {}))
+    optimizer, rates = vars(model).get("_kdc_compiled_rates", (None, {}))
     return rates if optimizer is model.optimizer else model_parts.fixed_rates(model.optimizer)
 
 
@@ -268,7 +271,9 @@ def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> st
             f"{'delete them before a resume' if value == 'complete' else 'put them back'}, or call cache() without a file"
         )
     if last == input_values.VALUES:
-        return f"the {where} has as many rows as before, but other values in them; give fit() the same data"
+        knows_rows = any(where + rows in now for rows in _ROWS)
+        what = "as many rows as before, but other values in them" if knows_rows else "other values"
+        return f"the {where} has {what}; give fit() the same data"
     return f"{_setting(name, now)} changed from {_shown(was)} to {_shown(value)}"
 
 

@@ -190,12 +190,12 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "validation data": (
         {"validation_data": tiny.data()},
         {"validation_data": (tiny.data()[0] + 1, tiny.data()[1])},
-        r"the validation data has as many rows as before, but other values in them",
+        r"the validation data has other values; give fit\(\) the same data",
     ),
     "labels of the validation data": (
         {"validation_data": tiny.data()},
         {"validation_data": (tiny.data()[0], 1 - tiny.data()[1])},
-        r"the validation data has as many rows as before, but other values in them",
+        r"the validation data has other values; give fit\(\) the same data",
     ),
     "validation steps": (
         {"validation_data": inputs.rows().batch(8)},
@@ -234,6 +234,28 @@ def test_a_changed_model_or_compile_is_named(tmp_path: Path, name: str) -> None:
 def test_a_changed_input_or_fit_is_named(tmp_path: Path, name: str) -> None:
     before, after, expected = FITS[name]
     assert re.search(expected, "; ".join(notes(tmp_path, compiled, compiled, before, after)))
+
+
+X, Y = np.arange(240, dtype="float32").reshape(40, 6), np.zeros((40, 1), "float32")
+NOT_SAID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "more rows": ({"x": X[:32], "y": Y[:32], "batch_size": 8}, {"x": X, "y": Y}),
+    "fewer rows of a dataset": (
+        {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)},
+        {"x": tf.data.Dataset.from_tensor_slices((X[:32], Y[:32])).batch(8)},
+    ),
+    "fewer rows of the validation data": ({"validation_data": (X, Y)}, {"validation_data": (X[:32], Y[:32])}),
+    "other class weights": ({"class_weight": {0: 1.0, 1: 2.0}}, {"class_weight": {0: 1.0, 1: 3.0}}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SAID)
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_nothing_is_said_of_rows_or_values_that_is_not_true(tmp_path: Path, name: str) -> None:
+    before, after = NOT_SAID[name]
+    found = "; ".join(notes(tmp_path, compiled, compiled, before, after))
+    assert found
+    assert "as many rows" not in found
+    assert "other values" not in found or "validation" in name
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import os
+import pathlib
 import re
 import socket
 import stat
@@ -16,13 +18,17 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
+import xxhash
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, variables
 from keras_dist_callbacks.training.user_state.changes import digest_of
-from keras_dist_callbacks.training.user_state.nodes import Node, join
+from keras_dist_callbacks.training.user_state.libraries import library_base
+from keras_dist_callbacks.training.user_state.nodes import Node, is_flat, join, parent_of, text_of
 from keras_dist_callbacks.training.user_state.walker import Found
 
-_OF_TRAINING = ("model", "optimizer", "loss", "metrics", "callback ")
+_COMPILED = ("model", "optimizer", "loss", "metrics")
+_OF_TRAINING = (*_COMPILED, "callback ")
 _SHOWN = 60
 _VARIABLE = "number in a variable"
 _CLOCKS = (time.perf_counter, time.monotonic)
@@ -63,7 +69,12 @@ def describe(start: Found, of_input: Found, callbacks: Iterable[str], *, is_load
         is_loaded: Variables have the values of a checkpoint, and not those that the script gave them.
     """
     nodes = {**of_input.nodes, **start.nodes}
-    values = {path: _text(node) for path, node in nodes.items() if node.kind in _KINDS and not _is_of_step(node)}
+    whole = {path for path, node in nodes.items() if node.kind == "container" and _is_whole(node.value)}
+    values = {
+        path: _text_of_items(node.value) if path in whole else _text(node)
+        for path, node in nodes.items()
+        if node.kind in _KINDS and not _is_of_step(node) and parent_of(path)[0] not in whole
+    }
     values.update({} if is_loaded else _settings_in_variables(start))
     values.update(_settings_of_layers(nodes))
     values.update(_tables(nodes))
@@ -85,9 +96,11 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Edits:
     edits.callbacks.extend(sorted(name.removeprefix("callback ") for name in one_sided))
     for path in dict.fromkeys([*theirs, *ours]):
         was, is_now = theirs.get(path), ours.get(path)
-        if was == is_now or _is_ignored(path, was, is_now) or path.partition("/")[0] in one_sided:
+        if _is_equal(was, is_now) or _is_ignored(path, was, is_now) or path.partition("/")[0] in one_sided:
             continue
         numbers = (was[1], is_now[1]) if _is_number(was) and _is_number(is_now) else None
+        if path.startswith(_COMPILED) and _is_option(was, is_now):
+            numbers = (was[1], is_now[1])
         if numbers is not None and path.startswith(_OF_TRAINING):
             edits.settings[path] = numbers
         else:
@@ -148,24 +161,93 @@ def _is_ignored(path: str, was: Any, is_now: Any) -> bool:
     return None in (was, is_now) and (was or is_now)[0] == _VARIABLE  # one of the two models was loaded
 
 
-_NUMBERS = frozenset(["bool", "int", "float", "complex", "float32", "float64", _VARIABLE])
+_FAMILIES = {
+    **dict.fromkeys(("bool", "bool_"), "bool"),
+    **dict.fromkeys(("int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))), "int"),
+    **dict.fromkeys(("float", "float16", "float32", "float64"), "float"),
+    **dict.fromkeys(("complex", "complex64", "complex128"), "complex"),
+    _VARIABLE: _VARIABLE,
+}
+_PATHS = (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
+_TEXTS = frozenset(["str", "str_", *(cls.__name__ for cls in _PATHS)])
+_NONE = ["NoneType", "None"]
+
+
+def _is_option(was: Any, is_now: Any) -> bool:
+    """Returns whether a number was None in one of the runs, as an option is that is not used."""
+    return (was == _NONE and _is_number(is_now)) or (is_now == _NONE and _is_number(was))
 
 
 def _is_number(text: Any) -> TypeGuard[list[str]]:
-    return isinstance(text, list) and text[0] in _NUMBERS
+    return isinstance(text, list) and text[0] in _FAMILIES
+
+
+def _is_equal(was: Any, is_now: Any) -> bool:
+    """Returns whether two values are equal: a number of numpy's to Python's, a path to its text, as after JSON."""
+    if was is None or is_now is None:
+        return was is is_now
+    return bool(was[1] == is_now[1] and _family(was[0]) == _family(is_now[0]))
+
+
+def _family(kind: str) -> str:
+    return "str" if kind in _TEXTS else _FAMILIES.get(kind, kind)
 
 
 def _text(node: Node) -> list[str]:
-    return _text_of_value(node.value, node) if node.kind == "value" else [node.kind, digest_of(node)]
+    if node.kind == "value":
+        return _text_of_value(node.value, node)
+    if node.kind == "container" and static.is_a(node.value, list | tuple):
+        return [node.kind, f"{len(static.contents(node.value))} items"]
+    return [node.kind, digest_of(node)]
+
+
+def _is_whole(value: Any) -> bool:
+    """Returns whether a container holds nothing but numbers and texts, and so is described by them."""
+    if static.is_a(value, bytearray):
+        return False
+    return all(type(item) in _PATHS or is_flat([item]) for item in _items(value))
+
+
+def _items(value: Any) -> list[Any]:
+    items = static.contents(value)
+    if static.is_a(value, dict):
+        return items + [item for _, item in static.pairs(value)]
+    return sorted(items, key=repr) if static.is_a(value, set | frozenset) else items
+
+
+def _text_of_items(value: Any) -> list[str]:
+    """Describes a container of numbers and texts: the same for a list and a tuple."""
+    kinds = {"list": list | tuple, "dict": dict, "set": set | frozenset}
+    kind = next((name for name, bases in kinds.items() if static.is_a(value, bases)), type(value).__name__)
+    found = [(_family(type(item).__name__), _text_of_item(item)) for item in _items(value)]
+    return ["container", f"{kind} {_digest(repr(found))}"]
+
+
+def _text_of_item(item: Any) -> str:
+    if type(item) in _PATHS or isinstance(item, str):
+        return str(item)
+    return repr(item.item() if isinstance(item, np.generic) else item)
 
 
 def _text_of_value(value: Any, node: Node) -> list[str]:
-    if isinstance(value, datetime.date) or (isinstance(value, float) and _is_time(value)):
+    cls = type(value)
+    if issubclass(cls, enum.Enum):
+        return [cls.__name__, str(text_of(value))]
+    if issubclass(cls, float):
+        value = float.__float__(value)
+    if issubclass(cls, datetime.date) or (issubclass(cls, float) and _is_time(value)):
         return ["time", ""]
-    if isinstance(value, bool | int | float | np.generic):
-        return [type(value).__name__, repr(value.item() if isinstance(value, np.generic) else value)]
-    text = normalized(str(value))
-    return [type(value).__name__, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... {digest_of(node)}"]
+    if issubclass(cls, np.generic):
+        return [cls.__name__, _text_of_item(value)]
+    text = str(library_base(cls).__str__(value) if issubclass(cls, pathlib.PurePath) else text_of(value))
+    if issubclass(cls, bool | int | float):
+        return [cls.__name__, repr(value) if issubclass(cls, float) else text]
+    text = normalized(text)
+    return [cls.__name__, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... {_digest(text)}"]
+
+
+def _digest(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode(errors="surrogatepass"))
 
 
 def _is_time(value: float) -> bool:

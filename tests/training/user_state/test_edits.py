@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -73,6 +74,52 @@ def test_another_number_is_named_with_both_values(was: Any, is_now: Any, root: s
 def test_other_values_are_a_condition(was: Any, is_now: Any) -> None:
     found = compared(Holder(value=was), Holder(value=is_now))
     assert list(found.others) == ["callback Holder()/value"]
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        (np.float64(0.484375), 0.484375),
+        (np.float32(0.5), 0.5),
+        (np.float64(0.5), np.float32(0.5)),
+        (np.int64(7), 7),
+        (np.bool_(True), True),
+        ((1, 2), [1, 2]),
+        ((1, "a", None), [np.int64(1), "a", None]),
+        ({"a": np.float64(0.5)}, {"a": 0.5}),
+        (({"a": 1}, (Holder, 2)), [{"a": 1}, [Holder, 2]]),
+        (Path("a"), "a"),
+        ([Path("a/b"), 1], ["a/b", 1]),
+        ({"path": Path("a")}, {"path": "a"}),
+    ],
+)
+@pytest.mark.parametrize("root", ["callback Holder()", "optimizer"])
+def test_equal_numbers_sequences_and_paths_of_other_types_are_equal(was: Any, is_now: Any, root: str) -> None:
+    for one, other in ((was, is_now), (is_now, was)):
+        assert compared(Holder(value=one), Holder(value=other), root) == edits.Edits()
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [(1, True), (1, 1.0), (np.float32(0.1), 0.1), (np.int64(7), 8), (0.5, np.float64(0.25))],
+)
+def test_other_numbers_are_shown_so_that_one_sees_what_differs(was: Any, is_now: Any) -> None:
+    ((shown, shown_now),) = compared(Holder(rate=was), Holder(rate=is_now)).settings.values()
+    assert shown != shown_now
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [((1, 2), [1, 3]), ((1, 2), [1.0, 2]), ((1, 2), {1, 2}), ((), [0]), (Path("a"), "b"), ("1", 1), ([True], [1])],
+)
+def test_other_content_of_another_type_is_a_condition(was: Any, is_now: Any) -> None:
+    assert compared(Holder(value=was), Holder(value=is_now)).others
+
+
+@pytest.mark.parametrize(("was", "is_now"), [(None, 1.0), (1.0, None)])
+def test_an_option_of_the_optimizer_that_was_not_set_is_a_setting(was: Any, is_now: Any) -> None:
+    found = compared(Holder(clipnorm=was), Holder(clipnorm=is_now), "optimizer")
+    assert found.settings == {"optimizer/clipnorm": (str(was), str(is_now))}
 
 
 def with_constant(factor: float) -> Callable[[float], float]:
