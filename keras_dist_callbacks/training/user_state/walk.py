@@ -99,10 +99,16 @@ def _kind_of_state(walk: Walker, path: str, value: Any, is_traced: bool) -> tupl
     """Returns what to note of an object, by whether it has `get_state` or the like."""
     if not walk.has_own_state(value):
         return "object", is_traced, ()
-    walk.found.with_own_state |= {path, f"class {name_of(type(value))}"}
     if walk.is_listed(value):
+        walk.found.with_own_state |= {path, f"class {name_of(type(value))}"}
         return "object", is_traced, ()  # the table of callbacks saves it
-    return "own_state", is_traced, ("own_state", repr(n.plain_token(walk.own_state(value))))
+    try:
+        state = walk.own_state(value)
+    except Exception as error:  # noqa: BLE001 - one of another meaning, with arguments say
+        walk.found.unknown[path] = f"its get_state() raised {type(error).__name__}: {error}"
+        return "unknown", is_traced, ()
+    walk.found.with_own_state |= {path, f"class {name_of(type(value))}"}
+    return "own_state", is_traced, ("own_state", repr(n.plain_token(state)))
 
 
 def _only_writes(value: Any) -> bool:

@@ -46,6 +46,23 @@ def fit(directory: Any, value: Any, epochs: int) -> kdc.BackupAndRestore:
     return backup
 
 
+class Simulation:
+    """Its get_state is one of another meaning."""
+
+    def get_state(self, place: int) -> int:
+        return place
+
+    def set_state(self, place: int, value: int) -> None:
+        raise AssertionError
+
+
+def test_a_get_state_that_raises_is_a_condition(tmp_path: Any) -> None:
+    for epochs in (1, 2):
+        backup = fit(tmp_path / "backup", Simulation(), epochs)
+    assert backup.restored is not None
+    assert "value (its get_state() raised TypeError" in str(backup.restored.conditions)
+
+
 @pytest.mark.parametrize("name", all_of_them())
 def test_fit_runs_and_resumes_with_any_object_of_which_nothing_is_called(
     tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch
