@@ -288,9 +288,19 @@ class Walker:
 
 def name_of(value: Any) -> str:
     """Returns the full name of a function, class or module."""
-    module, name = (static.attribute(value, name) for name in ("__module__", "__qualname__"))
-    name = name or static.attribute(value, "__name__") or type(value).__name__
+    if type(value) is types.FunctionType:
+        module, name = value.__module__, value.__qualname__
+    else:
+        module, name = (_names_of_class if static.is_a(value, type) else _names_of)(value)
     return f"{module}.{name}" if module and module != "builtins" else str(name)
+
+
+def _names_of(value: Any) -> tuple[Any, Any]:
+    module, name = (static.attribute(value, name) for name in ("__module__", "__qualname__"))
+    return module, name or static.attribute(value, "__name__") or type(value).__name__
+
+
+_names_of_class = functools.lru_cache(maxsize=4096)(_names_of)  # of each object's class, in each walk
 
 
 def _with_article(name: str) -> str:
