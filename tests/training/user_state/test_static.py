@@ -63,6 +63,7 @@ def test_a_get_state_that_raises_is_a_condition(tmp_path: Any) -> None:
     assert "value (its get_state() raised TypeError" in str(backup.restored.conditions)
 
 
+@pytest.mark.in_gate(8)
 @pytest.mark.parametrize("name", all_of_them())
 def test_fit_runs_and_resumes_with_any_object_of_which_nothing_is_called(
     tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch
