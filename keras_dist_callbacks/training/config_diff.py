@@ -215,7 +215,7 @@ def _described(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
 def _digest(facts: Mapping[str, Any]) -> str:
     """Returns a hash of facts, without those of input layers, which a model that is built by its first step gets."""
     inputs = tuple(name.removesuffix("class_name") for name, value in facts.items() if value == "InputLayer")
-    names = [n for n in facts if not n.endswith(_NOT_DESCRIBING) and not n.startswith(inputs) and not _is_input_seed(n)]
+    names = [n for n in facts if not n.endswith(_NOT_DESCRIBING) and not n.startswith(inputs) and not _is_of_passes(n)]
     return xxhash.xxh3_64_hexdigest(json.dumps([[_NUMBER.sub("", name), facts[name]] for name in names]).encode())
 
 
@@ -265,10 +265,11 @@ def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> st
     if last == "names":
         return f"the {where} have other names or another order; give fit() the same data"
     if last == input_values.FILES_OF_PASSES:
+        way_out = "delete them before a resume" if value == "complete" else "put them back"
         return (
             f"the files of the {where} were {was} when the interrupted run began, and are {value} now, so that another "
-            "number of passes draws from what is read both before them and beside them; "
-            f"{'delete them before a resume' if value == 'complete' else 'put them back'}, or call cache() without a file"
+            f"number of passes draws from what is read both before them and beside them; {way_out}, or call cache() "
+            "without a file"
         )
     if last == input_values.VALUES:
         knows_rows = any(where + rows in now for rows in _ROWS)
