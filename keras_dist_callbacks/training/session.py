@@ -292,8 +292,7 @@ class FitSession:
         """After every other callback's `on_train_end`."""
         self._reported.enter(Phase.END)
         self._fit.clear_initial_epoch()
-        given = self._state.untracked.description
-        resume_mode.note_fit_end(self._options.directory, self._this_fit, given, self._fit.model)
+        resume_mode.note_fit_end(self._options.directory, self._this_fit, self._given, self._fit.model)
         if self._resume is not None and self.is_complete:
             if delete and self.is_finished:
                 self._engine.claim(self._description)
@@ -370,7 +369,12 @@ class FitSession:
         self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
         self._options.announce(self.restored)
 
+    @property
+    def _given(self) -> str:
+        """What is equal for two fits that were given the same, the seed included."""
+        return f"{self._state.untracked.description} {self._description['seed']}"
+
     def _capture(self, kind: Any, missed: Sequence[str] = ()) -> Snapshot:
         with gc_paused():
-            resume_mode.note_given(self._options.directory, self._this_fit, self._state.untracked.description)
+            resume_mode.note_given(self._options.directory, self._this_fit, self._given)
             return take(self._state, kind, missed, is_chief=self._cluster.is_chief)
