@@ -32,12 +32,9 @@ class Tag(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         return inputs
 
-<<<<<<< HEAD
     def get_config(self) -> dict[str, Any]:
         return {"name": self.name}  # it tells nobody else
 
-=======
->>>>>>> bb416d2 (Scripts of several fits, killed in each of them: a table of eighteen; rows are compared by values spread over each)
 
 @dataclass(frozen=True)
 class Script:
