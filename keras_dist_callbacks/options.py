@@ -78,7 +78,7 @@ class WriteOptions:
     """How backups, checkpoints and logs are written.
 
     One object may be given to several callbacks. `ModelCheckpoint` and `TensorBoard` use `retry`, `fsync` and
-    `max_bytes_per_second`; the other options are about backups.
+    `max_bytes_per_second`, `ModelCheckpoint` also `max_failed_saves`; the other options are about backups.
 
     Args:
         retry: How long a request to a store that is not local may take, and how long a failing one is tried again.
@@ -86,8 +86,8 @@ class WriteOptions:
         fsync: Whether local files reach the disk before they count. Defaults to True.
         max_bytes_per_second: A cap on the rate of uploads, which leaves the rest of the bandwidth to others. Defaults
             to None: no cap.
-        max_failed_saves: Backups that may fail in a row, with a warning each, before training ends with the reason.
-            None: any number. Defaults to 10.
+        max_failed_saves: Backups, or files of a `ModelCheckpoint`, that may fail in a row, with a warning each, before
+            training ends with the reason. None: any number. Defaults to 10.
         when_busy: What to do when a backup within an epoch is due while the last one is still being written: with
             `"skip"` it is queued, and a newer one supersedes it in the queue; with `"wait"` training waits. At the
             end of an epoch it always waits. Defaults to `"skip"`.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import math
 import os
 import shutil
 import string
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +30,7 @@ from keras_dist_callbacks.checkpoints.template import example_name
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import Owner, shared_writer
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
+from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
@@ -58,6 +61,17 @@ class _State(msgspec.Struct):
     last_saved: tuple[Generation, Sequence] | None
 
 
+@dataclass(frozen=True)
+class _Unpublished:
+    """The newest file, where the store has not taken it: it waits on the local disk for another try."""
+
+    directory: Path
+    record: Record
+    what: str
+    shown: bool
+    error: StorageError
+
+
 @explains_arguments
 class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
@@ -70,8 +84,10 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     Of two jobs with one `filepath`, the older one ends with a `FencedError` that names the newer one, before their
     files mix; several callbacks of one job may share a directory.
 
-    All files are in place when `fit()` returns. Then a note for `SidecarEvaluator` says that training has ended: a
-    hidden file next to the directory, or in it where the parent cannot be written. An interrupted fit leaves no note.
+    A file that the store does not take is a warning, and is tried again at the end of each epoch until a newer one
+    takes its place. The newest one is in place when `fit()` returns, or `fit()` ends with the reason. Then a note for
+    `SidecarEvaluator` says that training has ended: a hidden file next to the directory, or in it where the parent
+    cannot be written. An interrupted fit leaves no note.
 
     With `BackupAndRestore` in the same `fit()`, `best` and the counters survive a restart. After
     `make_or_restore_model` without a backup, `best` is that of the newest file saved by this callback.
@@ -94,7 +110,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             a newer one is published. Copies under other names and files of other runs are never deleted. Defaults to
             None: keep all.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
-        write_options: Retries, `fsync` and the rate of uploads. Defaults to `WriteOptions()`.
+        write_options: Retries, `fsync`, the rate of uploads, and how many files may fail in a row. Defaults to
+            `WriteOptions()`.
         write_on: `"chief"`, or `"all"` workers, each to a `filepath` of its own: then each keeps its own `best`. Under
             MultiWorkerMirroredStrategy the models are the same. Defaults to `"chief"`.
 
@@ -154,6 +171,10 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._last_saved: tuple[int, int] | None = None
         self._published_best: Record | None = None
         self._owner, self._ticket = Owner(), 0
+        self._most_failures, self._failures = write.max_failed_saves, 0  # in a row
+        self._unpublished: _Unpublished | None = None
+        self._in_place: tuple[float | None, tuple[int, int] | None] = (None, None)  # the best, and the last, that is
+        self._notes: collections.deque[str] = collections.deque()  # what happened in the background
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Probes the directory and finds what earlier runs left there, on the workers that write.
@@ -175,6 +196,9 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         if self._write_on == "chief":
             found = validation.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
         self._generation, self._run_token, self._published_best = found.generation, found.run_token, found.best
+        self._report()
+        self._forget_unpublished()  # of a fit() that was interrupted
+        self._failures, self._in_place = 0, (self.best, None)
         restored = static.attribute(self.model, "_kdc_restored_from")
         if isinstance(restored, RestoredFrom) and self._is_in_directory(restored.path):
             self._take_published_best((0, 0))
@@ -182,18 +206,25 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if `save_freq` batches have passed; raises what an earlier write ended with."""
         shared_writer().raise_failure(self._owner)
+        self._report()
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is due; raises what an earlier write ended with."""
         shared_writer().raise_failure(self._owner)
+        self._report()
+        failed = self._unpublished
         super().on_epoch_end(epoch, logs)
+        if failed is not None and self._unpublished is failed:
+            self._try_again(failed)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until all files are in place, and notes the end of training; raises what a write ended with."""
         super().on_train_end(logs)
         shared_writer().wait()
         shared_writer().raise_failure(self._owner)
+        self._finish()
+        self._report()
         if self._writes:
             ownership.check(self._storage, self._template)
             last = self._kept[-1].name if self._kept else None
@@ -201,10 +232,11 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
 
     def get_state(self) -> dict[str, Any]:
         """Returns what a backup keeps: the best value, the counters and the order of the last file."""
+        best, last = (self.best, self._last_saved) if self._unpublished is None else self._in_place
         return {
-            "best": None if self.best is None else float(self.best),
+            "best": None if best is None else float(best),
             "counters": self.counters,
-            "last_saved": None if self._last_saved is None else list(self._last_saved),
+            "last_saved": None if last is None else list(last),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -219,6 +251,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         generation, sequence = saved.last_saved or (0, 0)
         self._last_saved = (generation, sequence) if generation else None
         self._take_published_best((generation, sequence))
+        self._in_place = (self.best, self._last_saved)
 
     def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
         """Serialises the model to a temporary file and hands it to the queue, on a worker that writes.
@@ -242,6 +275,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         if not self._writes:
             return True
         shared_writer().wait_for(self._ticket)  # one file at a time: a slow store must not fill the local disk
+        self._forget_unpublished()  # this one takes its place
         directory = temporary.make_directory("checkpoint")
         try:
             self._serialise(directory / record.published_name)
@@ -249,14 +283,20 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             shutil.rmtree(directory)
             raise
         what, shown = f"saving {self._storage.display(record.published_name)}", is_shown(self.verbose)
+        is_submitted = False
         try:
-            self._ticket = shared_writer().submit(
-                lambda: self._publish(directory, record, what, shown), what, self._owner
-            )
-        except BaseException as error:
-            shutil.rmtree(directory)
-            if not isinstance(error, RuntimeError):
-                raise
+            is_submitted = self._submit(directory, record, what, shown)
+        finally:
+            if not is_submitted:
+                shutil.rmtree(directory)
+        return is_submitted
+
+    def _submit(self, directory: Path, record: Record, what: str, shown: bool) -> bool:
+        """Hands a file to the queue; a warning, and False, where no thread can be started."""
+        try:
+            publish = functools.partial(self._publish, directory, record, what, shown)
+            self._ticket = shared_writer().submit(publish, what, self._owner)
+        except RuntimeError as error:
             warn(f"{what} failed and training continues: {error}")
             return False
         return True
@@ -268,18 +308,59 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             self.model.save(target)
 
     def _publish(self, directory: Path, record: Record, what: str, shown: bool) -> None:
+        failed = None
         try:
-            source = directory / record.published_name
-            with uploads(what, source.stat().st_size, shown=shown) as advance, self._storage.reporting(advance):
-                ownership.check(self._storage, self._template)
-                published = files.publish(self._storage, source, record)
-            self._kept = [one for one in self._kept if one.name != published.name] + [published]
-            if self.max_to_keep is not None:
-                self._kept = files.keep_newest(self._storage, self._kept, self.max_to_keep, self._generation)
-            text = f"Epoch {record.epoch}: saved {self._storage.display(published.name)}"
-            say(text, verbose=shown, after_bar=True)
+            self._put(directory / record.published_name, record, what, shown)
+            self._failures, self._in_place = 0, (record.value if record.best_only else None, record.order)
+        except StorageError as error:
+            self._failures += 1
+            if not self._owner.runs():
+                raise  # nobody tries again: the queue warns
+            if self._failures == self._most_failures:
+                raise StorageError(f"{self._failures} files in a row were not saved, the last one: {error}") from error
+            failed = _Unpublished(directory, record, what, shown, error)
+            self._notes.append(
+                f"{what} failed and training continues; it is tried again unless a newer file comes first: {error}"
+            )
         finally:
-            shutil.rmtree(directory)
+            if failed is None:
+                shutil.rmtree(directory)
+            self._unpublished = failed
+
+    def _put(self, source: Path, record: Record, what: str, shown: bool) -> None:
+        with uploads(what, source.stat().st_size, shown=shown) as advance, self._storage.reporting(advance):
+            ownership.check(self._storage, self._template)
+            published = files.publish(self._storage, source, record)
+        self._kept = [one for one in self._kept if one.name != published.name] + [published]
+        say(f"Epoch {record.epoch}: saved {self._storage.display(published.name)}", verbose=shown, after_bar=True)
+        if self.max_to_keep is not None:
+            try:
+                self._kept = files.keep_newest(self._storage, self._kept, self.max_to_keep, self._generation)
+            except StorageError as error:  # they are there once more after the next file
+                self._notes.append(f"old files cannot be deleted: {error}")
+
+    def _try_again(self, failed: _Unpublished) -> None:
+        """Publishes a file that the store has not taken, in the background."""
+        self._submit(failed.directory, failed.record, failed.what, failed.shown)
+
+    def _finish(self) -> None:
+        """Makes sure that the newest file is in place, with a last try if it is not; raises why it cannot be."""
+        if self._unpublished is not None:
+            self._try_again(self._unpublished)
+            shared_writer().wait()
+            shared_writer().raise_failure(self._owner)
+        if (failed := self._unpublished) is not None:
+            self._forget_unpublished()
+            raise failed.error
+
+    def _forget_unpublished(self) -> None:
+        if self._unpublished is not None:
+            shutil.rmtree(self._unpublished.directory, ignore_errors=True)
+            self._unpublished = None
+
+    def _report(self) -> None:
+        while self._notes:
+            warn(self._notes.popleft())
 
     def _prepare(self) -> _Found:
         shared_writer().finish_earlier()  # a fit() that was interrupted may still be writing

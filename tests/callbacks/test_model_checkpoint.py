@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_dist_callbacks import ModelCheckpoint, PrintLR, latest_checkpoint
+from keras_dist_callbacks import ModelCheckpoint, PrintLR, WriteOptions, latest_checkpoint
 from keras_dist_callbacks.checkpoints import end_note, ownership
 from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.engine.writer import shared_writer
@@ -310,18 +310,80 @@ def test_the_previous_file_stays_intact_while_the_next_is_written(
     assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt.keras")
 
 
-def test_a_failed_write_surfaces_in_fit_and_leaves_no_temporary_files(
+def test_a_file_that_cannot_be_written_is_a_warning_and_leaves_no_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     (tmp_path / "out" / "1.keras").mkdir(parents=True)
-    with pytest.raises(StorageError, match=r"1\.keras") as caught:
-        fit(tiny_model(), ModelCheckpoint(tmp_path / "out" / "{epoch}.keras"), epochs=3)
-    assert any("raised while this was written" in note for note in caught.value.__notes__)
-    shared_writer().wait()
+    with pytest.warns(RuntimeWarning, match=r"1\.keras failed and training continues"):
+        fit(tiny_model(), Written(), ModelCheckpoint(tmp_path / "out" / "{epoch}.keras"), epochs=3)
+    assert names(tmp_path / "out") == ["1.keras", "2.keras", "3.keras"]
     assert leftovers(temporary) == []
+
+
+class Written(keras.callbacks.Callback):
+    """What an epoch handed over is written, or has failed, when the next one ends; what a backup would keep then."""
+
+    def __init__(self, checkpoint: ModelCheckpoint | None = None) -> None:
+        super().__init__()
+        self.checkpoint, self.states = checkpoint, []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        shared_writer().wait()
+        if self.checkpoint is not None:
+            self.states.append(self.checkpoint.get_state())
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The numbers of the files that the store does not take."""
+    original, calls, numbers = Storage.replace, iter(range(99)), set()
+
+    def sometimes(self: Storage, name: str, source: Path) -> None:
+        if name.endswith(".keras") and next(calls) in numbers:
+            raise StorageError("the store is away")
+        original(self, name, source)
+
+    monkeypatch.setattr(Storage, "replace", sometimes)
+    return numbers
+
+
+def test_the_best_file_is_tried_again_though_no_better_one_follows(tmp_path: Path, failing: set[int]) -> None:
+    failing |= {1, 2}
+    checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    written = Written(checkpoint)
+    with pytest.warns(RuntimeWarning, match=r"best\.keras failed and training continues.*tried again.*store is away"):
+        fit(tiny_model(), SetLoss(3.0, 2.0, 2.5, 2.6, 2.7), written, checkpoint, epochs=5)
+    assert [state["best"] for state in written.states] == [None, 3.0, 3.0, 3.0, 2.0]
+    assert listed(tmp_path).checkpoints[0].record.value == 2.0
+    assert checkpoint.get_state()["best"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("most", "saved", "reason"), [(2, 0, "2 files in a row were not saved"), (9, 1, "store is away")]
+)
+def test_training_ends_where_too_many_files_fail_or_the_last_one_does(
+    tmp_path: Path, failing: set[int], most: int, saved: int, reason: str
+) -> None:
+    failing |= set(range(saved, 99))
+    options = WriteOptions(max_failed_saves=most)
+    checkpoint = ModelCheckpoint(tmp_path / "d" / "{epoch}.keras", write_options=options)
+    with pytest.raises(StorageError, match=reason), pytest.warns(RuntimeWarning, match="store is away"):
+        fit(tiny_model(), Written(), checkpoint, epochs=3)
+    assert len(names(tmp_path / "d")) == saved
+    assert end_note.read_all(opened(tmp_path / "d"), ["{epoch}.keras"]) == ([], [])
+
+
+def test_old_files_that_cannot_be_deleted_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Storage, name: str) -> None:
+        raise StorageError("must not be deleted")
+
+    monkeypatch.setattr(Storage, "delete", refuse)
+    with pytest.warns(RuntimeWarning, match="old files cannot be deleted: must not"):
+        fit(tiny_model(), ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1), epochs=2)
+    assert names(tmp_path) == ["1.keras", "2.keras"]
 
 
 def test_at_most_one_file_waits_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
