@@ -367,7 +367,7 @@ def _rates_in_words(model: Any) -> str:
     from keras_dist_callbacks._compat.model_parts import fixed_rates
 
     optimizer, compiled = static.attribute(model, "_kdc_compiled_rates", (None, {}))
-    loaded = fixed_rates(optimizer) if compiled else {}
+    loaded = model._kdc_loaded_rates = fixed_rates(optimizer) if compiled else {}
     return "".join(
         f", learning rate {loaded[name]:.6g} as in the checkpoint, not {rate:.6g} as in build_fn"
         for name, rate in compiled.items()

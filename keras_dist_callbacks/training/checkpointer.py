@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Self
 
 from keras_dist_callbacks import static, validation
-from keras_dist_callbacks._compat import environment, rng, variables
+from keras_dist_callbacks._compat import environment, model_parts, rng, variables
 from keras_dist_callbacks._compat.traced_functions import TracedFunctions
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.manifest import ENVIRONMENT
-from keras_dist_callbacks.backups.snapshot import JSON, Position, SharedTensor, Snapshot, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
 from keras_dist_callbacks.engine.committer import EngineOptions
@@ -39,6 +39,7 @@ from keras_dist_callbacks.shutdown.controller import ShutdownController
 from keras_dist_callbacks.terminal import say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.capture import apply_variables, capture
+from keras_dist_callbacks.training.config_diff import capture_rates, changed_rates_of_loop
 from keras_dist_callbacks.training.epoch_begin import EpochBegin, update
 from keras_dist_callbacks.training.restored import Restored, describe_run
 from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
@@ -161,6 +162,7 @@ class Checkpointer(NotCopyable):
         self._reported.begin_fit(self._storage.display())
         self._input = LoopInput(self._trained, self._say_more)
         self._begin = EpochBegin(self._trained, self.state)
+        self._rates = {} if self._trained.optimizer is None else model_parts.fixed_rates(self._trained.optimizer)
         self._traced = TracedFunctions()
         picked = self._engine.pick(variables.empty)
         now = describe_run(self._strategy, self._cluster.num_workers)
@@ -380,6 +382,7 @@ class Checkpointer(NotCopyable):
         other_bits, more = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
         reasons, conditions = [*reasons, *other_bits], [*conditions, *more]
         reasons += self._begin.restore(saved, lambda: apply_variables(self._trained, saved, self._cluster))
+        reasons += changed_rates_of_loop(saved.tensors, self._rates, self._trained.optimizer)
         update(self.state, from_json(saved.state["user"], saved.tensors))
         position = saved.position
         self.epoch, self._batch, self.steps = position.epoch, position.batch, position.step
@@ -409,7 +412,7 @@ class Checkpointer(NotCopyable):
     def _snapshot(self, kind: Any) -> Snapshot:
         self._begin.settle()
         position = Position(kind, self.epoch, self._batch if kind == "within" else 0, self.steps)
-        arrays: dict[str, SharedTensor] = {}
+        arrays = capture_rates(self._rates)
         topics: dict[str, JSON] = {
             "rng": rng.capture(),
             "user": to_json(self.state, "user", arrays),

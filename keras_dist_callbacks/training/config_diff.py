@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import keras
 import numpy as np
 import xxhash
 
@@ -20,7 +21,7 @@ from keras_dist_callbacks._compat import (
     model_parts,
 )
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks.backups.snapshot import SharedArray, SharedTensor
+from keras_dist_callbacks.backups.snapshot import Position, SharedArray, SharedTensor
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 
@@ -81,18 +82,25 @@ class Fingerprint:
         self._is_built = True  # what the first step has not built is not used
         return {_TENSOR: self._tensor}
 
-    def differences(self, tensors: Mapping[str, np.ndarray[Any, Any]], *, rate_is_loaded: bool) -> list[str]:
+    def differences(
+        self,
+        tensors: Mapping[str, np.ndarray[Any, Any]],
+        *,
+        at: Position | None = None,
+        callbacks: Iterable[Any] = (),
+    ) -> list[str]:
         """Returns what is another than in the interrupted run, one sentence each, after the restore.
 
         Args:
             tensors: Those of the backup; where they hold no description, nothing differs.
-            rate_is_loaded: The model came from a checkpoint, and so did its learning rate.
+            at: Where it was taken, for what is said of learning rates; None if they came from a checkpoint.
+            callbacks: Those of the fit, of which some set the rate.
         """
         before = _described(tensors)
         if not before:
             return []
         changed = [_changed(name, before, self._facts) for name in self._differing(before)]
-        return first_few(changed if rate_is_loaded else changed + self._changed_rates(before))
+        return first_few(changed if at is None else changed + self._changed_rates(before, at, callbacks))
 
     def names_that_differ(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> set[str]:
         """Returns the last parts of the names of facts that `differences` reports."""
@@ -196,15 +204,25 @@ class Fingerprint:
         now = {**self._compiled, **rates}
         return [_changed(name, before, now) for name, value in now.items() if before.get(name) != value]
 
-    def _changed_rates(self, before: Mapping[str, Any]) -> list[str]:
-        in_force = {} if not self._rates else model_parts.fixed_rates(self._fit.model.optimizer)
-        return [
-            f"the learning rate given to compile changed from {before[_RATE + name]:.6g} to {rate:.6g}, and that of "
-            f"the backup, {in_force[name]:.6g}, stays in force; to set the new one, add "
-            f"keras.callbacks.LearningRateScheduler(lambda epoch: {rate:.6g}), which sets it in each epoch"
-            for name, rate in self._rates.items()
-            if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
-        ]
+    def _changed_rates(self, before: Mapping[str, Any], at: Position, callbacks: Iterable[Any]) -> list[str]:
+        kinds = [type(callback) for callback in callbacks]
+        scheduler = next((kind for kind in kinds if issubclass(kind, keras.callbacks.LearningRateScheduler)), None)
+        if scheduler is None:
+            plateau = any(issubclass(kind, keras.callbacks.ReduceLROnPlateau) for kind in kinds)
+            instead = " in the place of ReduceLROnPlateau" if plateau else ""
+            return _changed_rates(
+                before,
+                self._rates,
+                self._fit.model.optimizer,
+                lambda rate: (
+                    f"stays in force; to set the new one, add keras.callbacks.LearningRateScheduler(lambda epoch: "
+                    f"{rate}){instead}, which sets it in each epoch"
+                ),
+            )
+        first = at.epoch + (2 if at.kind == "within" else 1)
+        until = f"is in force to the end of epoch {first - 1}; " if at.kind == "within" else "is replaced: "
+        sets = f"{until}{scheduler.__name__} sets the rate from epoch {first} on"
+        return _changed_rates(before, self._rates, self._fit.model.optimizer, lambda rate: sets)
 
 
 def _described(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
@@ -220,9 +238,43 @@ def _digest(facts: Mapping[str, Any]) -> str:
 
 
 def _compiled_rates(model: Any) -> dict[str, float]:
-    """Returns the rates that the code gave to compile(), which a checkpoint may have replaced since."""
+    """Returns the rates that the code has set: those given to compile(), which a checkpoint may have replaced since."""
+    now = model_parts.fixed_rates(model.optimizer)
     optimizer, rates = vars(model).get("_kdc_compiled_rates", (None, {}))
-    return rates if optimizer is model.optimizer else model_parts.fixed_rates(model.optimizer)
+    if optimizer is not model.optimizer:
+        return now
+    loaded = vars(model).get("_kdc_loaded_rates", now)
+    return {name: rate if now[name] == loaded.get(name) else now[name] for name, rate in rates.items()}
+
+
+def capture_rates(rates: Mapping[str, float]) -> dict[str, SharedTensor]:
+    """Returns the tensor of a loop's snapshot: the rates that the script has set."""
+    text = json.dumps({f"{_RATE}{name}": rate for name, rate in rates.items()})
+    return {_TENSOR: SharedArray(np.frombuffer(text.encode(), np.uint8))} if rates else {}
+
+
+def changed_rates_of_loop(
+    tensors: Mapping[str, np.ndarray[Any, Any]], rates: Mapping[str, float], optimizer: Any
+) -> list[str]:
+    """Returns which rates of a loop the script sets otherwise than before, one sentence each, after the restore."""
+    return _changed_rates(
+        _described(tensors),
+        rates,
+        optimizer,
+        lambda rate: f"stays in force; to set the new one, assign optimizer.learning_rate = {rate} after restore()",
+    )
+
+
+def _changed_rates(
+    before: Mapping[str, Any], rates: Mapping[str, float], optimizer: Any, then: Callable[[str], str]
+) -> list[str]:
+    in_force = model_parts.fixed_rates(optimizer) if rates else {}
+    return [
+        f"the learning rate that the script sets before training changed from {before[_RATE + name]:.6g} to "
+        f"{rate:.6g}, and that of the backup, {in_force[name]:.6g}, {then(f'{rate:.6g}')}"
+        for name, rate in rates.items()
+        if before.get(_RATE + name) not in (None, rate) and in_force.get(name) not in (None, rate)
+    ]
 
 
 def _changes_of_trainable(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

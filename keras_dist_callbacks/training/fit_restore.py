@@ -317,7 +317,9 @@ class FitRestore:
         moved_by_input = variables.global_seed_keys() & state.data.hides.keys
         notes = apply_variables(state.fit.model, saved, self._cluster, leave=moved_by_input)
         of_callbacks: list[str] = []
-        notes += state.untracked.restore(saved, lambda: of_callbacks.extend(apply_callbacks(state.callbacks, saved)))
+        notes += state.untracked.restore(
+            saved, lambda: of_callbacks.extend(apply_callbacks(state.callbacks, saved)), state.callbacks
+        )
         if state.untracked.has_set_states:  # of the user's, which may have changed what the model holds
             apply_variables(state.fit.model, saved, self._cluster, leave=moved_by_input)
         return notes + of_callbacks

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from keras_dist_callbacks._compat import environment, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
@@ -115,12 +116,13 @@ class UntrackedState:
         """Whether an object of the user's has `set_state`."""
         return self._user.has_set_states
 
-    def restore(self, saved: WorkerState, set_states: Callable[[], None]) -> list[str]:
+    def restore(self, saved: WorkerState, set_states: Callable[[], None], callbacks: Iterable[Any] = ()) -> list[str]:
         """Puts it back, after the variables that Keras lists; returns what differs, one sentence each.
 
         Args:
             saved: What the backup has.
             set_states: Calls `set_state` of the callbacks.
+            callbacks: Those of the fit.
         """
         self._unknown = list(saved.state[verdict.NOT_SAVED])
         self._facts.note_built()
@@ -135,11 +137,12 @@ class UntrackedState:
             return notes  # no step is left that could differ
         marks = vars(self._fit.model)
         loaded = marks.get("_kdc_restored_from") is not None and "_kdc_compiled_rates" not in marks
+        at = None if loaded else saved.position
         settings, conditions = self._user.edits(saved.tensors, self._facts.names_that_differ(saved.tensors))
         self.conditions += conditions
         other_bits, conditions = environment.differences(saved.state.get(ENVIRONMENT) or {}, self._environment)
         self.conditions += conditions + self._facts.conditions(saved.tensors)
-        return notes + self._facts.differences(saved.tensors, rate_is_loaded=loaded) + settings + other_bits
+        return notes + self._facts.differences(saved.tensors, at=at, callbacks=callbacks) + settings + other_bits
 
     def with_change_report(self, act: Callable[[], list[str]], saved: WorkerState) -> list[str]:
         """Returns what a restore returns; an error of it includes what is known to have changed since the backup.
@@ -157,7 +160,7 @@ class UntrackedState:
         try:
             return act()
         except BackupError as error:
-            reasons = self._facts.differences(saved.tensors, rate_is_loaded=True)
+            reasons = self._facts.differences(saved.tensors)
             if not reasons:
                 raise
             raise type(error)(f"{error}. What differs: {'; '.join(reasons)}") from error

@@ -147,7 +147,7 @@ EDITS = [
         "learning rate",
         {"rate": 0.5},
         "learning rate 0.01 as in the checkpoint, not 0.5 as in build_fn",
-        "learning rate given to compile changed from 0.01 to 0.5, and that of the backup, 0.01, stays in force",
+        "that the script sets before training changed from 0.01 to 0.5, and that of the backup, 0.01, stays in force",
     ),
     Edit(
         "schedule",

@@ -147,7 +147,7 @@ MODELS: dict[str, tuple[Make, Make, str]] = {
     "learning rate": (
         compiled,
         lambda: compiled(optimizer=keras.optimizers.SGD(0.05, momentum=0.9)),
-        r"compile changed from 0.1 to 0.05, and that of the backup, 0.1, stays.*Scheduler\(lambda epoch: 0.05\)",
+        r"training changed from 0.1 to 0.05, and that of the backup, 0.1, stays.*Scheduler\(lambda epoch: 0.05\)",
     ),
     "jit_compile": (compiled, lambda: compiled(jit_compile=True), "jit_compile changed from False to True"),
 }
