@@ -88,6 +88,11 @@ class BackupEngine:
         """Whether a backup is being written."""
         return self._save_queue.is_busy
 
+    @property
+    def held_states(self) -> tuple[int, int]:
+        """How many states unfinished backups hold, and the bytes of one; 0 bytes before the first was begun."""
+        return self._save_queue.unfinished, self._committer.state_bytes
+
     @classmethod
     def open(
         cls, storage: Storage, cluster: Cluster, name: str, options: EngineOptions, runs: Callable[[], bool]

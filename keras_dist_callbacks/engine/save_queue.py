@@ -21,14 +21,14 @@ class SaveQueue:
         owner: The run that saves.
 
     Attributes:
-        is_busy: Whether a backup waits or is being written, asked after every step; other jobs of the queue do not
-            count.
+        unfinished: Backups that wait or are being written; other jobs of the queue do not count.
+        is_busy: Whether there is one, asked after every step.
     """
 
     def __init__(self, writer: Writer, owner: Owner) -> None:
         self._writer, self._owner = writer, owner
         self._lock = threading.Lock()
-        self._unfinished = 0
+        self.unfinished = 0
         self.is_busy = False
         self._last: tuple[int, int] | None = None  # ticket and number of the newest save, if it may be superseded
 
@@ -71,8 +71,8 @@ class SaveQueue:
 
     def _count(self, change: int) -> None:
         with self._lock:
-            self._unfinished += change
-            self.is_busy = self._unfinished > 0
+            self.unfinished += change
+            self.is_busy = self.unfinished > 0
 
 
 _LEAST_RISK = 30.0  # seconds of training that no backup holds

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import tensorflow as tf
+
 from keras_dist_callbacks.backups.snapshot import Position, Snapshot
 from keras_dist_callbacks.cluster import messaging, peer_monitor, timeouts
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -23,7 +25,7 @@ from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticePoller
 from keras_dist_callbacks.shutdown.signals import SignalListener, handler_of, has_non_python_handler, let_children_end
 from keras_dist_callbacks.shutdown.watchdog import GIL_SECONDS, Watchdog
-from keras_dist_callbacks.terminal import is_first
+from keras_dist_callbacks.terminal import data_size, is_first
 
 PREEMPTED, INTERRUPTED, STOPPED = "preempted", "interrupted", "stopped"
 _INTERRUPT_SECONDS = 10.0
@@ -205,6 +207,7 @@ class ShutdownController:
             return
         if self._is_preempted:
             let_children_end()
+        of_memory = _of_memory(error, *self._engine.held_states)  # before they are written
         lost, together = None, False
         if peer_monitor.is_loss(self._cluster, error):
             self._end_soon()  # what comes may hang
@@ -222,7 +225,7 @@ class ShutdownController:
         self._stuck = not drained
         later = self._engine.take_failure()
         notes = [*self._engine.take_notes(), *([] if later is None else [f"and after it: {later}"])]
-        for note in [*notes, *self._cost(step, error)]:
+        for note in [*of_memory, *notes, *self._cost(step, error)]:
             (lost or error).add_note(note)
         self._raise_preempted(lost or error)
         if lost is not None:
@@ -424,6 +427,18 @@ def _cause(request: StopRequest, workers: int) -> str:
     where = f" on worker {request.worker}" if workers > 1 else ""
     verb = "Preempted" if request.kind == PREEMPTED else "Interrupted"
     return f"{verb} by {request.why}{where}"
+
+
+def _of_memory(error: BaseException, states: int, state_bytes: int) -> list[str]:
+    """Returns what backups held when memory was wanting; nothing for other errors, or if none was unfinished."""
+    if not isinstance(error, MemoryError | tf.errors.ResourceExhaustedError) or not states * state_bytes:
+        return []
+    held = f"unfinished backups held up to {data_size(states * state_bytes)} of this computer's memory then"
+    once = "a backup holds the state of training once more until it is written"
+    if states == 1:
+        return [f"{held}: {once}; with a larger save_freq that is less often, and with save_freq=False at the end only"]
+    option = "write_options=kdc.WriteOptions(max_held_bytes=0)"
+    return [f"{held}: {once}, and so does one that is queued behind it; with {option} none is queued"]
 
 
 def _names(signals: Sequence[signal.Signals]) -> str:
