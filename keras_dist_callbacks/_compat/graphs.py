@@ -12,7 +12,7 @@ import xxhash
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import model_parts
 from keras_dist_callbacks._compat.running_fit import RunningFit
-from keras_dist_callbacks._compat.variables import SharedRead, hold_resource
+from keras_dist_callbacks._compat.variables import SharedRead, hold_resource, in_files, missing_in_files
 
 _RANDOM = (
     *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistortedBoundingBox"),
@@ -60,6 +60,14 @@ class Resource:
         """Returns its value now, as `VariableSet.hold` reads it."""
         return hold_resource(self.handle, self.dtype)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, also before the first step has given it a value: a trace may only note what that value will be."""
+        fixed = self.handle._handle_data.shape_and_type[0].shape
+        if fixed.unknown_rank or any(dim.size < 0 for dim in fixed.dim):
+            return tuple(self.hold().array().shape)
+        return tuple(int(dim.size) for dim in fixed.dim)
+
     def assign(self, value: np.ndarray[Any, Any]) -> None:
         """Writes it."""
         import tensorflow as tf
@@ -101,6 +109,16 @@ def only_read(function: Any) -> set[int]:
     return {
         key for key, inner in found.items() if inner is not None and all(op.type in _READS for op in inner.consumers())
     }
+
+
+def missing_in_files_of_step(model: Any) -> list[str]:
+    """Returns the names of variables that the train step changes and that Keras writes into no file."""
+    functions = traces(model)
+    if not functions:
+        return [name for name, _ in missing_in_files(model)]
+    held = in_files(model)
+    kept = set.intersection(*(only_read(function) for function in functions))
+    return [found.name for found in captured(functions) if found.key not in held | kept]
 
 
 @dataclass(frozen=True)

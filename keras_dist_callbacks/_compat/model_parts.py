@@ -52,6 +52,13 @@ def makes_own_train_function(model: Any) -> bool:
     return type(model).make_train_function is not keras.Model.make_train_function
 
 
+def makes_own_step(model: Any) -> bool:
+    """Returns whether the model's class overrides `train_step`, and so decides which weights an optimizer is for."""
+    import keras
+
+    return type(model).train_step is not keras.Model.train_step
+
+
 def has_embeddings(model: Any) -> bool:
     """Returns whether a layer of the model looks up rows of a table."""
     import keras

@@ -262,7 +262,7 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[st
     known = (
         variable_set(model).keys | set(held) | {key(v) for _, own in model_parts.vocabulary_layers(model) for v in own}
     )
-    parts = _descendants(model)
+    parts = descendants(model)
     known |= {key(c) for item in parts for v in model_parts.idle_variables(item) for c in components(v)}
     found = []
     for item in parts:
@@ -279,12 +279,64 @@ def optimizers_within(model: Any) -> list[Any]:
     """Every optimizer that belongs to the model's objects, `model.optimizer` first, but none within another one."""
     import keras
 
-    found = [item for item in [model.optimizer, *_descendants(model)] if isinstance(item, keras.optimizers.Optimizer)]
-    inner = {id(item) for optimizer in found for item in _descendants(optimizer)[1:]}  # the first is itself
+    compiled = getattr(model, "optimizer", None)
+    found = [item for item in [compiled, *descendants(model)] if isinstance(item, keras.optimizers.Optimizer)]
+    inner = {id(item) for optimizer in found for item in descendants(optimizer)[1:]}  # the first is itself
     return list({id(optimizer): optimizer for optimizer in found if id(optimizer) not in inner}.values())
 
 
-def _descendants(root: Any) -> list[Any]:
+def missing_in_files(model: Any) -> list[tuple[str, Any]]:
+    """Returns the variables of a model's objects that Keras writes into no file, and their names.
+
+    Random states and metrics do not count: a file is not meant to continue them.
+    """
+    held = in_files(model)
+    others = [(str(v.path), v) for v in model.variables]
+    found = [*others, *untracked_variables(model)]
+    return [(name, v) for name, v in found if not held & {key(c) for c in components(v)}]
+
+
+def in_files(model: Any) -> set[int]:
+    """Returns the keys of the variables that Keras writes into files, and of random states and metrics."""
+    import keras
+    from keras.src.saving import saving_lib
+
+    visited: set[int] = set()
+    saving_lib._save_state(model, None, None, "", visited)  # without a store, Keras only walks
+    parts = {id(part): part for part in [*descendants(model), *model_parts.all_layers(model)]}
+    seeds = [p.state for p in parts.values() if isinstance(p, keras.random.SeedGenerator)]
+    for part in parts.values():
+        seeds += [seed.state for seed in getattr(part, "_seed_generators", ())]
+    own = [v for name, part in parts.items() if name in visited for v in _written(part)]
+    metrics = [v for metric in model.metrics for v in metric.variables]
+    found = {key(c) for variable in [*own, *seeds, *metrics] for c in components(variable)}
+    return found | global_seed_keys()
+
+
+def _written(part: Any) -> list[Any]:
+    """What one object writes: all that it has, if the user's class decides."""
+    import keras
+    import tensorflow as tf
+
+    if not isinstance(part, keras.Layer):
+        return list(getattr(part, "variables", ()))
+    if not type(part).save_own_variables.__module__.startswith("keras."):
+        return [*part.variables, *(item for item in descendants(part) if isinstance(item, tf.Variable))]
+    return [*part._trainable_variables, *part._non_trainable_variables]
+
+
+def steps_trained(model: Any) -> int:
+    """Returns how many steps an optimizer of the model has taken: of several without a `model.optimizer`, the most.
+
+    That of a model within the model, such as a teacher, does not count.
+    """
+    compiled = getattr(model, "optimizer", None)
+    steps = model_parts.steps_taken(compiled) if compiled is not None else 0
+    others = {id(optimizer) for optimizer, _ in model_parts.steps_of_submodels(model)}
+    return steps or max([0, *(model_parts.steps_taken(o) for o in optimizers_within(model) if id(o) not in others)])
+
+
+def descendants(root: Any) -> list[Any]:
     """Returns all that TensorFlow tracks of an object, itself first."""
     found = {id(root): root}
     queue = collections.deque([root])

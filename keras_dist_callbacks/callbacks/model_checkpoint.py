@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from keras_dist_callbacks import static, validation
-from keras_dist_callbacks._compat.model_parts import steps_taken
+from keras_dist_callbacks._compat.graphs import missing_in_files_of_step
 from keras_dist_callbacks._compat.running_fit import still_runs
 from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
+from keras_dist_callbacks._compat.variables import steps_trained
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
@@ -35,7 +36,7 @@ from keras_dist_callbacks.options import WriteOptions, explains_arguments, group
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.spelling import require_plain
-from keras_dist_callbacks.terminal import is_shown, say, uploads, warn
+from keras_dist_callbacks.terminal import first_few, is_shown, say, uploads, warn
 from keras_dist_callbacks.validation import number_of
 
 _TAG = "ModelCheckpoint"
@@ -170,6 +171,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._kept: list[Checkpoint] = []
         self._last_saved: tuple[int, int] | None = None
         self._published_best: Record | None = None
+        self._has_named_missing = False
         self._owner, self._ticket = Owner(), 0
         self._most_failures, self._failures = write.max_failed_saves, 0  # in a row
         self._unpublished: _Unpublished | None = None
@@ -266,7 +268,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             generation=self._generation,
             sequence=files.next_sequence(),
             epoch=epoch + 1 if batch is None else epoch,
-            step=steps_taken(self.model.optimizer) if self._writes and self.model.optimizer else 0,
+            step=steps_trained(self.model) if self._writes else 0,
             monitor=self.monitor,
             value=_scalar(logs.get(self.monitor)),
             best_only=self.save_best_only,
@@ -274,6 +276,9 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._last_saved = record.order
         if not self._writes:
             return True
+        if not self._has_named_missing:
+            self._has_named_missing = True
+            self._name_missing()
         shared_writer().wait_for(self._ticket)  # one file at a time: a slow store must not fill the local disk
         self._forget_unpublished()  # this one takes its place
         directory = temporary.make_directory("checkpoint")
@@ -300,6 +305,16 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             warn(f"{what} failed and training continues: {error}")
             return False
         return True
+
+    def _name_missing(self) -> None:
+        names = missing_in_files_of_step(self.model)
+        if names:
+            warn(
+                f"the files of ModelCheckpoint lack variables that training uses ({', '.join(first_few(names))}): "
+                "Keras does not write them. BackupAndRestore restores them; make_or_restore_model and "
+                "SidecarEvaluator cannot. Make them with add_weight() of a layer, or make the layer an attribute "
+                "without an underscore"
+            )
 
     def _serialise(self, target: Path) -> None:
         if self.save_weights_only:

@@ -25,7 +25,7 @@ from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import escape_controls, say, warn
+from keras_dist_callbacks.terminal import escape_controls, first_few, say, warn
 
 _TAG = "make_or_restore_model"
 _ADOPTING = "make_or_restore_model, adopting"
@@ -160,9 +160,11 @@ def make_or_restore_model(
         path = copies / checkpoint.name
         shown, record = storage.display(checkpoint.name), checkpoint.record
         if checkpoint.kind == "weights":
-            model = _load_weights(build_fn(), path, shown)
+            model = _load_weights(build_fn(), path, shown, warns=cluster.is_chief)
         else:
             model = _load_model(build_fn, path, shown, objects, compile, warns=cluster.is_chief)
+    if cluster.is_chief:
+        _report_missing(model)
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, record.epoch, record.step)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
     rates = _rates_in_words(model)
@@ -209,7 +211,7 @@ def _of_this_keras(build_fn: Callable[[], Any]) -> Callable[[], Any]:
 def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, *, warns: bool) -> dict[str, Load]:
     return {
         "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, warns=warns),
-        "weights": lambda path: _load_weights(build_fn(), path, path.name),
+        "weights": lambda path: _load_weights(build_fn(), path, path.name, warns=warns),
         "tf": lambda path: _load_tf_checkpoint(build_fn(), path),
     }
 
@@ -280,10 +282,9 @@ def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) 
 
 
 def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: ForeignCheckpoint) -> Any:
-    from keras_dist_callbacks._compat.model_parts import steps_taken
+    from keras_dist_callbacks._compat.variables import steps_trained
 
-    shown, optimizer = storage.display(adopted.name), getattr(model, "optimizer", None)
-    step = steps_taken(optimizer) if optimizer is not None else 0
+    shown, step = storage.display(adopted.name), steps_trained(model)
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, adopted.epoch, step)
     where = f"{adopted.epoch} epochs finished" if adopted.epoch else "its epoch is not known"
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
@@ -342,16 +343,49 @@ def _load_model(
     _require_built(model, shown)
     _keep_compiled_rates(model)
     found = model_file.differences(model, config, compiled=compile)
-    try:
-        model_file.load_state(model, path)
-    except ValueError as error:
-        why = "; ".join(found) or str(error)
-        raise BackupMismatchError(f"the state of {shown} does not fit the model of build_fn: {why}") from error
-    if found and warns:
-        warn(
-            f"not exact: the model of build_fn differs from {shown}: {'; '.join(found)}. The model of build_fn is used"
-        )
+    notes = _load_state(model, path, shown, found)
+    if found:
+        notes.append(f"the model of build_fn differs from it, and is used: {'; '.join(found)}")
+    _report_inexact(shown, notes if warns else [])
     return model
+
+
+def _load_state(model: Any, path: Path, shown: str, found: Sequence[str] = ()) -> list[str]:
+    """Loads a file's state; returns why that is not exact. `found` is what is known to differ."""
+    from keras_dist_callbacks._compat import model_file
+
+    try:
+        return model_file.load_state(model, path)
+    except model_file.StateMismatchError as error:
+        advice = "Build the model as it was trained"
+        if error.is_optimizer_alone:
+            advice = (
+                "Build and compile the model as it was trained; or take the weights alone, for a training that begins "
+                "anew, with load_weights() on the model of build_fn"
+            )
+        why = "; ".join([str(error), *found])
+        raise BackupMismatchError(
+            f"the state of {shown} does not fit the model of build_fn: {why}. {advice}"
+        ) from error
+
+
+def missing_in_words(missing: Sequence[tuple[str, Any]]) -> str:
+    """Says which variables of a model no checkpoint file holds."""
+    names = ", ".join(first_few([name for name, _ in missing]))
+    return f"checkpoint files hold no values of {names}, which Keras does not write: they stay as the model has them"
+
+
+def _report_missing(model: Any) -> None:
+    from keras_dist_callbacks._compat.variables import missing_in_files
+
+    missing = missing_in_files(model)
+    if missing:
+        warn(missing_in_words(missing))
+
+
+def _report_inexact(shown: str, notes: Sequence[str]) -> None:
+    if notes:
+        warn(f"not exact: {shown}: {'; '.join(notes)}")
 
 
 def _keep_compiled_rates(model: Any) -> None:
@@ -379,29 +413,29 @@ def _load_tf_checkpoint(model: Any, path: Path) -> Any:
     from keras_dist_callbacks._compat.model_file import restore_model
 
     _require_built(model, path.name)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
     restore_model(model, str(path))
     return model
 
 
 def _require_built(model: Any, shown: str) -> None:
-    """Checks that the model has variables, and gives its optimizer those that it will have."""
-    if not model.built:
+    """Checks that the model has variables."""
+    from keras_dist_callbacks._compat.building import unbuilt_layers
+
+    if unbuilt_layers(model):
         raise ConfigError(
             f"build_fn returned a model that is not built, so the weights of {shown} cannot be loaded; give it an "
             "Input layer or call model.build(...)"
         )
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)  # or Keras skips the optimizer's state with a warning
 
 
-def _load_weights(model: Any, path: Path, shown: str) -> Any:
+def _load_weights(model: Any, path: Path, shown: str, *, warns: bool) -> Any:
     _require_built(model, shown)
     _keep_compiled_rates(model)
-    try:
-        model.load_weights(path)
-    except ValueError as error:
-        raise BackupMismatchError(f"the weights of {shown} do not fit the model of build_fn: {error}") from error
+    notes = _load_state(model, path, shown)
+    _report_inexact(shown, notes if warns else [])
     return model
 
 

@@ -14,11 +14,13 @@ import numpy as np
 import tensorflow as tf
 import xxhash
 
-from keras_dist_callbacks._compat import keras_in_use
+from keras_dist_callbacks._compat import keras_in_use, variables
 from keras_dist_callbacks.backups.snapshot import WorkerState
+from keras_dist_callbacks.checkpoints.restore import missing_in_words
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import make_strategy
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import loading, model_export
 
 _GIVE = "Give SidecarEvaluator a compiled model"
@@ -35,6 +37,7 @@ class EvaluatedModel:
         self._given = model is not None
         self._model = model
         self._config = ""
+        self._said: set[str] = set()
 
     def take_file(self, path: Path, shown: str, step: int) -> None:
         """Sets the weights that a file of `ModelCheckpoint` holds.
@@ -55,6 +58,13 @@ class EvaluatedModel:
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is not None and step:
             optimizer.iterations.assign(step)
+        missing = variables.missing_in_files(self._model)
+        self._say_once(missing_in_words(missing) if missing else "")
+
+    def _say_once(self, text: str) -> None:
+        if text and text not in self._said:
+            self._said.add(text)
+            warn(text)
 
     def take_backup(self, saved: WorkerState, shown: str) -> None:
         """Sets what a backup holds of the model.
@@ -66,7 +76,8 @@ class EvaluatedModel:
         if not self._given:
             self._make(model_export.architecture_json(saved.tensors, shown, _GIVE), shown)
         with self._model.distribute_strategy.scope():
-            loading.apply(self._model, saved, Cluster())
+            left = loading.apply(self._model, saved, Cluster())
+        self._say_once(loading.missing_in_words(left) if left else "")
 
     def fingerprint(self) -> str:
         """Returns a digest of the weights, by which the same model under another name is known."""

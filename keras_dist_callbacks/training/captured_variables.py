@@ -6,6 +6,7 @@ layers, a second optimizer that is an attribute of the model.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -202,6 +203,33 @@ class CapturedVariables:
         return self._functions[id(function)]
 
 
+def set_owned(model: Any, saved: WorkerState) -> list[str]:
+    """Assigns those variables that belong to the objects of a model which was not traced.
+
+    Without a trace there is no order to go by: a name, type and shape that are there twice do not tell which is which.
+
+    Returns:
+        The names of those of the backup that are not set.
+    """
+    wanted = saved.state.get(TOPIC) or []
+    if not wanted:
+        return []
+    here, then = collections.defaultdict(list), collections.defaultdict(list)
+    for _, variable in variables.untracked_variables(model):
+        for c in variables.components(variable):
+            resource = graphs.Resource(c.name, c.handle, c.dtype)
+            here[_spec(c.name, c.dtype.name, tuple(c.shape))].append(resource)
+    for number, (name, dtype) in enumerate(wanted):
+        then[_spec(name, dtype, saved.tensors[f"{_TENSOR}/{number}"].shape)].append((name, number))
+    left: list[str] = []
+    for spec, named in then.items():
+        if len(named) == len(here[spec]) == 1:
+            here[spec][0].assign(saved.tensors[f"{_TENSOR}/{named[0][1]}"])
+        else:
+            left += [name for name, _ in named]
+    return left
+
+
 def _lost(wanted: list[JSON], why: str) -> str:
     names = ", ".join(str(name) for name, _ in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
     return f"variables that the train step uses and Keras does not list ({names}) are not restored: {why}"
@@ -214,7 +242,7 @@ def _first_difference(wanted: list[JSON], found: list[graphs.Resource], tensors:
             name, dtype = wanted[number]
             then = _spec(name, dtype, tensors[f"{_TENSOR}/{number}"].shape)
         now = found[number] if number < len(found) else None
-        here = "none" if now is None else _spec(now.name, now.dtype.name, now.hold().array().shape)
+        here = "none" if now is None else _spec(now.name, now.dtype.name, now.shape)
         if then != here:
             return f"number {number + 1} was {then} in the interrupted run and is {here} now"
     return None

@@ -16,7 +16,8 @@ from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
 from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.training import capture
+from keras_dist_callbacks.terminal import first_few, warn
+from keras_dist_callbacks.training import capture, captured_variables
 
 _TAG = "load_backup"
 
@@ -71,12 +72,26 @@ def load_backup(
     cluster = Cluster.detect() if multi_worker.is_multi_worker(model.distribute_strategy) else Cluster()
     chosen = cluster.on_chief(lambda: select_backup.find_backup(store, commit, cluster.num_workers), _TAG)
     name = cluster.broadcast(None if chosen is None else chosen[0].name, _TAG, kind=str)
-    cluster.agree(lambda: _apply(store, model, cluster, name if chosen is None else chosen[1]), _TAG)
+    left = cluster.agree(lambda: _apply(store, model, cluster, name if chosen is None else chosen[1]), _TAG)
+    if left and cluster.is_chief:
+        warn(missing_in_words(left))
     return model
 
 
-def apply(model: Any, saved: WorkerState, cluster: Cluster) -> None:
+def missing_in_words(left: Sequence[str]) -> str:
+    """Says which variables of a backup `apply` has not set."""
+    return (
+        f"not set: variables that the train step uses, which the backup holds and the model's objects do not have or "
+        f"have several times under the same name, type and shape ({', '.join(first_few(left))}). fit() with "
+        "BackupAndRestore restores them"
+    )
+
+
+def apply(model: Any, saved: WorkerState, cluster: Cluster) -> list[str]:
     """Sets what a model has of what a backup holds: its weights, and optimizer and metrics if they are the same ones.
+
+    Returns:
+        The names of variables in the backup that Keras does not list and that are not set.
 
     Raises:
         BackupMismatchError: The weights are those of another model; nothing was changed.
@@ -86,6 +101,9 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> None:
     if optimizer is not None:
         building.build_optimizer_like(optimizer, model, names)
         building.build_optimizer_if_saved(model, names, saved.state["metric_variables"])
+        building.build_other_optimizers_like(
+            model, [name for name, _ in saved.state.get(captured_variables.TOPIC) or []]
+        )
     named = variables.variable_set(model).named
     weights = {id(variable) for variable in model.variables}
     metrics = {name for name in capture.metric_names(model, named) if id(named[name]) not in weights}
@@ -103,7 +121,9 @@ def apply(model: Any, saved: WorkerState, cluster: Cluster) -> None:
         capture.match_names([n for n in groups[2] if n in metrics], [n for n in rest if n in saved_metrics]) or {}
     )
     capture.assign(named, partners, saved, cluster)
+    left = captured_variables.set_owned(model, saved)
     model_parts.finalize(model)
+    return left
 
 
 def _partners_of_weights(ours: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
@@ -134,11 +154,11 @@ def _ordered_like(ours: Sequence[str], saved: Sequence[str]) -> list[str]:
     return ordered
 
 
-def _apply(store: BackupStore, model: Any, cluster: Cluster, chosen: WorkerState | str) -> None:
+def _apply(store: BackupStore, model: Any, cluster: Cluster, chosen: WorkerState | str) -> list[str]:
     if isinstance(chosen, str):
         chosen = select_backup.find_backup(store, chosen, cluster.num_workers, cluster.worker_index)[1]
     with model.distribute_strategy.scope():
-        apply(model, chosen, cluster)
+        return apply(model, chosen, cluster)
 
 
 def require_built(model: Any) -> None:
