@@ -19,6 +19,7 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
 
 _READERS = 8
+_LISTINGS = 20
 QUIET_SECONDS = 15 * 60.0
 SURELY_DEAD_SECONDS = 12 * 3600.0
 _MISSED_BACKUPS = 3
@@ -100,7 +101,13 @@ def read_entries(store: BackupStore) -> list[Entry]:
         except BackupMismatchError as error:
             return Entry(commit, None, str(error), "too new")
 
-    return [entry for entry in parallel(read, store.commits()) if entry is not None]
+    found: list[Entry] = []
+    for _ in range(_LISTINGS):
+        listed = store.commits()
+        found = [entry for entry in parallel(read, listed) if entry is not None]
+        if found or not listed:
+            break  # else the fit has deleted all that were listed, and has newer ones
+    return found
 
 
 def take_inventory(store: BackupStore) -> Inventory:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -10,6 +16,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from keras_dist_callbacks.backups.snapshot import CommitId
+from keras_dist_callbacks.backups.store import BackupStore
+from keras_dist_callbacks.engine.select_backup import find_backup
+from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
 from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json
 
@@ -49,6 +59,74 @@ def test_the_newest_is_written_to_any_store(tmp_path: Path, url: str) -> None:
     result = kdc("export", tmp_path, f"{url}/out/weights.safetensors")
     assert result.exit_code == 0, result.output
     assert "1 variables of 1-3 (epoch 1, batch 3 (step 3))" in result.stdout
+
+
+@pytest.fixture
+def saves(url: str) -> Callable[[int], None]:
+    """Lets a run save so many backups more; each deletes all but the two newest."""
+    store, sequences = begin(url), itertools.count(1)
+
+    def save(count: int) -> None:
+        for sequence in itertools.islice(sequences, count):
+            commit(store, sequence, {"variable/w@0": np.full(1000, sequence, "float32")})
+            store.prune(2)
+
+    save(1)
+    return save
+
+
+def test_beside_a_run_that_saves_all_the_time_a_whole_backup_is_written(
+    url: str, tmp_path: Path, saves: Callable[[int], None]
+) -> None:
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(0.02):
+            saves(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            for number in range(20):
+                out = tmp_path / f"{number}.safetensors"
+                told = kdc_json("export", url, out)
+                (value,) = load_file(out).values()
+                assert value.tolist() == [int(told["commit"].removeprefix("1-"))] * 1000
+        finally:
+            is_over.set()
+        running.result()
+
+
+def test_where_all_that_were_listed_are_deleted_the_newer_ones_are_found(
+    url: str, tmp_path: Path, saves: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_late(self: BackupStore) -> list[CommitId]:
+        found = real(self)
+        monkeypatch.setattr(BackupStore, "commits", real)
+        saves(3)
+        return found
+
+    real = BackupStore.commits
+    for command, *out in (("ls",), ("verify",), ("show",), ("export", tmp_path / "w.safetensors")):
+        monkeypatch.setattr(BackupStore, "commits", list_late)
+        kdc_json(command, url, *out)
+
+
+def test_which_backup_is_the_newest_is_found_out_by_the_process_that_reads_it(
+    url: str, tmp_path: Path, saves: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: object, *, input: str, **options: object) -> object:
+        saves(20)  # while Keras is imported
+        request = json.loads(input)
+        found, saved = find_backup(BackupStore(Storage.open(request["directory"])), request["commit"], 1)
+        Path(request["out"]).write_bytes(b"model")
+        report = {"commit": found.label, "position": str(saved.position), "tensors": 1}
+        Path(request["report"]).write_text(json.dumps(report), encoding="utf-8")
+        return subprocess.CompletedProcess([], 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert kdc_json("export", url, tmp_path / "m.keras")["commit"] == "1-21"
+    assert kdc("export", url, tmp_path / "n.keras", "--commit", "1-1").exit_code == 2  # that one is gone
 
 
 @pytest.mark.parametrize(
