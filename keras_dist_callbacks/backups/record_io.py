@@ -193,8 +193,9 @@ def read_verified(storage: Storage, name: str, read: Callable[[], _T]) -> _T:
 def write(storage: Storage, name: str, content: bytes) -> None:
     """Puts a record in the place of the one that is there, if any."""
     with temporary.file("record") as file:
-        file.write(content)
-        file.flush()
+        with temporary.writing(f"the content of {storage.display(name)}", len(content)):
+            file.write(content)
+            file.flush()
         storage.replace(name, Path(file.name))
 
 

@@ -283,7 +283,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._forget_unpublished()  # this one takes its place
         directory = temporary.make_directory("checkpoint")
         try:
-            self._serialise(directory / record.published_name)
+            with temporary.writing(f"the file for {self._storage.display(record.published_name)}", within=directory):
+                self._serialise(directory / record.published_name)
         except BaseException:
             shutil.rmtree(directory)
             raise

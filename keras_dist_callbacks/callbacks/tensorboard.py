@@ -86,7 +86,8 @@ class EventSync:
     def _put(self, path: Path) -> None:
         # A copy, because clients that are given a size at the start fail on a file that grows meanwhile.
         with temporary.file("events") as copy:
-            shutil.copyfile(path, copy.name)
+            with temporary.writing("a copy of an event file", path.stat().st_size):
+                shutil.copyfile(path, copy.name)
             self._storage.replace(path.relative_to(self._local).as_posix(), Path(copy.name))
 
     def _report(self, then: str) -> None:

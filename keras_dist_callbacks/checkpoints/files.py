@@ -31,6 +31,7 @@ from keras_dist_callbacks.checkpoints.record import (
 )
 from keras_dist_callbacks.errors import DamagedBackupError, FencedError, StorageError
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
@@ -231,7 +232,8 @@ def publish(storage: Storage, source: Path, record: Record) -> Checkpoint:
             f"{storage.display(name)} was published by a newer run (generation {earlier.generation}, this run has "
             f"{record.generation}). Two runs write to one directory: stop one of them"
         )
-    checkpoint = Checkpoint(name, append_record(source, record))
+    with temporary.writing(f"the record of {storage.display(name)}", within=source.parent):
+        checkpoint = Checkpoint(name, append_record(source, record))
     storage.replace(name, source)
     arrived = storage.size(name)
     if arrived != checkpoint.file_size:

@@ -17,7 +17,7 @@ from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.errors import BackupMismatchError, ConfigError, StorageError
 from keras_dist_callbacks.options import explains_arguments
 from keras_dist_callbacks.rehearsal.scratch import place_of
 from keras_dist_callbacks.storage import temporary
@@ -265,8 +265,8 @@ def _try_to_load(cluster: Cluster, load: Load, path: Path) -> tuple[Any, str | N
     model, reason = None, None
     try:
         model = load(path)
-    except ConfigError:
-        raise  # build_fn's model is at fault, not the file
+    except (ConfigError, StorageError):
+        raise  # build_fn's model or the temporary directory is at fault, not the file
     except Exception as error:  # noqa: BLE001 - Keras' and TensorFlow's readers have errors of many types; all are reported
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     reasons = cluster.gather(reason, _ADOPTING, _TIMEOUT, kind=str | None)
@@ -337,7 +337,8 @@ def _load_model(
 
     config = model_file.read_config(path)
     if config is None:
-        return model_file.load_model(path, custom_objects, compile=compile)
+        with temporary.writing(f"what Keras unpacks of {shown}", within=path.parent):
+            return model_file.load_model(path, custom_objects, compile=compile)
     model = build_fn()
     model_file.prepare(model, config, custom_objects, compile=compile)
     _require_built(model, shown)
@@ -355,7 +356,8 @@ def _load_state(model: Any, path: Path, shown: str, found: Sequence[str] = ()) -
     from keras_dist_callbacks._compat import model_file
 
     try:
-        return model_file.load_state(model, path)
+        with temporary.writing(f"what Keras unpacks of {shown}", within=path.parent):
+            return model_file.load_state(model, path)
     except model_file.StateMismatchError as error:
         advice = "Build the model as it was trained"
         if error.is_optimizer_alone:

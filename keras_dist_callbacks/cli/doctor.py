@@ -199,7 +199,8 @@ def check_replace(storage: Storage) -> Check:
     with scratch(storage) as name, temporary.directory("doctor") as directory:
         source = directory / "object"
         for content in (b"before", b"after!"):
-            source.write_bytes(content)
+            with temporary.writing("an object for the store", len(content), directory):
+                source.write_bytes(content)
             storage.replace(name, source)
             if storage.read(name) != content:
                 return Check("replace", "fail", "reading an object that was replaced returns the old content", _CACHED)

@@ -104,17 +104,17 @@ def _made_by_keras(request: Mapping[str, Any], name: str) -> Iterator[tuple[memo
     with temporary.directory("export") as directory:
         out, report = directory / name, directory / "report.json"
         env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-        with Console(stderr=True).status("Keras makes the file"):
+        with Console(stderr=True).status("Keras makes the file"), temporary.writing("the model", within=directory):
             done = subprocess.run(  # noqa: S603 - this interpreter and a module of this package
                 [sys.executable, "-m", _EXPORTER],
                 input=json.dumps({**request, "out": str(out), "report": str(report)}),
                 capture_output=True, text=True, env=env, check=False,
             )  # fmt: skip
-        reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        if "kind" in reported:
-            raise vars(errors)[reported["kind"]](reported["message"])
-        if done.returncode:
-            raise RuntimeError(done.stderr)
+            reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+            if "kind" in reported:
+                raise vars(errors)[reported["kind"]](reported["message"])
+            if done.returncode:
+                raise RuntimeError(done.stderr)
         with (
             out.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,

@@ -20,6 +20,7 @@ from keras_dist_callbacks.checkpoints.restore import missing_in_words
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import make_strategy
 from keras_dist_callbacks.errors import BackupMismatchError, ConfigError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import loading, model_export
 
@@ -109,7 +110,7 @@ class EvaluatedModel:
         if self._model is not None and config == self._config:
             self._load_weights(path, shown)  # evaluate() need not be traced again
             return
-        with _strategy().scope():
+        with _strategy().scope(), temporary.writing(f"what Keras unpacks of {shown}", within=path.parent):
             model = keras.models.load_model(path, safe_mode=True)
         self._keep(model, config, shown)
 
@@ -130,7 +131,8 @@ class EvaluatedModel:
             # Only its step counter matters here, so an optimizer need not be that of the training, nor be built.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer", UserWarning)
             try:
-                self._model.load_weights(path)
+                with temporary.writing(f"what Keras unpacks of {shown}", within=path.parent):
+                    self._model.load_weights(path)
             except ValueError as error:
                 raise BackupMismatchError(
                     f"the weights of {shown} do not fit the model of SidecarEvaluator: {error}"

@@ -168,7 +168,7 @@ class EvaluationLog:
             return
         with temporary.directory("evaluator") as directory:
             file = directory / "events"
-            with tf.io.TFRecordWriter(str(file)) as writer:
+            with temporary.writing("an event file", within=directory), tf.io.TFRecordWriter(str(file)) as writer:
                 writer.write(
                     tf.compat.v1.Event(wall_time=record.evaluated_at, file_version="brain.Event:2").SerializeToString()
                 )
@@ -215,7 +215,8 @@ class BestExport:
             file = candidate.file
             if file is None or kind_of(file.name) != kind_of(self.name):
                 file = directory / self.name
-                model.save(file)
+                with temporary.writing("the best model", within=directory):
+                    model.save(file)
             record = CheckpointRecord(
                 template=self.name.replace("{", "{{").replace("}", "}}"),
                 published_name=self.name,

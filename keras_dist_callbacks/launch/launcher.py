@@ -27,6 +27,7 @@ from keras_dist_callbacks.launch.restart_policy import Decision, RestartPolicy, 
 from keras_dist_callbacks.launch.warm_start import WarmStart
 from keras_dist_callbacks.launch.worker_output import WorkerOutput
 from keras_dist_callbacks.progress_file import NO_BACKUP
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.terminal import write_line
 
 _CANNOT_START = 2
@@ -47,7 +48,8 @@ def launch(options: LaunchOptions) -> int:
 
     if options.log_dir is not None:
         Path(options.log_dir).mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="kdc-launch-"))
+    with temporary.writing("the pipes to the workers"):
+        directory = Path(tempfile.mkdtemp(prefix="kdc-launch-"))
     return guard.run_guarded(work, functools.partial(shutil.rmtree, directory, ignore_errors=True))
 
 
@@ -179,8 +181,9 @@ class Launcher:
         ports = [reserved.getsockname()[1] for reserved in run.ports]
         for index in range(count):
             progress = self._directory / f"progress-{index}"
-            progress_file.create(progress)
-            output = self._output(run, index, attempt)
+            with temporary.writing("the pipes to the workers", within=self._directory):
+                progress_file.create(progress)
+                output = self._output(run, index, attempt)
             env = self._options.environment(index, attempt, ports, progress)
             process = self._process(env, None if output is None else output.path, is_first=attempt == 0)
             worker = _Worker(index, process, progress, HangWatch(self._options.hang_timeout))

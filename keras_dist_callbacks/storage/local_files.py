@@ -99,7 +99,7 @@ class LocalFiles:
             with contextlib.suppress(FileNotFoundError), self._reading(path) as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def download(self, path: str, target: Path) -> None:
+    def download(self, path: str, target: Path, size: int) -> None:
         """Copies a file."""
         with self._reading(path) as file, open(target, "wb") as copy:
             shutil.copyfileobj(file, copy, _COPY_CHUNK)

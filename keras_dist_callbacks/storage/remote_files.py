@@ -142,9 +142,10 @@ class RemoteFiles:
             self._upload(path, size, lambda: iter([memoryview(content)]), "pipe_file", content, mode="create")
         else:
             with temporary.file("upload") as file:
-                for view in views:
-                    file.write(view)
-                file.flush()
+                with temporary.writing("a file that is uploaded", size):
+                    for view in views:
+                        file.write(view)
+                    file.flush()
                 self._put_file(path, Path(file.name), mode="create")
 
     def replace(self, path: str, source: Path) -> None:
@@ -155,9 +156,9 @@ class RemoteFiles:
         else:
             self._put_file(path, source)
 
-    def download(self, path: str, target: Path) -> None:
+    def download(self, path: str, target: Path, size: int) -> None:
         """Copies an object to a file."""
-        self._try("get_file", path, str(target), size=self.size(path) or 0)
+        self._try("get_file", path, str(target), size=size)
 
     def delete(self, path: str) -> None:
         """Removes an object, if it is there."""

@@ -24,6 +24,7 @@ import fsspec
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import LocalFiles, temporary_name
 from keras_dist_callbacks.storage.redaction import Redactor, redact, reject_credentials
 from keras_dist_callbacks.storage.remote_files import Connection, RemoteFiles
@@ -272,7 +273,13 @@ class Storage:
             FileNotFoundError: The object does not exist.
         """
         path = self._path_of(name)
-        self._run("read", name, lambda: self._files.download(path, target))
+
+        def copy() -> None:
+            size = self._files.size(path) or 0
+            with temporary.writing(f"a copy of {self.display(name)}", size, target.parent):
+                self._files.download(path, target, size)
+
+        self._run("read", name, copy)
 
     def delete(self, name: str) -> None:
         """Removes an object; one that is not there is not an error."""

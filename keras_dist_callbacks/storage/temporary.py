@@ -6,6 +6,8 @@ deletes the directory. Process ids would not do: they are reused, and mean somet
 
 A lock counts only within one running kernel, so a directory is judged only by those whose boot id is in its name, and
 only by the account that owns it: `$TMPDIR` may be shared by accounts, containers and hosts.
+
+Where `$TMPDIR` takes nothing, that is a `StorageError` which says so: see `writing`.
 """
 
 from __future__ import annotations
@@ -24,12 +26,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from keras_dist_callbacks.errors import KdcError, StorageError, cause_chain
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.terminal import data_size
 
 _PREFIX = "kdc-"
 _LOCK = "lock"
 _TRIES = 10
+_OURS = "files of keras_dist_callbacks"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_LEAST_TRIED, _MOST_TRIED = 2**16, 2**24
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -53,7 +61,8 @@ def make_directory(purpose: str) -> Path:
     Args:
         purpose: A word for its name.
     """
-    return Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=_own_directory()))
+    with writing(_OURS):
+        return Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=_own_directory()))
 
 
 @contextlib.contextmanager
@@ -63,17 +72,93 @@ def directory(purpose: str) -> Iterator[Path]:
     Args:
         purpose: A word for its name.
     """
-    with tempfile.TemporaryDirectory(prefix=f"{purpose}-", dir=_own_directory()) as path:
+    with writing(_OURS):
+        made = tempfile.TemporaryDirectory(prefix=f"{purpose}-", dir=_own_directory())
+    with made as path:
         yield Path(path)
 
 
-def file(purpose: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+@contextlib.contextmanager
+def file(purpose: str) -> Iterator[IO[bytes]]:
     """A temporary file with a name, open for the block.
 
     Args:
         purpose: A word for its name.
     """
-    return tempfile.NamedTemporaryFile(prefix=f"{purpose}-", dir=_own_directory())
+    with writing(_OURS):
+        made = tempfile.NamedTemporaryFile(prefix=f"{purpose}-", dir=_own_directory())  # noqa: SIM115 - closed below
+    try:
+        yield made
+    except BaseException:
+        with contextlib.suppress(OSError):  # it tries once more to write what has not been written
+            made.close()
+        raise
+    made.close()
+
+
+@contextlib.contextmanager
+def writing(what: str, size: int = 0, within: Path | None = None) -> Iterator[None]:
+    """For a block that does nothing but write temporary files: what fails because they cannot be written says so.
+
+    `full` of the error stays False: it is not the store that has no space.
+
+    Args:
+        what: What is written, for the message.
+        size: Bytes of it; 0 if not known.
+        within: A temporary directory. Defaults to `$TMPDIR`.
+
+    Raises:
+        StorageError: `$TMPDIR` is full, read-only or forbidden.
+    """
+    place = _place(what)
+    try:
+        yield
+    except KdcError:
+        raise
+    except Exception as error:  # those of h5py and TensorFlow have no number, and are not all of one type
+        why = _why_unusable(within or Path(place), error, size)
+        if why is None:
+            raise
+        raise _unusable(place, what, size, why) from error
+
+
+def _place(what: str) -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:  # it has tried all that there are
+        raise StorageError(
+            f"there is no temporary directory for {what}: {error.strerror}. Set TMPDIR to a directory that can be "
+            "written, with space"
+        ) from error
+
+
+def _why_unusable(directory: Path, error: Exception, size: int) -> OSError | None:
+    """Returns what keeps a directory from being written; None if another thing has failed."""
+    for link in cause_chain(error):
+        if isinstance(link, OSError):
+            is_there = str(link.filename).startswith(str(directory))
+            if link.errno in _FULL and (link.filename is None or is_there):
+                return link
+            if link.errno in _REFUSED and is_there:
+                return link
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(min(max(size, _LEAST_TRIED), _MOST_TRIED)))
+            file.flush()
+    except OSError as found:
+        return found
+    return None
+
+
+def _unusable(place: str, what: str, size: int, why: OSError) -> StorageError:
+    needed, free = f" ({data_size(size)})" if size else "", ""
+    with contextlib.suppress(OSError):
+        free = f"; {data_size(shutil.disk_usage(place).free)} are free" if why.errno in _FULL else ""
+    fix = "Free some space, or set TMPDIR to a directory that has more" if free else "Set TMPDIR to another directory"
+    reason = os.strerror(why.errno) if why.errno else str(why)
+    return StorageError(
+        f"cannot write {what}{needed}: the temporary directory {place} cannot be written ({reason}{free}). {fix}"
+    )
 
 
 def keep(path: Path) -> Path:
@@ -88,7 +173,7 @@ def keep(path: Path) -> Path:
 
 def _own_directory() -> Path:
     """This process' directory, with those of dead processes deleted if it is a new one."""
-    place = tempfile.gettempdir()
+    place = _place(_OURS)
     mine = shared(Directories)
     with mine.lock:
         if place not in mine.own or not mine.own[place][0].is_dir():  # else what cleans up /tmp has deleted it
