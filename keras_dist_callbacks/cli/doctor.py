@@ -79,7 +79,7 @@ def diagnose(target: Target) -> Diagnosis:
         checks = run_checks(storage)
     if checks[0].status != "fail":
         inventory = inventories.take_inventory(target.store)
-        checks += check_leftovers(inventory, inventories.liveness(inventory, time.time()))
+        checks += check_leftovers(inventory, inventories.liveness(inventory))
         checks.append(check_checkpoints(target.storage))
         checks += [check_space(inventory, target.storage)] if target.storage.is_local else []
     return Diagnosis(target.url, tuple(checks))

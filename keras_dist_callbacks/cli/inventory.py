@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import formatting
-from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError
+from keras_dist_callbacks.errors import BackupMismatchError, DamagedBackupError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
 
@@ -66,6 +67,7 @@ class Inventory:
         blobs: The stored blobs and their sizes, by path.
         temporaries: What interrupted writes left, and the sizes, by path.
         set_aside: Damaged manifests that were moved aside.
+        silence: Seconds since the newest generation last wrote, by the store's clock; None if the store does not say.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -74,6 +76,7 @@ class Inventory:
     blobs: Mapping[str, int] = field(default_factory=dict)
     temporaries: Mapping[str, int] = field(default_factory=dict)
     set_aside: tuple[Entry, ...] = ()
+    silence: float | None = None
 
     @property
     def newest_generation(self) -> int:
@@ -128,13 +131,15 @@ def take_inventory(store: BackupStore) -> Inventory:
             present[path] = file.size
             if names.is_partial(file.name, kinds[place]):
                 unfinished[path] = file.size
+    entries = tuple(read_entries(store))
     return Inventory(
-        entries=tuple(read_entries(store)),
+        entries=entries,
         owners=claims,
         committed=frozenset(g for g in claims if names.owner_name(g, WITNESS) in present),
         blobs={path: size for path, size in present.items() if blob_generation(path) is not None},
         temporaries=unfinished,
         set_aside=set_aside,
+        silence=_silence(storage, claims, entries),
     )
 
 
@@ -194,30 +199,45 @@ class Liveness:
     why: str
 
 
-def liveness(inventory: Inventory, now: float, quiet: float = QUIET_SECONDS) -> Liveness:
+def liveness(inventory: Inventory, quiet: float = QUIET_SECONDS) -> Liveness:
     """Judges by the newest sign of life of the newest generation.
 
     A run that saves rarely is given the time of three of its own intervals.
 
     Args:
         inventory: The directory.
-        now: The time.
         quiet: Seconds without a sign of life after which a run counts as dead.
     """
     newest = inventory.newest_generation
     manifests = [e.manifest for e in inventory.entries if e.id.generation == newest and e.manifest is not None]
     if manifests and manifests[-1].done:
         return Liveness(False, newest, "its last run has ended")
-    created = [time for time in map(created_at, manifests) if time is not None]
+    created = [when for when in map(created_at, manifests) if when is not None]
     claimed = inventory.owners.get(newest)
     signs = sorted([*created, *([] if claimed is None else [claimed])])
-    if not signs:
-        return Liveness(False, newest, "no file in it has a time")
     interval = signs[-1] - signs[-2] if len(signs) > 1 else 0.0
-    silence = now - signs[-1]
-    what = "the last backup was written" if signs[-1] in created else "a run began"
+    if inventory.silence is not None:
+        silence, clock = inventory.silence, "by the store's clock"
+    elif signs:
+        silence, clock = time.time() - signs[-1], "if the clocks of that machine and this one agree"
+    else:
+        return Liveness(False, newest, "no file in it has a time")
+    what = "the last backup was written" if manifests else "a run began"
     running = silence < max(quiet, _MISSED_BACKUPS * interval)
-    return Liveness(running, newest, f"{what} {formatting.age(silence)} ago")
+    return Liveness(running, newest, f"{what} {formatting.age(silence)} ago {clock}")
+
+
+def _silence(storage: Storage, owners: Mapping[int, float | None], entries: Sequence[Entry]) -> float | None:
+    """The times in the records are of another machine, whose clock may be wrong: only the store's own compare."""
+    newest = max([0, *owners, *(entry.id.generation for entry in entries)])
+    of_newest = [entry.id.name for entry in entries if entry.id.generation == newest]
+    try:
+        wrote = storage.modified(of_newest[-1] if of_newest else names.owner_name(newest)) if newest else 0.0
+        return max(0.0, storage.now() - wrote) if wrote else None
+    except FileNotFoundError:
+        return 0.0  # a run deletes
+    except StorageError:
+        return None  # nothing may be written there: this account cannot delete either
 
 
 def _owners(storage: Storage) -> dict[int, float | None]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -220,7 +219,7 @@ def make_plan(target: Target, keep: int, *, spare_live_run: bool) -> PrunePlan:
     found = inventory.take_inventory(target.store)
     if not found.entries:
         raise nothing_in(target, "backup")
-    life = inventory.liveness(found, time.time())
+    life = inventory.liveness(found)
     if life.running and not spare_live_run:
         raise fail(
             f"{target.url}: a run may still be writing (generation {life.generation}: {life.why}), and it deletes its "
@@ -267,7 +266,7 @@ def plan_prune(url: str, found: Inventory, kept: Iterable[Entry], spared_generat
     staying |= {entry.id for entry in found.entries if entry.id.generation == spared_generation}
     rest = dataclasses.replace(found, entries=tuple(entry for entry in found.entries if entry.id in staying))
     # What no manifest names yet may be part of a backup that is being written, by a run that saves seldom.
-    ended = not inventory.liveness(found, time.time(), inventory.SURELY_DEAD_SECONDS).running
+    ended = not inventory.liveness(found, inventory.SURELY_DEAD_SECONDS).running
     unnamed = set() if ended else inventory.orphaned_blobs(found).keys()
     needed = {path for path in unnamed if blob_generation(path) == found.newest_generation}
     needed |= {path for path in found.blobs if blob_generation(path) == spared_generation}

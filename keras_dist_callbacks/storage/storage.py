@@ -191,6 +191,16 @@ class Storage:
         path = self._path_of(name)
         return self._run("look up", name, lambda: self._files.modified(path))
 
+    def now(self) -> float:
+        """What time it is by the store's clock, as `modified` counts: that of an object that is written for it."""
+        name = temporary_name("clock")
+        try:
+            self.create(name, [uuid.uuid4().bytes])
+            return self.modified(name)
+        finally:
+            with suppress(OSError):
+                self.delete(name)
+
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Returns the object's bytes, or those from `start` up to `end`, as far as there are any.
 

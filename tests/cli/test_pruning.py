@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import inventory, upkeep
-from keras_dist_callbacks.errors import FencedError
+from keras_dist_callbacks.errors import FencedError, StorageError
+from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
 from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, rewrite
@@ -181,8 +181,41 @@ def test_a_run_seems_to_write_while_it_gives_signs_of_life(
     store = begin(tmp_path, claimed)
     for sequence, age in enumerate(ages, start=1):
         commit(store, sequence, age=age, position=position)
-    found = inventory.liveness(inventory.take_inventory(BackupStore(Storage.open(tmp_path))), time.time())
-    assert (found.running, found.generation) == (running, 2)
+    found = inventory.take_inventory(BackupStore(Storage.open(tmp_path)))
+    for seen in (found, dataclasses.replace(found, silence=None)):  # the store does not say
+        life = inventory.liveness(seen)
+        assert (life.running, life.generation) == (running, 2)
+
+
+@pytest.mark.parametrize("behind", [20 * 60.0, -20 * 60.0, -20 * 3600.0])
+@pytest.mark.parametrize(("age", "running"), [(60.0, True), (18 * 60.0, False)])
+def test_whether_a_run_writes_is_judged_by_the_clock_of_the_store(
+    url: str, behind: float, age: float, running: bool
+) -> None:
+    commit(begin(url), 1)
+    store = begin(url, age + 60 + behind)
+    commit(store, 1, age=age + 30, behind=behind)
+    commit(store, 2, age=age, behind=behind)
+    before = everything(url)
+    result = kdc("prune", url, "--keep", 1, "--yes")
+    assert result.exit_code == (1 if running else 0)
+    if running:
+        assert "the last backup was written 1 min ago by the store's clock" in " ".join(result.stderr.split())
+        assert everything(url) == before
+
+
+def test_a_store_that_takes_no_file_is_judged_by_the_times_in_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(begin(tmp_path), 1, age=60)
+
+    def refuse(self: Storage) -> float:
+        raise StorageError("read-only")
+
+    monkeypatch.setattr(Storage, "now", refuse)
+    result = kdc("prune", tmp_path, "--keep", 1, "--yes")
+    assert result.exit_code == 1
+    assert "ago if the clocks of that machine and this one agree" in " ".join(result.stderr.split())
 
 
 def test_next_to_a_running_fit_it_refuses_and_with_force_leaves_that_run_alone(url: str) -> None:
@@ -221,8 +254,9 @@ def test_a_backup_that_appears_meanwhile_ends_it_before_any_blob_goes(
 
     def while_a_run_commits(self: Storage, name: str) -> None:
         real(self, name)
-        monkeypatch.setattr(Storage, "delete", real)
-        commit(store, 3)
+        if final_name(name) is None:  # else it has asked the store for the time
+            monkeypatch.setattr(Storage, "delete", real)
+            commit(store, 3)
 
     monkeypatch.setattr(Storage, "delete", while_a_run_commits)
     result = kdc("prune", tmp_path, "--keep", 1, "--yes")
@@ -262,8 +296,8 @@ def test_interrupted_at_any_deletion_what_is_left_is_intact(tmp_path: Path, monk
         real, left = Storage.delete, [deletions]
 
         def until_it_dies(self: Storage, name: str, real: Any = real, left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] == 0:
+            left[0] -= final_name(name) is None
+            if left[0] <= 0:
                 raise OSError("killed")
             real(self, name)
 

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.cli_backups import begin, commit, kdc_json
+from keras_dist_callbacks.storage.storage import Storage
+from tests.support.cli_backups import DAY, begin, commit, kdc, kdc_json
 from tests.support.stores import fixtures
 
 stores, remote = fixtures.stores, fixtures.remote
 
 
 @pytest.mark.in_gate(2)
-def test_every_command_works_on_an_object_store(remote: fixtures.Place) -> None:
+def test_every_command_works_on_an_object_store(remote: fixtures.Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--storage-options", json.dumps(remote.options)]
+
     def run(command: str, *arguments: object, code: int = 0) -> Any:
-        return kdc_json(command, remote.url, *arguments, "--storage-options", json.dumps(remote.options), code=code)
+        return kdc_json(command, remote.url, *arguments, *options, code=code)
 
     crashed = begin(remote.url, options=remote.options)
     lost = commit(crashed, 1)
@@ -28,6 +31,10 @@ def test_every_command_works_on_an_object_store(remote: fixtures.Place) -> None:
     assert run("verify")["all_intact"] is True
     store.storage.delete(manifests[1].blobs[0].path)
     assert [v["state"] for v in run("verify", code=1)["verdicts"]] == ["intact", "damaged", "intact"]
+    refused = kdc("prune", remote.url, "--keep", 1, "--yes", *options)
+    assert (refused.exit_code, "by the store's clock" in " ".join(refused.stderr.split())) == (1, True)
+    real = Storage.now
+    monkeypatch.setattr(Storage, "now", lambda self: real(self) + DAY)
     found = {check["name"]: check["status"] for check in run("doctor")["checks"]}
     assert found.pop("dangling blobs") == "warn"
     assert set(found.values()) == {"ok"}

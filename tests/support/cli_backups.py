@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -66,6 +68,7 @@ def begin(url: str | Path, age: float = DAY, options: Mapping[str, Any] | None =
     owner = OWNER.decode(store._claim, name)
     store._claim = OWNER.encode(msgspec.structs.replace(owner, claimed=time.time() - age))
     store.storage.create(name, [store._claim])
+    set_modified(store.storage, name, time.time() - age)
     return store
 
 
@@ -78,9 +81,13 @@ def commit(
     position: Position | None = None,
     states: Sequence[Mapping[str, Any]] = ({},),
     known: Manifest | None = None,
+    behind: float = 0.0,
     **info: Any,
 ) -> Manifest:
-    """A commit of one worker's tensors, or of several workers'; unchanged ones are found in `known`."""
+    """A commit of one worker's tensors, or of several workers'; unchanged ones are found in `known`.
+
+    The clock of the machine that wrote it is `behind` that of the store.
+    """
     if workers is None:
         workers = {"variable/kernel@0": np.full(1000, sequence, "float32")}
     every = [workers] if isinstance(workers, Mapping) else list(workers)
@@ -94,7 +101,7 @@ def commit(
         records.append(
             WorkerRecord(packer.locate(held, prints), {**fit_state(), **states[worker]} if worker < len(states) else {})
         )
-    created = {} if age is None else {"created": time.time() - age}
+    created = {} if age is None else {"created": time.time() - age - behind}
     manifest = Manifest(
         CommitId(store.generation, sequence, uuid.uuid4().hex[:12]),
         position or Position("within", 0, sequence, sequence),
@@ -103,7 +110,17 @@ def commit(
         {**INFO, **info, **created},
     )
     store.commit(manifest)
+    set_modified(store.storage, manifest.id.name, time.time() - (DAY if age is None else age))
     return manifest
+
+
+def set_modified(storage: Storage, name: str, when: float) -> None:
+    """Lets an object look as if it had been written then."""
+    path = f"{storage.root}/{name}"
+    if storage.is_local:
+        os.utime(path, (when, when))
+    elif "memory" in storage._remote.fs.protocol:
+        storage._remote.fs.store[path].modified = datetime.datetime.fromtimestamp(when, datetime.UTC)
 
 
 def publish(
@@ -121,9 +138,11 @@ def publish(
 def rewrite(url: str | Path, name: str, content: bytes | None) -> None:
     """Damages an object; None removes it."""
     storage = Storage.open(url, fsync=False)
+    when = storage.modified(name) if storage.exists(name) else None
     storage.delete(name)
     if content is not None:
         storage.create(name, [content])
+        set_modified(storage, name, time.time() if when is None else when)
 
 
 def flip(url: str | Path, name: str, position: int = -1) -> None:
