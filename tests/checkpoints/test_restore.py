@@ -142,7 +142,7 @@ def test_weights_of_another_model_are_a_clear_error(tmp_path: Path) -> None:
     def other() -> keras.Model:
         return keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
 
-    with pytest.raises(BackupMismatchError, match=r"w\.weights\.h5 do not fit"):
+    with pytest.raises(BackupMismatchError, match=r"w\.weights\.h5 does not fit"):
         make_or_restore_model(other, tmp_path)
 
 

@@ -137,7 +137,7 @@ def test_where_none_loads_each_is_named_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(BackupMismatchError, match="no checkpoint of another tool") as caught:
         make_or_restore_model(built, tmp_path, adopt=True)
     assert f"{tmp_path}/other-1: ValueError: no part of it holds the model" in str(caught.value)
-    assert f"{tmp_path}/other.weights.h5: BackupMismatchError: the weights of" in str(caught.value)
+    assert f"{tmp_path}/other.weights.h5: BackupMismatchError: the state of" in str(caught.value)
     assert "remove adopt=True to start with a new model" in str(caught.value)
 
 

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.errors import BackupMismatchError
 
 ROWS = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")
 ENDINGS = (".keras", ".weights.h5")
@@ -82,7 +83,7 @@ def dense(*, trainable: bool) -> keras.Model:
 def test_an_optimizer_for_other_weights_is_an_error_that_names_it_and_the_way_on(tmp_path: Path, ending: str) -> None:
     callback = checkpoint(tmp_path, ending)
     dense(trainable=False).fit(ROWS, ROWS[:, :1], verbose=0, callbacks=[callback])
-    with pytest.raises(kdc.BackupMismatchError, match=r"Adam .* saved with 6 variables and has 10 now.*load_weights"):
+    with pytest.raises(BackupMismatchError, match=r"Adam .* saved with 6 variables and has 10 now.*load_weights"):
         kdc.make_or_restore_model(lambda: dense(trainable=True), tmp_path)
 
 
