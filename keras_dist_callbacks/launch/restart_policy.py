@@ -87,6 +87,7 @@ class RestartPolicy:
         self._on_error = on_error
         self._newest = NO_BACKUP
         self._in_a_row = 0
+        self._lost_at, self._times_lost = (0, 0), 0
 
     def decide(self, first: WorkerEnd, newest: tuple[int, int] | None) -> Decision:
         """What follows a run that has failed.
@@ -97,6 +98,7 @@ class RestartPolicy:
         """
         if newest == NO_BACKUP:  # such as deleted at the end of fit(): what the next run saves is new
             self._newest = newest
+            self._count_lost((first.report.fit, first.report.step or 0))
         elif newest is not None and newest > self._newest:
             self._newest, self._in_a_row = newest, 0
         if not (self._on_error or first.is_worth_a_restart):
@@ -106,8 +108,16 @@ class RestartPolicy:
         if self._in_a_row >= self._max_restarts:
             count = f"{self._in_a_row} restart(s) in a row"
             return Decision(None, _USED_UP, f"restarting does not help: {count} left no newer backup")
+        if self._times_lost > self._max_restarts:
+            why = f"{self._times_lost} times it came to the same end without a backup, and began again"
+            return Decision(None, _USED_UP, f"restarting does not help: {why}")
         self._in_a_row += 1
         return Decision(min(_LONGEST_DELAY, 2.0 ** (self._in_a_row - 2)) if self._in_a_row > 1 else 0.0)
+
+    def _count_lost(self, place: tuple[int, int]) -> None:
+        """Counts ends at one place that lost all: backups in between are no progress, they lead there again."""
+        self._times_lost = self._times_lost + 1 if place == self._lost_at else 1
+        self._lost_at = place
 
 
 def code_after_signal(number: signal.Signals, ends: list[WorkerEnd]) -> int:
