@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -74,8 +74,17 @@ def shared_before_files(datasets: Sequence[Any]) -> list[Any]:
     Args:
         datasets: All that one fit reads.
     """
+    return _shared_before_files(datasets, _order_of)
+
+
+def draw_before_files(datasets: Sequence[Any]) -> list[Any]:
+    """The same for variables that functions change, such as the state of a random layer."""
+    return _shared_before_files(datasets, lambda stage: {resource.key for resource in written(stage)})
+
+
+def _shared_before_files(datasets: Sequence[Any], own: Callable[[Any], set[int]]) -> list[Any]:
     found = {id(stage): stage for dataset in datasets for stage in stages(original(dataset)) if kept_in(stage)}
-    return [stage for stage in found.values() if _sources_of(stage) & _around(stage, datasets)]
+    return [stage for stage in found.values() if _sources_of(stage, own) & _around(stage, datasets, own)]
 
 
 def kept_in(stage: Any) -> str | None:
@@ -102,16 +111,20 @@ def is_kept_whole(stage: Any) -> bool:
     return False
 
 
-def _around(stage: Any, datasets: Sequence[Any]) -> set[int]:
-    return {key for dataset in datasets for key in _sources_of(original(dataset), without=stage)}
+def _around(stage: Any, datasets: Sequence[Any], own: Callable[[Any], set[int]]) -> set[int]:
+    return {key for dataset in datasets for key in _sources_of(original(dataset), own, without=stage)}
 
 
-def _sources_of(dataset: Any, without: Any = None) -> set[int]:
-    """The shuffles that a dataset draws from, by their keys; variables that its functions change are put back."""
+def _sources_of(dataset: Any, own: Callable[[Any], set[int]], without: Any = None) -> set[int]:
+    """What a dataset draws from, by its keys."""
     if dataset is without:
         return set()
-    own = {id(dataset)} if _draws(dataset) and getattr(dataset, "_reshuffle_each_iteration", True) else set()
-    return own.union(*(_sources_of(source, without) for source in getattr(dataset, "_inputs", list)()))
+    sources: list[Any] = getattr(dataset, "_inputs", list)()
+    return own(dataset).union(*(_sources_of(source, own, without) for source in sources))
+
+
+def _order_of(stage: Any) -> set[int]:
+    return {id(stage)} if _draws(stage) and getattr(stage, "_reshuffle_each_iteration", True) else set()
 
 
 def draws_during_pass(dataset: Any) -> bool:

@@ -10,9 +10,10 @@ shuffle is cached, the first pass is read, as far as it was. An iterator that li
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from keras_dist_callbacks._compat import pipeline
 from keras_dist_callbacks._compat.running_fit import RunningFit
@@ -23,6 +24,14 @@ _ALL = 2**62
 _NONE: Mapping[int, int] = MappingProxyType({})
 # Keras gives arrays the same order in every epoch, and PyDatasets one from Python's random state, which is restored.
 _ITERATORS_WITHOUT_INFLUENCE = ("ArrayDataAdapter", "PyDatasetAdapter")
+
+
+class Begun(Protocol):
+    """Is given each iterator before anything is read of it."""
+
+    def __call__(self, iterator: Any, is_training: bool) -> None:
+        """Called with an iterator, and whether it is one of the training data."""
+        ...
 
 
 class _StandIn:
@@ -48,6 +57,7 @@ def replay_epochs(
     training: bool = True,
     before_reading: Callable[[], None] = lambda: None,
     by_count: Mapping[int, int] = _NONE,
+    begun: Begun = lambda iterator, is_training: None,
 ) -> None:
     """Puts the iterators into the state before `epoch`.
 
@@ -59,6 +69,7 @@ def replay_epochs(
         training: Whether the training data need it.
         before_reading: Called before an iterator of the training data that lives across epochs is read.
         by_count: Batches of the epochs whose iterator did not come to its end, for an input of unknown length.
+        begun: Called with each iterator before anything is read of it, and whether it is one of the training data.
     """
     if epoch <= first:
         return
@@ -74,7 +85,9 @@ def replay_epochs(
                 validations -= 1
     cached: set[int] = set()
     for stand_in in created:
-        _recreate(stand_in, cached, before_reading if stand_in.owner is iterator else lambda: None)
+        is_training = stand_in.owner is iterator
+        note = functools.partial(begun, is_training=is_training)
+        _recreate(stand_in, cached, before_reading if is_training else lambda: None, note)
 
 
 def read_epochs(
@@ -219,12 +232,15 @@ def _count_validation(fit: RunningFit, iterator: Any) -> None:
     _count_epoch(iterator)
 
 
-def _recreate(stand_in: _StandIn, cached: set[int], before_reading: Callable[[], None]) -> None:
+def _recreate(
+    stand_in: _StandIn, cached: set[int], before_reading: Callable[[], None], begun: Callable[[Any], None]
+) -> None:
     iterator = stand_in.owner
     if stand_in is iterator._current_iterator and iterator.steps_per_epoch:
         if stand_in.pulled:
             before_reading()
         live = iter(iterator._get_iterator())
+        begun(live)
         drop(live, stand_in.pulled, stand_in.pulled)
         iterator._current_iterator = live
         return
@@ -240,7 +256,9 @@ def _recreate(stand_in: _StandIn, cached: set[int], before_reading: Callable[[],
         wanted = _ALL if at_end and stand_in.pulled and not iterator.steps_per_epoch else stand_in.pulled
     count = min(wanted, stand_in.pulled) * pipeline.replicas_per_batch(dataset) if wanted < _ALL else _ALL
     for local in pipeline.local_copies(dataset):
-        _pull(iter(local), count)
+        made = iter(local)
+        begun(made)
+        _pull(made, count)
 
 
 def _pull(data: Iterator[Any], count: int) -> int:

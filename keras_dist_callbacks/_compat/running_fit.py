@@ -118,6 +118,11 @@ class RunningFit:
     @property
     def builds_before_evaluating(self) -> bool:
         """Whether `evaluate` first creates an iterator to see a batch, as it does under a strategy."""
+        return self.has_strategy
+
+    @property
+    def has_strategy(self) -> bool:
+        """Whether the model was made in a strategy's scope."""
         return self.model._distribute_strategy is not None
 
     def validates(self, epoch: int) -> bool:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_dist_callbacks._compat import pipeline, replay
+from keras_dist_callbacks._compat import pass_seeds, pipeline, replay
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
 from keras_dist_callbacks.process import Shared, shared
@@ -20,6 +20,15 @@ from keras_dist_callbacks.terminal import warn
 
 _BY_COUNT = "epochs_by_count"  # [first, end, batches] of runs of epochs whose iterator did not reach its end
 _PASSES = "input/passes"
+_SEEDS = "input/seeds_of_first_pass/"
+_OTHER_SEEDS = (
+    "the {} in this run begin at another pass, or with another seed, than in the interrupted run: were they read "
+    "before fit() in one of the runs only? Read them as often as then, or build the dataset again before fit()"
+)
+_TOO_LARGE = (
+    "the {} were read before fit() as often as in the interrupted run, which was not compared (shuffle buffers of more "
+    f"than {pass_seeds.LARGEST_BUFFERS:,} elements)"
+)
 
 
 @dataclass
@@ -147,3 +156,61 @@ class DatasetPasses:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+class FirstPass:
+    """The seeds of the first pass of one fit over one dataset, which tell it from any other pass over it.
+
+    Args:
+        name: What the dataset is to users.
+        dataset: It, or anything else that is an input, as under a strategy, whose iterators show no seeds.
+    """
+
+    def __init__(self, name: str, dataset: Any) -> None:
+        reshuffles = hasattr(dataset, "_inputs") and bool(pipeline.reshuffling_stages(dataset))
+        is_too_large = reshuffles and pass_seeds.has_too_large_buffers(dataset)
+        self._name = name
+        self._looks = reshuffles and not is_too_large and pass_seeds.has_seeds(dataset)
+        self._seeds: list[int] | None = None
+        self._saved: list[int] | None = None
+        self._is_known = False
+        self.conditions = [_TOO_LARGE.format(name)] if is_too_large else []
+        """What was not looked at, to be read after "exact if"."""
+
+    def begun(self, iterator: Any) -> None:
+        """The dataset's next iterator was made, and nothing is read of it yet."""
+        if self._looks and not self._is_known:
+            self._is_known, self._seeds = True, pass_seeds.of_iterator(iterator)
+
+    def watch(self, epoch_iterator: Any) -> None:
+        """Keras makes the next iterator."""
+        if self._looks and not self._is_known and epoch_iterator is not None:
+            pass_seeds.watch(epoch_iterator, self.begun)
+
+    def resume(self, saved: WorkerState, *, is_compared: bool = True) -> None:
+        """The first pass is made again, to be compared with that of the interrupted run if that is worth it."""
+        found = saved.tensors.get(_SEEDS + self._name) if is_compared else None
+        self._saved = None if found is None else [int(seed) for seed in found]
+
+    def is_over(self) -> None:
+        """The next pass is a later one, whether the first one was seen or not."""
+        if not self._is_known:
+            self._seeds, self._is_known = self._saved, True
+
+    def continue_from(self, saved: WorkerState) -> None:
+        """The first pass was made in this process."""
+        self.resume(saved)
+        self._seeds, self._is_known = self._saved, self._saved is not None
+
+    def difference(self) -> list[str]:
+        """Returns that it was another pass, if it was; known once the pass has begun.
+
+        Where files hold what an earlier pass has read, fewer shuffles begin, and nothing is compared.
+        """
+        then, now = self._saved, self._seeds
+        is_other = then is not None and now is not None and len(then) == len(now) and then != now
+        return [_OTHER_SEEDS.format(self._name)] if is_other else []
+
+    def capture(self) -> dict[str, SharedTensor]:
+        """Returns the tensors of a snapshot."""
+        return {_SEEDS + self._name: SharedArray(np.array(self._seeds, np.int64))} if self._seeds else {}

@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_dist_callbacks import static
-from keras_dist_callbacks._compat import input_inspection, pipeline, replay, rng
+from keras_dist_callbacks._compat import input_inspection, pass_seeds, pipeline, replay, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
 from keras_dist_callbacks.backups.verdict import BECAUSE
-from keras_dist_callbacks.inputs.passes import DatasetPasses
+from keras_dist_callbacks.inputs.passes import DatasetPasses, FirstPass
 from keras_dist_callbacks.inputs.sources import is_stateless, stateful_source_of
 from keras_dist_callbacks.inputs.variables import InputVariables
 from keras_dist_callbacks.terminal import reading
@@ -70,6 +70,7 @@ class DataPosition:
             lambda dataset: input_inspection.inspect_dataset(dataset, fit.epoch_iterator.data_adapter, fit.input),
             input_inspection.inspect_source(self._validation),
             iterator_persists=bool(fit.steps_per_epoch),
+            of_validation=self._validation,
         )
         self._epoch_ends = _EpochEndReplay(fit.input, lambda: self.epoch_begun(), lambda: self.epoch_read())
         self.epoch_begun: Callable[[], None] = lambda: None
@@ -79,6 +80,9 @@ class DataPosition:
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, SharedTensor] = {}
         self._passes = DatasetPasses(fit)
+        is_seen = not fit.has_strategy  # the iterators of a strategy do not show what they draw
+        self._first = FirstPass("training data", fit.input if is_seen and not self._addressing else None)
+        self._first_of_validation = FirstPass("validation data", self._validation if is_seen else None)
 
     def note(self) -> None:
         """An epoch begins or has ended: asks an input that knows its position.
@@ -96,10 +100,15 @@ class DataPosition:
         if not self._fit.starts_fresh_iterator:
             return
         self._passes.note(1)
+        self._first.watch(self._fit.epoch_iterator)
         if resuming:
             self.hides.restore_epoch_start()
         else:
             self.hides.note_start()
+
+    def validation_begins(self) -> None:
+        """Within fit, before its first batch is asked for."""
+        self._first_of_validation.watch(getattr(self._fit.model, "_eval_epoch_iterator", None))
 
     def restore(self, saved: WorkerState, first: int) -> list[str]:
         """Puts the input at the begin of the saved epoch.
@@ -113,11 +122,14 @@ class DataPosition:
         """
         knows_position = self._source_state is not None and _TOPIC in saved.state
         by_itself = bool(self._addressing) or (knows_position and not self.reshuffles)  # shuffles count the passes
-        notes = self._passes.compare(saved, addressed=by_itself)
-        notes += self.hides.match_backup(saved)
+        counted = self._passes.compare(saved, addressed=by_itself)
+        notes = counted + self.hides.match_backup(saved)
         self._epoch_ends.replay(saved.tensors)
         self._passes.restore(saved)
         by_count, validations = self._passes.by_count, int(saved.state["num_validations"])
+        if saved.position.epoch > first or saved.position.kind == "within":  # otherwise no pass is made again
+            self._first.resume(saved, is_compared=not counted)
+            self._first_of_validation.resume(saved)
         if self._read_again and not by_itself:
             self._read(first, saved.position.epoch, validations, by_count)
         else:
@@ -129,13 +141,19 @@ class DataPosition:
                 training=not by_itself,
                 before_reading=self._before_reading,
                 by_count=by_count,
+                begun=self._begun,
             )
         self._passes.note(1 if self._fit.steps_per_epoch else saved.position.epoch - first)
+        if saved.position.epoch > first:
+            self._first.is_over()
+        if validations:
+            self._first_of_validation.is_over()
         self._epoch_ends.replayed()
         self._note_moved()
         self._restore_own_state(saved)
         self._fit.set_num_batches(saved.state.get("num_batches"))
         if saved.position.kind != "within":
+            notes += self._other_passes()
             if self._fit.starts_fresh_iterator:
                 self.hides.restore_current()
             else:  # its iterator lives on, and has read ahead by itself
@@ -159,6 +177,8 @@ class DataPosition:
     def continue_from(self, saved: WorkerState) -> None:
         """The run continues in this process, and its input is where it was left."""
         self._passes.continue_from(saved)
+        self._first.continue_from(saved)
+        self._first_of_validation.continue_from(saved)
         self.hides.continue_from(saved)
 
     def _read(self, first: int, epoch: int, validations: int, by_count: Mapping[int, int]) -> None:
@@ -166,6 +186,8 @@ class DataPosition:
         if self._fit.steps_per_epoch:
             self._since = rng.capture()
         total = None if batches is None else batches * (epoch - first)
+        self._first.watch(self._fit.epoch_iterator)
+        self._first_of_validation.watch(self._fit.validation_iterator() if validations else None)
         with reading("reading past epochs again", total, shown=self._shown) as advance:
             replay.read_epochs(self._fit, first, epoch, validations, advance, by_count)
 
@@ -181,22 +203,34 @@ class DataPosition:
             **self.tensors,
             **tensors,
             **passes,
+            **self._first.capture(),
+            **self._first_of_validation.capture(),
             **self._epoch_ends.capture(),
         }
 
     def close(self) -> None:
         """Takes every wrapper away."""
         self._epoch_ends.close()
+        for iterator in (self._fit.epoch_iterator, getattr(self._fit.model, "_eval_epoch_iterator", None)):
+            if iterator is not None:
+                pass_seeds.unwatch(iterator)
 
     def restore_rng(self, state: JSON) -> None:
         """Puts random states back, but those that reading the input moves: these it has moved to where they belong."""
         rng.restore(state, leave=self._moved)
         self._since = state
 
-    def read_again(self) -> None:
-        """The batches that the interrupted run had consumed were read."""
+    def read_again(self) -> list[str]:
+        """The batches that the interrupted run had consumed were read; returns what of them were others."""
         self._note_moved()
         self.hides.restore_read_only()
+        return self._other_passes()
+
+    def _begun(self, iterator: Any, is_training: bool) -> None:
+        (self._first if is_training else self._first_of_validation).begun(iterator)
+
+    def _other_passes(self) -> list[str]:
+        return [*self._first.difference(), *self._first_of_validation.difference(), *self.hides.other_files]
 
     def _before_reading(self) -> None:
         self.hides.restore_epoch_start()
@@ -242,7 +276,8 @@ class DataPosition:
     @property
     def conditions(self) -> list[str]:
         """What of the input could not be looked into, each to be read after "exact if"."""
-        return list(dict.fromkeys([*self.hides.hidden.unread, *self.hides.validation.unread]))
+        unread = [*self.hides.hidden.unread, *self.hides.validation.unread]
+        return list(dict.fromkeys([*unread, *self._first.conditions, *self._first_of_validation.conditions]))
 
     @property
     def reshuffles(self) -> bool:

@@ -20,6 +20,12 @@ _NOTHING = InputInspection()
 _RNG = "rng_at_input"
 _FIRST, _START, _NOW = "first", "start", "now"
 _CACHED, _SINCE = "cached", "since"
+_FILES = "files"
+_OTHER_FILES = (
+    "files of a cache() or snapshot() of the input were {} when the pass that is read again began, and are {} now, so "
+    "that another number of draws is made from what is drawn from both before them and beside them; {}, or give each "
+    "stage its own random layer or SeedGenerator"
+)
 
 
 class InputVariables:
@@ -30,8 +36,10 @@ class InputVariables:
         look: Looks into one.
         validation: What was found in the validation data.
         iterator_persists: Whether an iterator of the training data lives across epochs.
+        of_validation: The validation data.
 
     Attributes:
+        other_files: Why files of the input make what is read again another input, one sentence, or nothing.
         hidden: What was found in the training data; of the running epoch's dataset.
         validation: The argument.
     """
@@ -43,6 +51,7 @@ class InputVariables:
         validation: InputInspection = _NOTHING,
         *,
         iterator_persists: bool = False,
+        of_validation: Any = None,
     ) -> None:
         self._current, self._inspect = dataset, look
         self._iterator_persists = iterator_persists
@@ -54,6 +63,8 @@ class InputVariables:
         self._is_open = False
         self._changed_meanwhile: set[str] = set()
         self.validation = validation
+        self._of_validation = of_validation
+        self.other_files: list[str] = []
         self._refresh()
 
     def note_start(self) -> None:
@@ -61,6 +72,7 @@ class InputVariables:
         self._refresh()
         self._is_open = True
         self._held[_START] = [r.hold() for r in self._all]
+        self._held[_FILES] = [SharedArray(np.array(whole)) for whole in self._files()]
         self._held.setdefault(_FIRST, self._held[_START])
         self._when_cached = self._when_cached or [r.hold() for r in self._cached]
         self._rng = rng.capture() if self.hidden.python else None
@@ -131,9 +143,25 @@ class InputVariables:
         self._refresh()
         if self._saved is not None and self._difference(self._saved.state.get(TOPIC)) is None:
             self._assign(_START)
+            self.other_files = self._changed_files(self._saved)
             if _RNG in self._saved.state:
                 rng.restore(self._saved.state[_RNG])
         self.note_start()
+
+    def _files(self) -> list[bool]:
+        """Whether each stage has kept a pass in files, if what it draws from is also drawn from around it."""
+        if not self.hidden.variables:
+            return []
+        read = [dataset for dataset in (self._dataset, self._of_validation) if hasattr(dataset, "_inputs")]
+        return [pipeline.is_kept_whole(stage) for stage in pipeline.draw_before_files(read)]
+
+    def _changed_files(self, saved: WorkerState) -> list[str]:
+        for number, now in enumerate(self._files()):
+            then = _found(saved.tensors, _FILES, number)
+            if then is not None and bool(then) != now:
+                words = ("not complete", "complete", "delete them before a resume")
+                return [_OTHER_FILES.format(*(words if now else ("complete", "not complete", "put them back")))]
+        return []
 
     def restore_current(self) -> None:
         """After the last batch of an iterator, where nothing reads ahead."""

@@ -295,8 +295,7 @@ class FitRestore:
         done = self._run_first_step(steps) if self._is_built_by_running() else 0
         self._state.untracked.build(saved)
         replay.drop_steps(steps, batch, fit, done=done, may_end=bool(data.reasons))
-        data.read_again()
-        notes = self._notes + self._apply()
+        notes = self._notes + data.read_again() + self._apply()
         data.restore_rng(saved.state["rng"])
         seam.current_logs(fit.model).update(from_json(saved.state["logs"], saved.tensors))
         progress.count.skip_to(batch)

@@ -269,6 +269,7 @@ class FitSession:
     def validation_begin(self) -> None:
         """A validation within fit begins."""
         self._reported.enter(Phase.VALIDATION)
+        self._state.data.validation_begins()
 
     def validation_end(self) -> None:
         """A validation within fit is complete."""
