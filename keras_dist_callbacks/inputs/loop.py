@@ -148,6 +148,7 @@ class LoopInput:
         self._rng_at_epoch = resumed.state["rng_at_epoch"] or resumed.state["rng"]  # of a loop that had none from here
         rng.restore(self._rng_at_epoch)
         inputs.restore_epoch_start()
+        self._report(inputs.other_files)
         iterator = iter(dataset)
         replay.drop(iterator, batch, batch)
         moved = rng.changed_since(self._rng_at_epoch) if inputs.hidden.python else ()
