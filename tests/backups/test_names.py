@@ -92,6 +92,7 @@ def test_a_resume_and_a_prune_leave_everything_alone_that_is_not_ours(tmp_path: 
 def test_a_record_with_a_huge_number_costs_no_time(tmp_path: Path) -> None:
     commit(begin(tmp_path), 1)
     (tmp_path / "owners/99999998.json").write_text("{}")
+    os.utime(tmp_path / "owners/99999998.json", (1e9, 1e9))  # no run is writing
     for command in (["ls"], ["show"], ["verify"], ["doctor"], ["prune", "--keep", "1", "--yes"]):
         began = time.monotonic()
         result = kdc(command[0], tmp_path, *command[1:])

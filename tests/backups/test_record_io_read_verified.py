@@ -56,8 +56,8 @@ def one_bad_read(number: int) -> Iterator[Flips]:
         flips.flip(view)
         return filled
 
-    def download(self: LocalFiles, path: str, target: Path) -> None:
-        real_download(self, path, target)
+    def download(self: LocalFiles, path: str, target: Path, size: int) -> None:
+        real_download(self, path, target, size)
         content = bytearray(target.read_bytes())
         flips.flip(content)
         target.write_bytes(content)

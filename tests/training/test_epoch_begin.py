@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 from tests.support import tiny
 from tests.support.cli_backups import kdc_json
@@ -310,6 +311,7 @@ def test_a_save_within_a_second_pass_is_called_not_exact(tmp_path: Path) -> None
             next(checkpointer.batches(range(3)))
             checkpointer.step()
         checkpointer.save()
+        shared_writer().wait()
         (row, *_) = kdc_json("ls", tmp_path)["commits"]
         assert row["verdict"] == "not exact"
         assert "more than once in the interrupted epoch" in row["inexact_reasons"][0]
