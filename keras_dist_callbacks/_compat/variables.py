@@ -268,9 +268,9 @@ def untracked_variables(model: Any, held: Collection[int] = ()) -> list[tuple[st
     for item in parts:
         own: list[Any] = list(item.variables) if isinstance(item, keras.optimizers.Optimizer) else [item]
         for variable in own:
-            raw = getattr(variable, "_value", variable)
+            raw = static.attribute(variable, "_value", variable)
             if isinstance(raw, tf.Variable) and not known & {key(c) for c in components(variable)}:
-                found.append((str(getattr(variable, "path", None) or raw.name), variable))
+                found.append((str(variable.path if isinstance(variable, keras.Variable) else raw.name), variable))
                 known = known | {key(c) for c in components(variable)}
     return found
 
@@ -305,8 +305,8 @@ def in_files(model: Any) -> set[int]:
     saving_lib._save_state(model, None, None, "", visited)  # without a store, Keras only walks
     parts = {id(part): part for part in [*descendants(model), *model_parts.all_layers(model)]}
     seeds = [p.state for p in parts.values() if isinstance(p, keras.random.SeedGenerator)]
-    for part in parts.values():
-        seeds += [seed.state for seed in getattr(part, "_seed_generators", ())]
+    for part in parts.values():  # static: any other look at a metric's distributed variable reads it on all workers
+        seeds += [seed.state for seed in static.attribute(part, "_seed_generators", ())]
     own = [v for name, part in parts.items() if name in visited for v in _written(part)]
     metrics = [v for metric in model.metrics for v in metric.variables]
     found = {key(c) for variable in [*own, *seeds, *metrics] for c in components(variable)}

@@ -18,6 +18,7 @@ import numpy as np
 
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat.graphs import missing_in_files_of_step
+from keras_dist_callbacks._compat.multi_worker import is_multi_worker
 from keras_dist_callbacks._compat.running_fit import still_runs
 from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
 from keras_dist_callbacks._compat.variables import steps_trained
@@ -308,6 +309,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         return True
 
     def _name_missing(self) -> None:
+        if is_multi_worker(self.model.distribute_strategy):
+            return  # a look at a metric's variable may read it on all workers, of which this one may be alone here
         names = missing_in_files_of_step(self.model)
         if names:
             warn(

@@ -163,8 +163,7 @@ def make_or_restore_model(
             model = _load_weights(build_fn(), path, shown, warns=cluster.is_chief)
         else:
             model = _load_model(build_fn, path, shown, objects, compile, warns=cluster.is_chief)
-    if cluster.is_chief:
-        _report_missing(model)
+    _report_missing(model, warns=cluster.is_chief)
     model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, record.epoch, record.step)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
     rates = _rates_in_words(model)
@@ -377,11 +376,12 @@ def missing_in_words(missing: Sequence[tuple[str, Any]]) -> str:
     return f"checkpoint files hold no values of {names}, which Keras does not write: they stay as the model has them"
 
 
-def _report_missing(model: Any) -> None:
+def _report_missing(model: Any, *, warns: bool) -> None:
+    """All workers look: that may read a metric's variable on all of them."""
     from keras_dist_callbacks._compat.variables import missing_in_files
 
     missing = missing_in_files(model)
-    if missing:
+    if missing and warns:
         warn(missing_in_words(missing))
 
 
