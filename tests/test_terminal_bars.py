@@ -26,7 +26,7 @@ class Timers:
         self.waiting: list[Any] = []
 
     def __call__(self, seconds: float, action: Any) -> Any:
-        timer = SimpleNamespace(action=action, daemon=False)
+        timer = SimpleNamespace(action=action, daemon=False, ident=1)
         timer.start, timer.cancel = lambda: self.waiting.append(timer), self.waiting.clear
         timer.join = lambda: None
         return timer
