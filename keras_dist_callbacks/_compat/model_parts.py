@@ -122,9 +122,9 @@ def last_rates(optimizer: Any) -> dict[str, float]:
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
     """Returns the optimizers that are applied, by name: of one that wraps others, those; `""` names a single one."""
     optimizer = static.attribute(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer
-    several = static.attribute(optimizer, "optimizers")  # MultiOptimizer
-    if several is None:
+    if not static.has(optimizer, "optimizers"):
         return [("", optimizer)]
+    several = optimizer.optimizers  # a property of MultiOptimizer
     names = [inner.name for inner in several]
     return [
         (inner.name if names.count(inner.name) == 1 else f"{inner.name}_{i}", inner) for i, inner in enumerate(several)

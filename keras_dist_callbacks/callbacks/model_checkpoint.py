@@ -175,6 +175,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._has_named_missing = False
         self._owner, self._ticket = Owner(), 0
         self._most_failures, self._failures = write.max_failed_saves, 0  # in a row
+        self._refused: dict[int, str] = {}  # by the error's id: what the store has not taken
         self._unpublished: _Unpublished | None = None
         self._in_place: tuple[float | None, tuple[int, int] | None] = (None, None)  # the best, and the last, that is
         self._notes: collections.deque[str] = collections.deque()  # what happened in the background
@@ -208,13 +209,11 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if `save_freq` batches have passed; raises what an earlier write ended with."""
-        shared_writer().raise_failure(self._owner)
         self._report()
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is due; raises what an earlier write ended with."""
-        shared_writer().raise_failure(self._owner)
         self._report()
         failed = self._unpublished
         super().on_epoch_end(epoch, logs)
@@ -225,7 +224,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         """Waits until all files are in place, and notes the end of training; raises what a write ended with."""
         super().on_train_end(logs)
         shared_writer().wait()
-        shared_writer().raise_failure(self._owner)
+        self._report()
         self._finish()
         self._report()
         if self._writes:
@@ -333,14 +332,11 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             self._failures, self._in_place = 0, (record.value if record.best_only else None, record.order)
         except StorageError as error:
             self._failures += 1
-            if not self._owner.runs():
-                raise  # nobody tries again: the queue warns
             if self._failures == self._most_failures:
                 raise StorageError(f"{self._failures} files in a row were not saved, the last one: {error}") from error
-            failed = _Unpublished(directory, record, what, shown, error)
-            self._notes.append(
-                f"{what} failed and training continues; it is tried again unless a newer file comes first: {error}"
-            )
+            failed = _Unpublished(directory, record, what, shown, error) if self._owner.runs() else None
+            self._refused[id(error)] = what
+            raise  # the queue keeps it for `_report`, and warns if this fit() has been left
         finally:
             if failed is None:
                 shutil.rmtree(directory)
@@ -367,8 +363,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         if self._unpublished is not None:
             self._try_again(self._unpublished)
             shared_writer().wait()
-            shared_writer().raise_failure(self._owner)
         if (failed := self._unpublished) is not None:
+            shared_writer().take_failure(self._owner)
             self._forget_unpublished()
             raise failed.error
 
@@ -378,6 +374,12 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             self._unpublished = None
 
     def _report(self) -> None:
+        """Warns of files that the store has not taken; raises what else a write ended with, or if they are too many."""
+        while (failure := shared_writer().take_failure(self._owner)) is not None:
+            what = self._refused.pop(id(failure), None)
+            if what is None:
+                raise failure
+            warn(f"{what} failed and training continues; it is tried again unless a newer file comes first: {failure}")
         while self._notes:
             warn(self._notes.popleft())
 
