@@ -202,6 +202,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._generation, self._run_token, self._published_best = found.generation, found.run_token, found.best
         self._report()
         self._forget_unpublished()  # of a fit() that was interrupted
+        self._refused.clear()
         self._failures, self._in_place = 0, (self.best, None)
         restored = static.attribute(self.model, "_kdc_restored_from")
         if isinstance(restored, RestoredFrom) and self._is_in_directory(restored.path):
