@@ -96,8 +96,7 @@ class ProgressReport:
 def create(path: Path) -> None:
     """Makes an empty progress file; an older one is replaced."""
     path.unlink(missing_ok=True)
-    with path.open("wb") as file:
-        file.truncate(_SIZE)
+    path.write_bytes(bytes(_SIZE))  # not a hole: on a full disk, SIGBUS would end the process that writes into it
 
 
 def read(path: Path) -> ProgressReport:

@@ -25,10 +25,9 @@ _OTHER_SEEDS = (
     "the {} in this run begin at another pass, or with another seed, than in the interrupted run: were they read "
     "before fit() in one of the runs only? Read them as often as then, or build the dataset again before fit()"
 )
-_TOO_LARGE = (
-    "the {} were read before fit() as often as in the interrupted run, which was not compared (shuffle buffers of more "
-    f"than {pass_seeds.LARGEST_BUFFERS:,} elements)"
-)
+_NOT_COMPARED = "the {} were read before fit() as often as in the interrupted run, which was not compared ({})"
+_TOO_LARGE = f"shuffle buffers of more than {pass_seeds.LARGEST_BUFFERS:,} elements"
+_HIDDEN = "under a strategy, iterators do not show their seeds"
 
 
 @dataclass
@@ -163,18 +162,22 @@ class FirstPass:
 
     Args:
         name: What the dataset is to users.
-        dataset: It, or anything else that is an input, as under a strategy, whose iterators show no seeds.
+        dataset: It, or anything else that is an input.
+        has_strategy: Whether a strategy makes its iterators.
     """
 
-    def __init__(self, name: str, dataset: Any) -> None:
+    def __init__(self, name: str, dataset: Any, *, has_strategy: bool) -> None:
+        dataset = pipeline.original(dataset)
         reshuffles = hasattr(dataset, "_inputs") and bool(pipeline.reshuffling_stages(dataset))
-        is_too_large = reshuffles and pass_seeds.has_too_large_buffers(dataset)
+        is_repeatable = reshuffles and pass_seeds.has_seeds(dataset)
+        is_too_large = is_repeatable and pass_seeds.has_too_large_buffers(dataset)
+        why = _HIDDEN if has_strategy else _TOO_LARGE
         self._name = name
-        self._looks = reshuffles and not is_too_large and pass_seeds.has_seeds(dataset)
+        self._looks = is_repeatable and not has_strategy and not is_too_large
         self._seeds: list[int] | None = None
         self._saved: list[int] | None = None
         self._is_known = False
-        self.conditions = [_TOO_LARGE.format(name)] if is_too_large else []
+        self.conditions = [_NOT_COMPARED.format(name, why)] if is_repeatable and not self._looks else []
         """What was not looked at, to be read after "exact if"."""
 
     def begun(self, iterator: Any) -> None:

@@ -80,9 +80,9 @@ class DataPosition:
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, SharedTensor] = {}
         self._passes = DatasetPasses(fit)
-        is_seen = not fit.has_strategy  # the iterators of a strategy do not show what they draw
-        self._first = FirstPass("training data", fit.input if is_seen and not self._addressing else None)
-        self._first_of_validation = FirstPass("validation data", self._validation if is_seen else None)
+        given = None if self._addressing else fit.input
+        self._first = FirstPass("training data", given, has_strategy=fit.has_strategy)
+        self._first_of_validation = FirstPass("validation data", self._validation, has_strategy=fit.has_strategy)
 
     def note(self) -> None:
         """An epoch begins or has ended: asks an input that knows its position.

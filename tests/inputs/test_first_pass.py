@@ -136,3 +136,43 @@ def test_reads_before_fit_are_exact_if_both_runs_make_them(
     if before == now:
         tiny.assert_same(resumed, expected)
         assert history.history == expected_history.history
+
+
+@pytest.mark.parametrize("form", ["a shuffle with a seed", "validation data", "distributed"])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_under_a_strategy_equal_reads_are_a_condition(tmp_path: Path, form: str) -> None:
+    make, read = FORMS.get(form, (seeded, lambda fit: None))
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+
+    def prepare() -> tuple[keras.Model, Fit]:
+        tiny.model()  # sets the seed, and names begin again
+        fit = make()
+        read(fit)
+        if form == "distributed":
+            fit["x"] = strategy.experimental_distribute_dataset(fit["x"])
+        with strategy.scope():
+            return other_model(), fit
+
+    model, fit = prepare()
+    with pytest.raises(tiny.Stop):
+        tiny.fit(model, tmp_path, [tiny.StopAt(1, 2)], **fit)
+    resumed, fit = prepare()
+    callback = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(resumed, None, [callback], **fit)
+    (condition,) = callback.restored.conditions
+    kind = "validation data" if form == "validation data" else "training data"
+    assert condition.startswith(f"the {kind} were read before fit() as often as in the interrupted run")
+    expected, fit = prepare()
+    tiny.fit(expected, None, **fit)
+    tiny.assert_same(resumed, expected)
+
+
+def test_a_dataset_that_does_not_shuffle_is_exact_under_a_strategy(tmp_path: Path) -> None:
+    tiny.model()  # sets the seed
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        model, resumed = other_model(), other_model()
+    with pytest.raises(tiny.Stop):
+        tiny.fit(model, tmp_path, [tiny.StopAt(1, 2)], x=inputs.rows().batch(tiny.BATCH))
+    callback = kdc.BackupAndRestore(tmp_path)
+    tiny.fit(resumed, None, [callback], x=inputs.rows().batch(tiny.BATCH))
+    assert callback.restored.verdict == "exact"
