@@ -25,9 +25,9 @@ _OTHER_SEEDS = (
     "the {} in this run begin at another pass, or with another seed, than in the interrupted run: were they read "
     "before fit() in one of the runs only? Read them as often as then, or build the dataset again before fit()"
 )
-_NOT_COMPARED = "the {} were read before fit() as often as in the interrupted run, which was not compared ({})"
+NOT_COMPARED = "the {} were read before fit() as often as in the interrupted run, which was not compared ({})"
 _TOO_LARGE = f"shuffle buffers of more than {pass_seeds.LARGEST_BUFFERS:,} elements"
-_HIDDEN = "under a strategy, iterators do not show their seeds"
+HIDDEN = "under a strategy, iterators do not show their seeds"
 
 
 @dataclass
@@ -171,13 +171,13 @@ class FirstPass:
         reshuffles = hasattr(dataset, "_inputs") and bool(pipeline.reshuffling_stages(dataset))
         is_repeatable = reshuffles and pass_seeds.has_seeds(dataset)
         is_too_large = is_repeatable and pass_seeds.has_too_large_buffers(dataset)
-        why = _HIDDEN if has_strategy else _TOO_LARGE
+        why = HIDDEN if has_strategy else _TOO_LARGE
         self._name = name
         self._looks = is_repeatable and not has_strategy and not is_too_large
         self._seeds: list[int] | None = None
         self._saved: list[int] | None = None
         self._is_known = False
-        self.conditions = [_NOT_COMPARED.format(name, why)] if is_repeatable and not self._looks else []
+        self.conditions = [NOT_COMPARED.format(name, why)] if is_repeatable and not self._looks else []
         """What was not looked at, to be read after "exact if"."""
 
     def begun(self, iterator: Any) -> None:
