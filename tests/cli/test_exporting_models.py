@@ -134,16 +134,19 @@ def test_a_model_that_is_compiled_again_is_written_again(tmp_path: Path) -> None
 
 @pytest.mark.chaos
 @pytest.mark.process
-def test_damage_that_only_the_other_process_meets_is_reported_as_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_named", [True, False])
+def test_damage_that_only_the_other_process_meets_is_reported_as_damage(tmp_path: Path, is_named: bool) -> None:
     trained(tmp_path / "d")
+    *_, newest = sorted(path.name for path in (tmp_path / "d" / "commits").iterdir())
+    named = ["--commit", newest] if is_named else []
     for blob in (tmp_path / "d" / "blobs").rglob("*.*"):
         content = bytearray(blob.read_bytes())
         content[-1] ^= 1
         blob.write_bytes(content)
-    result = cli_backups.kdc("export", tmp_path / "d", tmp_path / "out.keras")
+    result = cli_backups.kdc("export", tmp_path / "d", tmp_path / "out.keras", *named)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "differs from its hash" in result.stderr
-    assert "none of" not in result.stderr
+    assert ("none of the 2 backups" in result.stderr) == (not is_named)
     assert "Traceback" not in result.stderr
 
 
