@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 warnings.filterwarnings("ignore", message=".*shuffle=True.*")
 ROWS, BATCH, EPOCHS = 480, 48, 3  # ten batches an epoch
 SETTINGS: dict[str, Any] = {"epochs": EPOCHS, "verbose": 0}
+REFUSED = "refused"
 More = Sequence[Any]
 Trained = tuple[keras.Model, Any]  # with its History
 
@@ -26,7 +27,7 @@ class Program:
     Attributes:
         distribution: What is to be installed.
         module: What is imported.
-        answer: What a resume is called: "exact", "exact if" or "not exact".
+        answer: What a resume is called: "exact", "exact if" or "not exact"; or `REFUSED`, if it is an error.
         train: Gets a directory of its own and more callbacks.
         says: A regular expression that must be found in what is printed at the resume.
         identical: Whether the end of a killed run is that of an uninterrupted one.

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from keras_dist_callbacks.testing import compare_runs, run_until_done
 from tests.support.processes import worker_processes
+from tests.support.program_case import REFUSED
 from tests.support.program_cases import PROGRAMS
 
+_REFUSAL = re.compile(r"BackupMismatchError: (.*)")
 _ANSWER = re.compile(r"Resumed from \S+ at .*?\): ((exact|not exact).*)")
 
 
@@ -23,8 +25,8 @@ class Outcome:
     """What came of a training that was killed and resumed.
 
     Attributes:
-        answer: "exact", "exact if" or "not exact".
-        said: The line of the resume, and the warnings of both runs.
+        answer: "exact", "exact if" or "not exact"; `REFUSED` if the resume was an error.
+        said: The line of the resume or the error, and the warnings of both runs.
         uninterrupted: How a run with a backup that nothing happened to differs from one without any callback of ours.
         differences: How the resumed run differs from the same.
     """
@@ -46,6 +48,10 @@ def measured(name: str, directory: Path) -> Outcome:
     runs = {"reference": [["none"]], "uninterrupted": [["backup"]]}
     runs["killed"] = [["backup", str(PROGRAMS[name].killed_behind)], ["backup"]]
     logs = {run: _run(name, directory, run, attempts) for run, attempts in runs.items()}
+    refusal = _REFUSAL.search(logs["killed"])
+    if refusal is not None:
+        same = compare_runs(directory / "reference", directory / "uninterrupted")
+        return Outcome(REFUSED, refusal[1], same, ["it was refused"])
     answer, said = _answer(logs["killed"])
     warned = re.findall(r"the resume is not exact: .*", logs["killed"])
     found = [compare_runs(directory / "reference", directory / run) for run in ("uninterrupted", "killed")]
@@ -59,7 +65,8 @@ def _run(name: str, directory: Path, run: str, attempts: list[list[str]]) -> str
         done = run_until_done(cluster, len(attempts) - 1, 300.0 * len(attempts), extra_args=attempts)
         log = "\n".join(cluster.log(0, number) for number in range(len(done)))
     codes = [attempt.returncodes[0] for attempt in done]
-    if codes != [*[-9] * (len(attempts) - 1), 0]:
+    end = int(run == "killed" and PROGRAMS[name].answer == REFUSED)
+    if codes != [*[-9] * (len(attempts) - 1), end]:
         raise AssertionError(f"{name}, {run}: the processes ended with {codes}\n{log[-3000:]}")
     return log
 
