@@ -43,7 +43,7 @@ def resumes_exactly(strategy: Any, directory: str, stop: tuple[int, int]) -> boo
     stopped(strategy, directory, stop, Unfreeze(1), trainable=False)
     reference, model = (made(strategy, trainable=False) for _ in range(2))
     tiny.fit(reference, None, [Unfreeze(1)])
-    tiny.fit(model, directory, [Unfreeze(1)], options={"strict": "certain"})
+    tiny.fit(model, directory, [Unfreeze(1)], options={"strict": True})
     pairs = zip(model.get_weights(), reference.get_weights(), strict=True)
     return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
 
