@@ -10,7 +10,9 @@ shuffle is cached, the first pass is read, as far as it was. An iterator that li
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import queue
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -219,9 +221,19 @@ def _count_epoch(iterator: Any, by_count: int | None = None) -> None:
         if by_count:
             iterator._get_iterator()
         iterator.data_adapter.on_epoch_end()
-        return
-    for *_, data in steps:
-        data.pulled += iterator.steps_per_execution
+    else:
+        for *_, data in steps:
+            data.pulled += iterator.steps_per_execution
+    _drop_read_ahead(iterator.data_adapter)
+
+
+def _drop_read_ahead(adapter: Any) -> None:
+    """Keras would take for the next pass what several workers of a PyDataset have read of one that is only counted."""
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is not None and adapter.py_dataset.num_batches is not None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                enqueuer.ready_queue.get_nowait()
 
 
 def _count_validation(fit: RunningFit, iterator: Any) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
+from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
 from tests.support import tiny
-from tests.support.inputs import INPUTS
+from tests.support.inputs import INPUTS, Batches
 
 pytestmark = pytest.mark.slow  # complete fits
 
@@ -31,6 +33,31 @@ def test_an_input_continues_exactly_where_it_was(tmp_path: Path, name: str, wher
     model = tiny.model()
     history = tiny.fit(model, tmp_path, epochs=5, **INPUTS[name]())
     assert history.history == expected.history
+    tiny.assert_same(model, reference)
+
+
+@pytest.mark.parametrize("data", ["training", "validation"])
+def test_what_several_workers_read_of_past_passes_is_not_taken_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    stop = OrderedEnqueuer.stop
+
+    def stop_later(self: OrderedEnqueuer, *given: Any, **more: Any) -> None:
+        time.sleep(0.1)  # they get on with a pass that is only counted
+        stop(self, *given, **more)
+
+    monkeypatch.setattr(OrderedEnqueuer, "stop", stop_later)
+
+    def fit(backup: Path | None, *callbacks: Any) -> tuple[keras.Model, Any]:
+        model, batches = tiny.model(), Batches(workers=2)
+        given = {"x": batches, "shuffle": True} if data == "training" else {"validation_data": batches}
+        return model, tiny.fit(model, backup, callbacks, epochs=3, **given).history
+
+    reference, expected = fit(None)
+    with pytest.raises(tiny.Stop):
+        fit(tmp_path, tiny.StopAt(1, 1))
+    model, history = fit(tmp_path)
+    assert history == expected
     tiny.assert_same(model, reference)
 
 
