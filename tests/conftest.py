@@ -84,6 +84,23 @@ def no_launcher_stays() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def no_watchdog_ends_the_process_of_all_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from keras_dist_callbacks.shutdown.watchdog import Watchdog
+
+    started: list[Watchdog] = []
+    original = Watchdog.start
+
+    def start(self: Watchdog) -> None:
+        started.append(self)
+        original(self)
+
+    monkeypatch.setattr(Watchdog, "start", start)
+    yield
+    running = [dog for dog in started if not dog._cancelled.is_set()]
+    assert all(dog.left > 1e5 for dog in running), "give this test grace_period=FOREVER of tests.support.early_exits"
+
+
+@pytest.fixture(autouse=True)
 def nothing_runs_on_in_the_background() -> Iterator[None]:
     from keras_dist_callbacks.cluster import peer_monitor
     from keras_dist_callbacks.engine.writer import shared_writer

@@ -19,6 +19,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError
 from tests.support import tiny
 from tests.support.cli_backups import kdc_json
+from tests.support.early_exits import FOREVER
 
 EPOCHS, STEPS, ROWS = 3, 4, 12
 WAIT = kdc.WriteOptions(when_busy="wait")
@@ -273,8 +274,9 @@ def test_a_request_to_end_is_obeyed_where_a_resume_can_go_on(tmp_path: Path) -> 
             yield number
 
     expected = Steps().run(tmp_path / "reference", _alone).value
+    ends = kdc.ShutdownOptions(grace_period=FOREVER)
     with pytest.raises(kdc.Preempted, match="the end of epoch 2"):
-        Steps().run(tmp_path / "backup", then_asked, save_freq=100)
+        Steps().run(tmp_path / "backup", then_asked, save_freq=100, shutdown_options=ends)
     assert Steps().run(tmp_path / "backup", _alone).value == expected
 
 
