@@ -17,6 +17,7 @@ from keras_dist_callbacks.engine.writer import shared_writer
 from tests.support import tiny
 from tests.support.callback_helpers import be_worker_1, ignore_keras_warnings
 from tests.support.checkpoints import listed, opened
+from tests.support.early_exits import FOREVER
 
 pytestmark = [pytest.mark.slow, ignore_keras_warnings]
 
@@ -75,7 +76,7 @@ class Signal(keras.callbacks.Callback):
 @pytest.mark.parametrize("how", [Signal(), tiny.StopAt(1, 2), tiny.StopAt(1, 2, KeyboardInterrupt())])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_interrupted_fit_has_no_end(tmp_path: Path, how: Any) -> None:
-    options = {"signals": ["SIGUSR1"], "grace_period": 10_000.0}  # this process lives on
+    options = {"signals": ["SIGUSR1"], "grace_period": FOREVER}
     callbacks = [ModelCheckpoint(tmp_path / "c" / "{epoch}.keras"), how]
     with pytest.raises((Preempted, tiny.Stop, KeyboardInterrupt)):
         tiny.fit(tiny.model(), tmp_path / "backup", callbacks, options=options)
