@@ -186,6 +186,15 @@ class RunningFit:
         return type(self.epoch_iterator.data_adapter).__name__ == "GeneratorDataAdapter"
 
     @property
+    def begins_with_batches_of_another_pass(self) -> bool:
+        """Whether the next pass begins with batches that several workers of a PyDataset have read of the one before.
+
+        Keras reads a batch to build the model under a strategy, and the workers read ahead meanwhile.
+        """
+        enqueuer = getattr(self.epoch_iterator.data_adapter, "enqueuer", None)
+        return enqueuer is not None and not enqueuer.ready_queue.empty()
+
+    @property
     def shuffles_py_dataset(self) -> bool:
         """Whether Keras shuffles the order of a PyDataset's batches, with Python's random state."""
         adapter = self.epoch_iterator.data_adapter

@@ -32,6 +32,10 @@ _UNKNOWN_LENGTH = (
     "with several replicas, the end of an input of unknown length leaves a step half done, not always in the same way; "
     "give the input a length (assert_cardinality), or repeat() it and give steps_per_epoch"
 )
+_READ_BEFORE = (
+    "under a strategy, Keras builds the model with a batch of the PyDataset, and trains in the first epochs what its "
+    "workers have read ahead meanwhile; use workers=1"
+)
 _BEGUN = (
     "the input was asked for its position when Keras had read its first batches to learn their types, and its dataset "
     "or sampler keeps a state of its own; give the dataset no state_dict, or use EpochDataset"
@@ -77,6 +81,7 @@ class DataPosition:
         self.epoch_read: Callable[[], None] = lambda: None
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None
+        self._begins_amiss = fit.begins_with_batches_of_another_pass
         self.state: dict[str, JSON] = {}
         self.tensors: dict[str, SharedTensor] = {}
         self._passes = DatasetPasses(fit)
@@ -271,6 +276,8 @@ class DataPosition:
         replicas = int(self._fit.model.distribute_strategy.num_replicas_in_sync)
         if replicas > 1 and self._fit.has_unknown_length:
             found.append(_UNKNOWN_LENGTH)
+        if self._begins_amiss:
+            found.append(_READ_BEFORE)
         return found
 
     @property

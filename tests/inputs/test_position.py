@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
+import keras_dist_callbacks as kdc
 from tests.support import tiny
 from tests.support.inputs import INPUTS, Batches
 
@@ -57,6 +58,24 @@ def test_what_several_workers_read_of_past_passes_is_not_taken_for_the_next(
     model, history = fit(tmp_path)
     assert history == expected
     tiny.assert_same(model, reference)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_that_workers_read_before_training_under_a_strategy_are_named(tmp_path: Path, workers: int) -> None:
+    """Keras trains them in the first epochs: how many there are is a matter of time."""
+
+    def model() -> keras.Model:
+        keras.utils.clear_session()
+        with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+            return tiny.model(clear=False)
+
+    with pytest.raises(tiny.Stop):
+        tiny.fit(model(), tmp_path, [tiny.StopAt(1, 1)], epochs=3, x=Batches(workers=workers))
+    callback = kdc.BackupAndRestore(tmp_path, save_freq=1, verbose=0)
+    model().fit(Batches(workers=workers), epochs=3, verbose=0, callbacks=[callback])
+    assert callback.restored is not None
+    assert any("workers=1" in note for note in callback.restored.notes) == (workers > 1)
 
 
 @pytest.mark.in_gate(1)
