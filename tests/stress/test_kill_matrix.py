@@ -85,7 +85,10 @@ def run(
         assert answer.endswith(" exact if")  # it counts its steps in Python code
         of_order = [reason for reason in reasons if "enable_op_determinism" in reason]
         assert len(of_order) == (strategy != "default"), reasons  # several replicas
-        known = ("count_calls", "PyDataset", "enable_op_determinism")
+        shuffles = source in ("shuffled", "infinite") or "--shuffled-validation" in options
+        of_reads = [reason for reason in reasons if "read before fit() as often" in reason]
+        assert bool(of_reads) == (strategy != "default" and shuffles), reasons  # its iterators do not show their seeds
+        known = ("count_calls", "PyDataset", "enable_op_determinism", "read before fit() as often")
         assert all(any(word in reason for word in known) for reason in reasons), reasons
     return attempts
 
