@@ -34,7 +34,7 @@ _UNKNOWN_LENGTH = (
 )
 _READ_BEFORE = (
     "under a strategy, Keras builds the model with a batch of the PyDataset, and trains in the first epochs what its "
-    "workers have read ahead meanwhile; use workers=1"
+    "workers have read ahead meanwhile; use workers=1 without use_multiprocessing"
 )
 _BEGUN = (
     "the input was asked for its position when Keras had read its first batches to learn their types, and its dataset "
