@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from keras_dist_callbacks import machine
 from keras_dist_callbacks.errors import KdcError, StorageError, cause_chain
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import data_size
@@ -34,7 +35,6 @@ _PREFIX = "kdc-"
 _LOCK = "lock"
 _TRIES = 10
 _OURS = "files of keras_dist_callbacks"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _LEAST_TRIED, _MOST_TRIED = 2**16, 2**24
@@ -219,10 +219,8 @@ def _delete_if_dead(path: str) -> None:
 
 def _boot() -> str | None:
     """Returns what identifies this run of the kernel; None where that is not known, and nothing is collected."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip().replace("-", "")[:16]
-    except (OSError, UnicodeDecodeError):
-        return None
+    boot = machine.boot_id()
+    return boot and boot.replace("-", "")[:16]
 
 
 def delete_own() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_dist_callbacks import machine
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.storage import temporary
 from tests.support import ROOT
@@ -123,7 +124,7 @@ def test_where_the_running_kernel_is_not_known_nothing_is_deleted(
     tmpdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = abandoned(tmpdir, f"kdc-{temporary._boot()}-x")
-    monkeypatch.setattr(temporary, "_BOOT_ID", tmpdir / "missing")
+    monkeypatch.setattr(machine, "PROC", tmpdir / "missing")
     assert temporary.make_directory("restore").is_dir()
     assert dead.exists()
 
