@@ -152,7 +152,9 @@ class _Driver(keras.callbacks.Callback):
         self._before = 0 if arm.made is None else arm.made()
 
 
-kdc.register_callback_state(_Driver, None)  # a backup would look through all that was measured so far, ever longer
+kdc.advanced.register_callback_state(
+    _Driver, None
+)  # a backup would look through all that was measured so far, ever longer
 
 
 def run(

@@ -48,7 +48,7 @@ class Watch(keras.callbacks.Callback):
 
 
 if CALLBACK == "kdc":
-    kdc.register_callback_state(Watch, None)
+    kdc.advanced.register_callback_state(Watch, None)
 keras.utils.set_random_seed(1)
 rows = int(STEPS) * 32
 x = np.random.default_rng(1).normal(size=(rows, 64)).astype("float32")

@@ -61,7 +61,7 @@ def worker(directory: Path, kill: str | None) -> None:
     """What each process of the clusters runs: the user's script, watched."""
     import train_digits
 
-    from keras_dist_callbacks import Cluster
+    from keras_dist_callbacks.advanced import Cluster
     from keras_dist_callbacks.testing import KillAt, StepLog, record_run
 
     watchers = [StepLog(directory / "steps-worker{worker}"), *([KillAt.from_string(kill)] if kill else [])]

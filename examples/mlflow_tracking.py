@@ -43,7 +43,7 @@ class LogOnce(keras.callbacks.Callback):
             mlflow.log_metrics({name: float(value) for name, value in (logs or {}).items()}, step=epoch)
 
 
-kdc.register_callback_state(LogOnce, None)  # what it has logged is in the run
+kdc.advanced.register_callback_state(LogOnce, None)  # what it has logged is in the run
 
 
 def open_run(directory: str) -> Any:

@@ -66,7 +66,7 @@ def train(backup: str, checkpoints: str, logs: str, extra_callbacks: Sequence[An
     strategy = kdc.make_strategy()
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(42)
-    cluster = kdc.Cluster.detect()
+    cluster = kdc.advanced.Cluster.detect()
     dataset = load_data(PER_WORKER_BATCH_SIZE * cluster.num_workers)
     with strategy.scope():
         model = build_and_compile_cnn_model()

@@ -41,7 +41,7 @@ class Report(keras.callbacks.Callback):
             raise optuna.TrialPruned
 
 
-kdc.register_callback_state(Report, None)  # what it has reported is in the study
+kdc.advanced.register_callback_state(Report, None)  # what it has reported is in the study
 
 
 def objective(directory: str, extra_callbacks: Sequence[Any]) -> Callable[[Trial], float]:

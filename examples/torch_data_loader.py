@@ -33,7 +33,7 @@ def load_data(stateful: bool) -> Any:
         shuffle=True,
         generator=torch.Generator().manual_seed(5),
     )
-    return kdc.stateless_input(loader)  # its dataset keeps no state, and no one else draws from its generator
+    return kdc.advanced.stateless_input(loader)  # its dataset keeps no state, and no one else draws from its generator
 
 
 def train(directory: str, stateful: bool = False, extra_callbacks: Sequence[Any] = ()) -> list[str]:

@@ -6,8 +6,9 @@ they are first used (PEP 562).
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from keras_dist_callbacks.lazy import exports
 
 __version__ = "0.1.0"
 
@@ -15,7 +16,6 @@ _HOME = {
     "BackupAndRestore": "keras_dist_callbacks.callbacks.backup_and_restore",
     "Checkpointer": "keras_dist_callbacks.training.checkpointer",
     "ChiefOnly": "keras_dist_callbacks.callbacks.chief_only",
-    "Cluster": "keras_dist_callbacks.cluster.cluster",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
     "Preempted": "keras_dist_callbacks.errors",
@@ -25,21 +25,19 @@ _HOME = {
     "SidecarEvaluator": "keras_dist_callbacks.evaluation.sidecar_evaluator",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
     "WriteOptions": "keras_dist_callbacks.options",
+    "advanced": "keras_dist_callbacks.advanced",
     "aws_notice": "keras_dist_callbacks.shutdown.preemption_notice",
-    "enable_multi_worker_fit": "keras_dist_callbacks._compat.multi_worker",
     "gce_notice": "keras_dist_callbacks.shutdown.preemption_notice",
     "latest_checkpoint": "keras_dist_callbacks.checkpoints.restore",
     "load_backup": "keras_dist_callbacks.training.loading",
     "make_or_restore_model": "keras_dist_callbacks.checkpoints.restore",
     "make_strategy": "keras_dist_callbacks.cluster.strategy",
-    "register_callback_state": "keras_dist_callbacks.training.callback_state",
     "restartable": "keras_dist_callbacks.launch.restart",
     "restored_from": "keras_dist_callbacks.checkpoints.restore",
-    "stateless_input": "keras_dist_callbacks.inputs.sources",
 }
 
 if TYPE_CHECKING:
-    from keras_dist_callbacks._compat.multi_worker import enable_multi_worker_fit as enable_multi_worker_fit
+    from keras_dist_callbacks import advanced as advanced
     from keras_dist_callbacks.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
     from keras_dist_callbacks.callbacks.chief_only import ChiefOnly as ChiefOnly
     from keras_dist_callbacks.callbacks.epoch_dataset import EpochDataset as EpochDataset
@@ -49,31 +47,18 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.checkpoints.restore import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.checkpoints.restore import make_or_restore_model as make_or_restore_model
     from keras_dist_callbacks.checkpoints.restore import restored_from as restored_from
-    from keras_dist_callbacks.cluster.cluster import Cluster as Cluster
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
     from keras_dist_callbacks.errors import Preempted as Preempted
     from keras_dist_callbacks.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
-    from keras_dist_callbacks.inputs.sources import stateless_input as stateless_input
     from keras_dist_callbacks.launch.restart import restartable as restartable
     from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
     from keras_dist_callbacks.options import WriteOptions as WriteOptions
     from keras_dist_callbacks.shutdown.preemption_notice import aws_notice as aws_notice
     from keras_dist_callbacks.shutdown.preemption_notice import gce_notice as gce_notice
     from keras_dist_callbacks.storage.retry import RetryPolicy as RetryPolicy
-    from keras_dist_callbacks.training.callback_state import register_callback_state as register_callback_state
     from keras_dist_callbacks.training.checkpointer import Checkpointer as Checkpointer
     from keras_dist_callbacks.training.loading import load_backup as load_backup
+else:
+    __getattr__, __dir__ = exports(globals(), _HOME)
 
 __all__ = [*_HOME, "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -139,6 +139,6 @@ def test_a_time_out_is_that_of_make_strategy_else_of_the_environment_else_the_de
 
 
 def test_workers_wait_as_long_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kdc.Cluster.detect().patience == 3600.0
+    assert kdc.advanced.Cluster.detect().patience == 3600.0
     monkeypatch.setenv("KDC_TIMEOUT", "20")
-    assert kdc.Cluster.detect().patience == 20.0
+    assert kdc.advanced.Cluster.detect().patience == 20.0

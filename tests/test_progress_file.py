@@ -59,7 +59,7 @@ class Look(keras.callbacks.Callback):
         self.look("epoch end")
 
 
-kdc.register_callback_state(Look, None)
+kdc.advanced.register_callback_state(Look, None)
 
 
 @pytest.mark.slow

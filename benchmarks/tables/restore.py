@@ -70,7 +70,7 @@ class _Probe(keras.callbacks.Callback):
             raise _StopError
 
 
-kdc.register_callback_state(_Probe, None)  # how many steps are left is not for the next run
+kdc.advanced.register_callback_state(_Probe, None)  # how many steps are left is not for the next run
 
 
 def measure(directory: Path, *, strategy: str, rounds: int, seed: int, cached: bool, **size: int) -> Outcome:

@@ -227,8 +227,8 @@ def _random_operations_reason(labels: list[str]) -> str:
 
 
 _ADVICE = (
-    "if this holds, wrap the input in kdc.stateless_input; otherwise give fit() an input with get_state and set_state, "
-    "without steps_per_epoch or cache()"
+    "if this holds, wrap the input in kdc.advanced.stateless_input; otherwise give fit() an input with get_state and "
+    "set_state, without steps_per_epoch or cache()"
 )
 
 

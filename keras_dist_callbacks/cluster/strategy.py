@@ -63,7 +63,7 @@ def make_strategy(
 
     Returns:
         A `tf.distribute.Strategy`. Under MultiWorkerMirrored, Keras' `fit` is made to work as by
-        `enable_multi_worker_fit`.
+        `advanced.enable_multi_worker_fit`.
 
     Raises:
         ConfigError: TF_CONFIG is malformed, an argument wrong, or this worker's port occupied; the token cannot be
@@ -109,7 +109,7 @@ def _check_parts(devices: Any, communication_options: Any) -> None:
 
 
 def enable_for_cluster() -> None:
-    """What `enable_multi_worker_fit` does, where TF_CONFIG names several training workers.
+    """What `advanced.enable_multi_worker_fit` does, where TF_CONFIG names several training workers.
 
     For programs that build TensorFlow's own MultiWorkerMirroredStrategy.
     """

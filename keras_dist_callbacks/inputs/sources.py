@@ -92,7 +92,7 @@ def stateless_input(source: _T) -> _T:
 
     Example:
         ```python
-        model.fit(kdc.stateless_input(batches), epochs=90, callbacks=[kdc.BackupAndRestore("backup")])
+        model.fit(kdc.advanced.stateless_input(batches), epochs=90, callbacks=[kdc.BackupAndRestore("backup")])
         ```
 
     Args:

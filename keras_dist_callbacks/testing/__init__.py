@@ -6,8 +6,9 @@ TensorFlow.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from keras_dist_callbacks.lazy import exports
 
 _HOME = {
     "Attempt": "keras_dist_callbacks.testing.local_cluster",
@@ -37,17 +38,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.testing.steps import StepLog as StepLog
     from keras_dist_callbacks.testing.steps import count_calls as count_calls
     from keras_dist_callbacks.testing.steps import read_steps as read_steps
+else:
+    __getattr__, __dir__ = exports(globals(), _HOME)
 
 __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -83,7 +83,7 @@ def register_callback_state(
 
     Example:
         ```python
-        kdc.register_callback_state(
+        kdc.advanced.register_callback_state(
             GradualUnfreezing,
             get=lambda callback: {"unfrozen": callback.unfrozen},
             set=lambda callback, state: setattr(callback, "unfrozen", state["unfrozen"]),

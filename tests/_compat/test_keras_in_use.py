@@ -46,7 +46,7 @@ def test_another_backend_is_named_with_what_is_needed(
     calls = {
         **{other: lambda make=make: make(tmp_path) for other, make in CALLBACKS.items()},
         **{other: lambda make=make: make(tmp_path, model) for other, make in OTHERS.items()},
-        "enable_multi_worker_fit": kdc.enable_multi_worker_fit,
+        "enable_multi_worker_fit": kdc.advanced.enable_multi_worker_fit,
     }
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(

@@ -62,13 +62,13 @@ def test_every_way_works_and_gives_all_workers_the_same_numbers(tmp_path: Path, 
 def test_enabling_is_idempotent_and_can_be_undone() -> None:
     from keras.src.backend.tensorflow import trainer
 
-    kdc.enable_multi_worker_fit()()  # a callback that another test made may have done it
+    kdc.advanced.enable_multi_worker_fit()()  # a callback that another test made may have done it
     build, reduce = trainer.TensorFlowTrainer._maybe_symbolic_build, trainer.reduce_per_replica
-    undo = kdc.enable_multi_worker_fit()
+    undo = kdc.advanced.enable_multi_worker_fit()
     once = trainer.TensorFlowTrainer._maybe_symbolic_build, trainer.reduce_per_replica
     assert once[0] is not build
     assert once[1] is not reduce
-    kdc.enable_multi_worker_fit()
+    kdc.advanced.enable_multi_worker_fit()
     assert (trainer.TensorFlowTrainer._maybe_symbolic_build, trainer.reduce_per_replica) == once
     undo()
     undo()
@@ -82,7 +82,7 @@ def test_training_in_one_process_is_the_same_when_enabled() -> None:
 
     reference, model = tiny.model(), None
     tiny.fit(reference, None)
-    undo = kdc.enable_multi_worker_fit()
+    undo = kdc.advanced.enable_multi_worker_fit()
     try:
         model = tiny.model()
         tiny.fit(model, None)
@@ -100,7 +100,7 @@ def test_an_unknown_signature_is_refused_and_nothing_is_changed(monkeypatch: pyt
     monkeypatch.setattr(trainer, "reduce_per_replica", reduce_per_replica)
     build = trainer.TensorFlowTrainer._maybe_symbolic_build
     with pytest.raises(CompatError, match="reduce_per_replica is not as expected"):
-        kdc.enable_multi_worker_fit()
+        kdc.advanced.enable_multi_worker_fit()
     assert trainer.TensorFlowTrainer._maybe_symbolic_build is build
 
 
@@ -108,5 +108,5 @@ def test_an_unknown_signature_is_refused_and_nothing_is_changed(monkeypatch: pyt
 def test_importing_the_package_imports_neither_tensorflow_nor_keras() -> None:
     import subprocess
 
-    code = "import sys, keras_dist_callbacks; assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)"
+    code = "import sys, keras_dist_callbacks.advanced; assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

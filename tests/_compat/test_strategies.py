@@ -61,7 +61,7 @@ def test_a_parameter_server_is_refused_with_what_to_use_instead(tmp_path: Path) 
 def test_a_tpu_is_refused_with_what_to_use_instead() -> None:
     strategy = object.__new__(tf.distribute.TPUStrategy)  # one with a TPU cannot be made here
     with pytest.raises(ConfigError, match=r"does not support TPUStrategy: use kdc\.make_strategy"):
-        kdc.Cluster().require_connection(strategy)
+        kdc.advanced.Cluster().require_connection(strategy)
 
 
 def test_other_strategies_are_taken() -> None:

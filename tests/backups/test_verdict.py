@@ -49,8 +49,8 @@ def test_python_code_and_what_could_not_be_seen_are_conditions() -> None:
     read_again, first, second = verdict.conditions(state)
     assert read_again == (
         "the PyDataset Rows gives the same batches when an interrupted epoch is read again: reading a batch changes "
-        "its state (if this holds, wrap the input in kdc.stateless_input; otherwise give fit() an input with get_state "
-        "and set_state, without steps_per_epoch or cache())"
+        "its state (if this holds, wrap the input in kdc.advanced.stateless_input; otherwise give fit() an input with "
+        "get_state and set_state, without steps_per_epoch or cache())"
     )
     assert first.startswith("the PyDataset Rows keeps no state")
     assert second == "x holds"

@@ -34,7 +34,7 @@ class NoteWarnings(keras.callbacks.Callback):
         self.writer.set()
 
 
-kdc.register_callback_state(NoteWarnings, None)
+kdc.advanced.register_callback_state(NoteWarnings, None)
 
 
 def test_backups_that_do_not_come_through_are_reported_early_at_the_line_of_fit(

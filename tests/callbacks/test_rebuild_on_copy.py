@@ -90,7 +90,7 @@ class CopyWithin(keras.callbacks.Callback):
             self.made = self.make()
 
 
-kdc.register_callback_state(CopyWithin, None)  # what it makes are callbacks, which no backup holds
+kdc.advanced.register_callback_state(CopyWithin, None)  # what it makes are callbacks, which no backup holds
 
 
 def looks(callback: Any) -> dict[str, Any]:

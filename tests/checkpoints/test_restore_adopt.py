@@ -179,8 +179,8 @@ from tests.support.callback_helpers import tiny_model
 
 with strategy.scope():
     model = kdc.make_or_restore_model(lambda: tiny_model(keras.optimizers.Adam(0.01)), sys.argv[1], adopt=True)
-np.savez(f"{sys.argv[1]}-{kdc.Cluster.detect().worker_index}.npz", *model.get_weights())
-kdc.Cluster.detect().leave("the end")  # the chief's process serves the others, so it ends last
+np.savez(f"{sys.argv[1]}-{kdc.advanced.Cluster.detect().worker_index}.npz", *model.get_weights())
+kdc.advanced.Cluster.detect().leave("the end")  # the chief's process serves the others, so it ends last
 """
 
 

@@ -26,7 +26,7 @@ _TALK = """
 import sys, keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import ClusterError
 kdc.make_strategy(startup_timeout=60)
-cluster = kdc.Cluster.detect()
+cluster = kdc.advanced.Cluster.detect()
 me = cluster.worker_index
 assert cluster.gather({"me": me}, "g") == [{"me": 0}, {"me": 1}, {"me": 2}]
 assert cluster.broadcast("from %d" % me, "b") == "from 0"

@@ -193,8 +193,8 @@ os.environ["KDC_CLUSTER_TOKEN"] = mine
 if not mine:
     del os.environ["KDC_CLUSTER_TOKEN"]
 kdc.make_strategy(startup_timeout=float(os.environ.get("SECONDS", 60)))
-print(kdc.Cluster.detect().gather(worker, "who is there"))
-kdc.Cluster.detect().leave("end")
+print(kdc.advanced.Cluster.detect().gather(worker, "who is there"))
+kdc.advanced.Cluster.detect().leave("end")
 """
 
 

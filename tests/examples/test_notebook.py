@@ -23,7 +23,7 @@ class Signal(keras.callbacks.Callback):
         self.count = getattr(self, "count", 0) + 1
         if self.count == 20:
             os.kill(os.getpid(), signal.{name})
-kdc.register_callback_state(Signal, None)
+kdc.advanced.register_callback_state(Signal, None)
 more_callbacks = [Signal()]
 """
 

@@ -222,7 +222,7 @@ def test_python_code_in_the_input_is_a_condition_that_strict_can_refuse(
 
 
 @pytest.mark.in_gate(1)
-@pytest.mark.parametrize("make", [lambda: kdc.stateless_input(inputs.Batches()), WithState])
+@pytest.mark.parametrize("make", [lambda: kdc.advanced.stateless_input(inputs.Batches()), WithState])
 def test_a_condition_is_settled_by_the_users_word_or_by_the_inputs_own_account(
     tmp_path: Path, make: Callable[[], Any]
 ) -> None:
@@ -280,7 +280,7 @@ def test_an_input_that_shuffles_itself_does_so_again_next_to_a_callback_that_dra
 
 def test_an_input_that_cannot_be_remembered_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"stateless_input takes the input itself .* got a list"):
-        kdc.stateless_input([1, 2])
+        kdc.advanced.stateless_input([1, 2])
 
 
 def test_validation_data_continue_next_to_training_data_that_never_end(tmp_path: Path) -> None:

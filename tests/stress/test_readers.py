@@ -55,7 +55,7 @@ class ReadBeside(keras.callbacks.Callback):
         return started
 
 
-kdc.register_callback_state(ReadBeside, None)
+kdc.advanced.register_callback_state(ReadBeside, None)
 
 
 @pytest.mark.timeout(600)

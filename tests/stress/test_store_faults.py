@@ -73,7 +73,7 @@ class ActionAt(keras.callbacks.Callback):
             self.action()
 
 
-kdc.register_callback_state(ActionAt, None)
+kdc.advanced.register_callback_state(ActionAt, None)
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ FACADE: dict[str, Row] = {
         lambda: {"backup_dir": "backup", "model": model()},
     ),
     "ChiefOnly": Row(kdc.ChiefOnly, {"callback": REFUSED}),
-    "Cluster": Row(
-        kdc.Cluster,
+    "advanced.Cluster": Row(
+        kdc.advanced.Cluster,
         {
             "task_type": REFUSED,
             "task_id": FROM_ZERO,
@@ -238,7 +238,7 @@ FACADE: dict[str, Row] = {
         },
     ),
     "aws_notice": Row(kdc.aws_notice, {"endpoint": ENDPOINT}),
-    "enable_multi_worker_fit": Row(kdc.enable_multi_worker_fit, {}),
+    "advanced.enable_multi_worker_fit": Row(kdc.advanced.enable_multi_worker_fit, {}),
     "gce_notice": Row(kdc.gce_notice, {"endpoint": ENDPOINT}),
     "latest_checkpoint": Row(
         kdc.latest_checkpoint,
@@ -279,8 +279,8 @@ FACADE: dict[str, Row] = {
             "communication_options": {"None": "TensorFlow's own"},
         },
     ),
-    "register_callback_state": Row(
-        kdc.register_callback_state,
+    "advanced.register_callback_state": Row(
+        kdc.advanced.register_callback_state,
         {
             "callback_class": REFUSED,
             "get": {"a function": "it is one"},
@@ -291,5 +291,7 @@ FACADE: dict[str, Row] = {
     ),
     "restartable": Row(kdc.restartable, {}),
     "restored_from": Row(kdc.restored_from, {"model": all_kept("nothing that make_or_restore_model has returned")}),
-    "stateless_input": Row(kdc.stateless_input, {"source": {"a function": "that of EpochDataset, or a generator's"}}),
+    "advanced.stateless_input": Row(
+        kdc.advanced.stateless_input, {"source": {"a function": "that of EpochDataset, or a generator's"}}
+    ),
 }

@@ -54,7 +54,7 @@ class Keeps(keras.callbacks.Callback):
 
 def main() -> None:
     strategy = kdc.make_strategy()
-    me = kdc.Cluster.detect().worker_index
+    me = kdc.advanced.Cluster.detect().worker_index
     keras.utils.set_random_seed(1)
     if me == 0:
         keras.random.normal(())  # makes Keras' global seed state

@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import custom_training_loop
 
 directory, record, kill = sys.argv[1:4]
-me = kdc.Cluster.detect().worker_index
+me = kdc.advanced.Cluster.detect().worker_index
 
 
 def on_step(epoch: int, batch: int) -> None:
     with open(f"{record}-steps{me}", "a") as file:
         file.write(f"{epoch}:{batch}\n")
-    if f"{epoch}:{batch}" == kill and me == kdc.Cluster.detect().num_workers - 1:
+    if f"{epoch}:{batch}" == kill and me == kdc.advanced.Cluster.detect().num_workers - 1:
         from keras_dist_callbacks.engine.writer import shared_writer
 
         shared_writer().wait()

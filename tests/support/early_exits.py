@@ -50,7 +50,7 @@ class Remembers(keras.callbacks.Callback):
         self.batches += 1
 
 
-kdc.register_callback_state(ActionAt, None)
+kdc.advanced.register_callback_state(ActionAt, None)
 
 
 def raise_signal(number: signal.Signals = signal.SIGUSR1) -> Action:

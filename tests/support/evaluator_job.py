@@ -47,7 +47,7 @@ class InStep(keras.callbacks.Callback):
             time.sleep(0.02)
 
 
-kdc.register_callback_state(InStep, None)
+kdc.advanced.register_callback_state(InStep, None)
 
 
 class KillInEvaluation(keras.callbacks.Callback):

@@ -45,9 +45,9 @@ class KillBehindTests(KillBehind):
     on_test_batch_end = KillBehind.on_train_batch_end
 
 
-kdc.register_callback_state(KillBehind, None)
+kdc.advanced.register_callback_state(KillBehind, None)
 
-me = kdc.Cluster.detect().worker_index
+me = kdc.advanced.Cluster.detect().worker_index
 
 
 def _multi_worker(at: str, more: list[Any]) -> Any:

@@ -132,8 +132,8 @@ class Notes(keras.callbacks.Callback):
             file.write(f"{self.epoch} {batch}\n")
 
 
-kdc.register_callback_state(Starts, None)
-kdc.register_callback_state(Notes, None)
+kdc.advanced.register_callback_state(Starts, None)
+kdc.advanced.register_callback_state(Notes, None)
 
 
 def source(kind: str) -> Any:

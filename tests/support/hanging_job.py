@@ -42,7 +42,7 @@ class Locks(keras.callbacks.Callback):
                 pass
 
 
-kdc.register_callback_state(Locks, None)
+kdc.advanced.register_callback_state(Locks, None)
 commit = BackupStore.commit
 
 

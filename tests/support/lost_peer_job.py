@@ -79,7 +79,9 @@ class Loses(keras.callbacks.Callback):
 
 def lose_while_saving(act: Any) -> None:
     """Acts within the second save: on the chief before the commit, on a worker before its part is delivered."""
-    owner, name = (BackupStore, "commit") if kdc.Cluster.detect().is_chief else (WorkerStateExchange, "deliver")
+    owner, name = (
+        (BackupStore, "commit") if kdc.advanced.Cluster.detect().is_chief else (WorkerStateExchange, "deliver")
+    )
     saves = []
     plain = getattr(owner, name)
 
@@ -118,7 +120,7 @@ def train(args: argparse.Namespace) -> None:
     if args.fault == "lone start":
         note_time(args.directory)
     strategy = kdc.make_strategy(startup_timeout=15.0)
-    cluster = kdc.Cluster.detect()
+    cluster = kdc.advanced.Cluster.detect()
     acts = cluster.worker_index == args.who
     act = functools.partial(lose, args.fault, args.directory)
     keras.utils.set_random_seed(1)

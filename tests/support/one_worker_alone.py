@@ -78,7 +78,7 @@ def make_data(rows: int) -> tf.data.Dataset:
 
 def main() -> None:
     args = parse_arguments()
-    me = kdc.Cluster.detect().worker_index
+    me = kdc.advanced.Cluster.detect().worker_index
     does = args.does if args.who in (me, -1) else "nothing"
     if does == "too late":
         tf.constant(1.0) + 1.0

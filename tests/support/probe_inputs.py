@@ -56,7 +56,7 @@ def main(kind: str) -> None:
     warnings.filterwarnings("ignore")
     keras.utils.disable_interactive_logging()
     strategy = workload.make_strategy(kind)
-    cluster = kdc.Cluster.detect()
+    cluster = kdc.advanced.Cluster.detect()
     root = cluster.broadcast(tempfile.mkdtemp() if cluster.is_chief else None, "probe")
     results = {}
     for number, name in enumerate(INPUTS):

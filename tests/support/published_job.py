@@ -132,7 +132,7 @@ def main(script: str, directory: str, record: str, kind: str, *kills: str) -> No
     os.chdir(place)
     replace_data()
     keras.utils.set_random_seed(7)
-    kdc.register_callback_state(Fits, None)
+    kdc.advanced.register_callback_state(Fits, None)
     fits = Fits(place, record, kind, [int(batches) for batches in kills])
     keras.Model.fit = fits.around(keras.Model.fit)
     keras.Model.evaluate = of_first_rows(keras.Model.evaluate)

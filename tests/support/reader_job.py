@@ -20,4 +20,4 @@ if __name__ == "__main__":
     steps = workload.VALIDATION_ROWS // workload.BATCH
     loss, accuracy = model.evaluate(workload.batches(held_out), steps=steps, verbose=0)
     told = {"weights": weights, "iterations": int(model.optimizer.iterations.numpy()), "accuracy": accuracy}
-    Path(f"{result}-worker{kdc.Cluster.detect().worker_index}.json").write_text(json.dumps(told))
+    Path(f"{result}-worker{kdc.advanced.Cluster.detect().worker_index}.json").write_text(json.dumps(told))

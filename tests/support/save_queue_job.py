@@ -41,7 +41,7 @@ class Cut(keras.callbacks.Callback):
         super().__init__()
         self.backup = backup
         self.what, self.lost = what, lost
-        self.worker, self.epoch = kdc.Cluster.detect().worker_index, 0
+        self.worker, self.epoch = kdc.advanced.Cluster.detect().worker_index, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epoch = epoch

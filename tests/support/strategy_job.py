@@ -121,7 +121,7 @@ def main() -> None:
     )  # fmt: skip
     if backup.restored is not None:
         print(f"ANSWER {backup.restored.verdict}", flush=True)
-    record_run(f"{asked.directory}/run-worker{kdc.Cluster.detect().worker_index}", trained, history)
+    record_run(f"{asked.directory}/run-worker{kdc.advanced.Cluster.detect().worker_index}", trained, history)
 
 
 if __name__ == "__main__":

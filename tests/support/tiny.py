@@ -49,7 +49,7 @@ class CountSteps(keras.callbacks.Callback):
 
 
 for stateless in (StopAt, CountSteps):  # what they note is about one run
-    kdc.register_callback_state(stateless, None)
+    kdc.advanced.register_callback_state(stateless, None)
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:

@@ -181,7 +181,9 @@ def callbacks(args: argparse.Namespace) -> list[Any]:
 
 def audit(path: str, directory: str) -> None:
     """Notes every change of the file system below `directory` that this process makes through Python."""
-    log = os.open(f"{path}-worker{kdc.Cluster.detect().worker_index}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(
+        f"{path}-worker{kdc.advanced.Cluster.detect().worker_index}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
     changes = {"os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.truncate", "shutil.move"}
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -224,7 +226,7 @@ def finish(record: str | None, model: keras.Model, history: keras.callbacks.Hist
     """Records this worker's end next to `record`, and says that it came there."""
     if record:
         Path(record).parent.mkdir(parents=True, exist_ok=True)
-        record_run(f"{record}-worker{kdc.Cluster.detect().worker_index}", model, history)
+        record_run(f"{record}-worker{kdc.advanced.Cluster.detect().worker_index}", model, history)
     print("finished", flush=True)
 
 

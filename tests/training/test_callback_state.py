@@ -211,7 +211,7 @@ def test_a_registered_class_needs_no_methods_and_its_subclasses_are_included(tmp
     class Derived(Foreign):
         pass
 
-    kdc.register_callback_state(
+    kdc.advanced.register_callback_state(
         Foreign, lambda callback: {"value": callback.value}, lambda callback, s: setattr(callback, "value", s["value"])
     )
     for callback in (Foreign(), Derived()):
@@ -227,7 +227,7 @@ def test_the_nearer_of_a_registration_and_a_classs_own_methods_wins() -> None:
         def get_state(self) -> Any:
             return {"own": 1}
 
-    kdc.register_callback_state(Mine, lambda callback: {"registered": 1}, lambda callback, state: None)
+    kdc.advanced.register_callback_state(Mine, lambda callback: {"registered": 1}, lambda callback, state: None)
     assert capture_callbacks([Mine(), Derived()])[0] == {"Mine()": {"registered": 1}, "Derived()": {"own": 1}}
 
 
@@ -241,9 +241,9 @@ def test_the_nearer_of_a_registration_and_a_classs_own_methods_wins() -> None:
 )
 def test_a_wrong_registration_is_a_clear_error(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        kdc.register_callback_state(*arguments)
+        kdc.advanced.register_callback_state(*arguments)
     with pytest.raises(ConfigError, match="tuple of attribute names, got 'monitor'"):
-        kdc.register_callback_state(Mine, len, print, identity="monitor")
+        kdc.advanced.register_callback_state(Mine, len, print, identity="monitor")
 
 
 def names(*callbacks: keras.callbacks.Callback) -> list[str]:

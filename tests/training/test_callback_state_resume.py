@@ -135,7 +135,9 @@ def foreign_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     def put(callback: Any, state: dict[str, Any]) -> None:
         callback.seen, callback.losses = state["seen"], state["losses"]
 
-    kdc.register_callback_state(Foreign, lambda c: {"seen": c.seen, "losses": c.losses}, put, identity=("every",))
+    kdc.advanced.register_callback_state(
+        Foreign, lambda c: {"seen": c.seen, "losses": c.losses}, put, identity=("every",)
+    )
 
 
 @pytest.fixture(scope="module")

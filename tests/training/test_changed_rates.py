@@ -33,8 +33,8 @@ class NoteRates(keras.callbacks.Callback):
         self.rates.append(float(self.model.optimizer.learning_rate))
 
 
-kdc.register_callback_state(NoteRates, None)
-kdc.register_callback_state(SetAtBegin, None)
+kdc.advanced.register_callback_state(NoteRates, None)
+kdc.advanced.register_callback_state(SetAtBegin, None)
 
 
 def compiled(rate: float) -> keras.Model:

@@ -147,7 +147,7 @@ class ReadBeside(keras.callbacks.Callback):
             self.read.append(kdc.load_backup(self.directory))
 
 
-kdc.register_callback_state(ReadBeside, None)
+kdc.advanced.register_callback_state(ReadBeside, None)
 
 
 def test_a_reader_next_to_a_training_disturbs_nothing_and_reads_what_training_had(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class StopInValidation(keras.callbacks.Callback):  # type: ignore[misc]
         raise tiny.Stop
 
 
-kdc.register_callback_state(StopInValidation, None)
+kdc.advanced.register_callback_state(StopInValidation, None)
 
 
 def build(cls: type[keras.Model], metric: Any) -> keras.Model:

@@ -264,7 +264,7 @@ def test_a_run_that_stopped_early_is_finished(
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = epoch == 1
 
-    kdc.register_callback_state(Enough, None)
+    kdc.advanced.register_callback_state(Enough, None)
     tiny.fit(tiny.model(), tmp_path, [Enough()], options=KEEP)
     restart()
     steps = tiny.CountSteps()

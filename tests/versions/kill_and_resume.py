@@ -88,7 +88,7 @@ def example(readme: Path, directory: Path) -> str:
 
 def train(readme: Path, directory: Path, kill: str | None) -> None:
     """What every worker runs: the example, then a recording of all that it ended with."""
-    from keras_dist_callbacks import Cluster
+    from keras_dist_callbacks.advanced import Cluster
     from keras_dist_callbacks.testing import KillAt, record_run
 
     kills = [KillAt.from_string(kill)] if kill else []

@@ -52,10 +52,10 @@ def _assertion(path: str, now: Found, records: Collection[str]) -> str:
     if node is None or root.startswith(("model", "optimizer")) or any(r.startswith(f"{root}/") for r in records):
         return ""
     if type(node.value) in (types.FunctionType, functools._lru_cache_wrapper):
-        return f"kdc.stateless_input({node.value.__name__})"
+        return f"kdc.advanced.stateless_input({node.value.__name__})"
     cls = node.value if static.is_a(node.value, type) else type(node.value)
     is_users = root.startswith("callback ") or not is_library(cls.__module__)
-    return "" if not is_users else f"kdc.register_callback_state({cls.__name__}, None)"
+    return "" if not is_users else f"kdc.advanced.register_callback_state({cls.__name__}, None)"
 
 
 def edit_conditions(found: Edits) -> list[str]:

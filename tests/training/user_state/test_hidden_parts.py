@@ -542,7 +542,7 @@ class Chains(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     ("counts", "advice"),
     [
-        (False, "kdc.register_callback_state(Chains, None) asserts that"),
+        (False, "kdc.advanced.register_callback_state(Chains, None) asserts that"),
         (True, "give the callback get_state and set_state to save it"),
     ],
 )

@@ -227,7 +227,7 @@ def resumed(directory: Path, make: Callable[[], Any]) -> tuple[kdc.BackupAndRest
 def test_what_get_state_leaves_out_is_restored_and_what_set_state_changes_is_compared(
     tmp_path: Path, make: Callable[[], Any], verdict: str, is_same: bool | None
 ) -> None:
-    kdc.register_callback_state(
+    kdc.advanced.register_callback_state(
         Registered,
         get=lambda callback: {"count": callback.count},
         set=lambda callback, state: setattr(callback, "count", state["count"]),
@@ -253,7 +253,7 @@ class Counts(Stateless):
 
 
 def test_an_assertion_about_a_class_says_nothing_about_those_that_extend_it(tmp_path: Path) -> None:
-    kdc.register_callback_state(Stateless, None)
+    kdc.advanced.register_callback_state(Stateless, None)
     backup, ends_the_same = resumed(tmp_path, Counts)
     assert backup.restored is not None
     assert (backup.restored.verdict, ends_the_same) == ("exact", True), backup.restored
