@@ -20,7 +20,7 @@ KERAS = [
     *["save_freq", "initial_value_threshold"],
 ]
 PUBLIC = {
-    "BackupAndRestore": ["backup_dir", *SAVES, "max_overhead", "strict", "replay", "verbose", *GROUPS],
+    "BackupAndRestore": ["backup_dir", *SAVES, "max_overhead", "strict", "reread_input", "verbose", *GROUPS],
     "Checkpointer": [
         *["backup_dir", "model", "optimizer", "metrics", "variables", "state"],
         *["save_freq", "max_overhead", "double_checkpoint", "delete_checkpoint", "strict", "verbose", *GROUPS],

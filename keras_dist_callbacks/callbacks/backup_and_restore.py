@@ -71,9 +71,8 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         max_overhead: With `save_freq="auto"`, the share of the training time that backups may cost.
         strict: True turns a resume that is "not exact" into an error before the first step, instead of a warning;
             `"certain"` one that is "exact if ..." too.
-        replay: How an input comes to the epoch that was interrupted: `"create"` makes the iterators of past epochs and
-            reads next to nothing; `"read"` reads past epochs again, for an input whose own Python state (a generator
-            of random numbers, a cursor) moves only by being read.
+        reread_input: Read past epochs again, for an input whose own Python state (a generator of random numbers, a
+            cursor) moves only by being read. With False their iterators are made, and next to nothing is read.
         verbose: 1 prints one line at a restore, on the chief, and shows a bar on a terminal while an upload lasts for
             more than some seconds; 0 prints nothing.
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
@@ -102,7 +101,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         *,
         max_overhead: float = MAX_OVERHEAD,
         strict: bool | str = False,
-        replay: str = "create",
+        reread_input: bool = False,
         verbose: int = 1,
         storage_options: Mapping[str, Any] | None = None,
         write_options: WriteOptions | None = None,
@@ -113,7 +112,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         self.backup_dir, self.verbose = _directory(backup_dir), verbosity("verbose", verbose)
         self.save_freq, self.delete_checkpoint = save_freq, check("delete_checkpoint", delete_checkpoint, bool)
         self._strict = check("strict", strict, bool | Literal["certain"])
-        self._read_again = check("replay", replay, Literal["create", "read"]) == "read"
+        self._read_again = check("reread_input", reread_input, bool)
         self._policy = parse_save_freq(save_freq, max_overhead)
         write = group_of("write_options", write_options, WriteOptions)
         self._options = EngineOptions(double_checkpoint, self.verbose > 0, write)

@@ -109,7 +109,7 @@ def prepared(form: str, is_read: bool) -> tuple[keras.Model, Fit]:
     return model, fit
 
 
-@pytest.mark.parametrize("options", [{}, {"replay": "read"}], ids=["created", "read"])
+@pytest.mark.parametrize("options", [{}, {"reread_input": True}], ids=["created", "read"])
 @pytest.mark.parametrize("where", [(0, 3), (2, 3), (1, None)], ids=["first", "third", "end"])
 @pytest.mark.parametrize("reads", [(True, False), (False, True), (True, True)], ids=["before", "now", "both"])
 @pytest.mark.parametrize("form", FORMS)

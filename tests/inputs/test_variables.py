@@ -101,15 +101,15 @@ def cached_with_a_rest(*, tunes: bool) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("tunes", [False, True])
 @pytest.mark.parametrize(("epoch", "batch"), [(1, 2), (2, 0), (2, 2)])
-@pytest.mark.parametrize("replay", ["create", "read"])
+@pytest.mark.parametrize("rereads", [False, True])
 @pytest.mark.in_gate(1)
 def test_a_cached_order_is_the_same_whether_or_not_the_cache_came_to_be_whole(
-    tmp_path: Path, tunes: bool, epoch: int, batch: int, replay: str
+    tmp_path: Path, tunes: bool, epoch: int, batch: int, rereads: bool
 ) -> None:
     make = functools.partial(cached_with_a_rest, tunes=tunes)
     interrupted(tmp_path, make, epoch, batch)
     resumed = tiny.model()
-    tiny.fit(resumed, tmp_path, x=make(), options={**CERTAIN, "replay": replay})
+    tiny.fit(resumed, tmp_path, x=make(), options={**CERTAIN, "reread_input": rereads})
     tiny.assert_same(resumed, reference(make))
 
 
@@ -164,7 +164,7 @@ def test_another_pipeline_than_before_gets_none_of_the_states(tmp_path: Path) ->
 @pytest.mark.parametrize(("epoch", "batch"), [(0, 3), (2, 1)])
 def test_reading_past_epochs_again_moves_an_inputs_own_state(tmp_path: Path, epoch: int, batch: int) -> None:
     interrupted(tmp_path, WithOwnGenerator, epoch, batch)
-    resumed, callback = tiny.model(), kdc.BackupAndRestore(tmp_path, replay="read")
+    resumed, callback = tiny.model(), kdc.BackupAndRestore(tmp_path, reread_input=True)
     tiny.fit(resumed, None, [callback], x=WithOwnGenerator())
     tiny.assert_same(resumed, reference(WithOwnGenerator))
     assert callback.restored.verdict == "exact if"
@@ -204,7 +204,7 @@ def test_files_completed_in_the_pass_that_is_read_again_are_not_exact(
 def test_reading_again_is_as_exact_as_creating(tmp_path: Path) -> None:
     interrupted(tmp_path, tiny.shuffled, 2, 3)
     resumed = tiny.model()
-    tiny.fit(resumed, tmp_path, options={"replay": "read", **CERTAIN})
+    tiny.fit(resumed, tmp_path, options={"reread_input": True, **CERTAIN})
     tiny.assert_same(resumed, reference(tiny.shuffled))
 
 

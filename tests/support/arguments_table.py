@@ -108,7 +108,7 @@ def _registration() -> dict[str, Any]:
 FACADE: dict[str, Row] = {
     "BackupAndRestore": Row(
         kdc.BackupAndRestore,
-        {**SAVING, "replay": REFUSED},
+        {**SAVING, "reread_input": FLAG},
         lambda: {"backup_dir": "backup"},
     ),
     "Checkpointer": Row(
