@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.backups.names import commit_name
+from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import resume_mode
+from keras_dist_callbacks.training.restored import Restored
 from tests.support import ROOT, public, tiny
 from tests.versions import kill_and_resume, matrix
 
@@ -63,6 +66,14 @@ def test_examples_run_as_they_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
     assert run.count("delete_checkpoint=False") == 1
     for code in [run, *(block for page in DOCS for block in python_blocks(page))]:
         exec(compile(code, "an example", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
+
+
+def test_the_readme_shows_the_line_that_a_resume_prints() -> None:
+    (shown,) = re.findall(r"^Resumed from .*$", README, re.MULTILINE)
+    generation, sequence, epoch, batch, step = map(int, re.findall(r"\d+", shown))
+    commit, lines = commit_name(generation, sequence, "0123456789ab"), list[str]()
+    Restored(commit, Position("within", epoch - 1, batch, step), ()).announce("runs/backup", lines.append, warns=True)
+    assert lines == [shown]
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:

@@ -280,7 +280,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
 
     def _announce(self, restored: Restored) -> None:
         self.restored = restored
-        restored.announce(self._storage.display(restored.commit), self._say, warns=self._cluster.is_chief)
+        restored.announce(self._storage.display(), self._say, warns=self._cluster.is_chief)
 
     def _advise(self, replicas: int, reasons: Sequence[str]) -> None:
         forecast = [f"A resume of this run would not be exact: {reason}" for reason in reasons]

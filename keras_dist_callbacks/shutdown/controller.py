@@ -343,7 +343,10 @@ class ShutdownController:
             self._warn_user(f"{_names(wanted)} is not handled: fit() does not run in the main thread")
             return []
         if getattr(builtins, "__IPYTHON__", False):
-            self._warn_user(f"{_names(wanted)} is not handled in notebooks")
+            if wanted:
+                self._warn_user(
+                    f"In a notebook, {_names(wanted)} saves no backup: a restart resumes from the last regular one"
+                )
             return []
         ours = []
         for number in wanted:

@@ -391,7 +391,7 @@ class Checkpointer(NotCopyable):
         self.restored = Restored.agreed_on_all(commit, position, reasons, conditions, self._cluster)
         self.restored.require(self._strict)
         self._earlier_resumes = self.restored.carried()
-        self.restored.announce(self._storage.display(commit), self._say, warns=self._cluster.is_chief)
+        self.restored.announce(self._storage.display(), self._say, warns=self._cluster.is_chief)
 
     def _say_more(self, reasons: list[str]) -> None:
         if reasons and self._cluster.is_chief:

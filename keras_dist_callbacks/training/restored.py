@@ -10,7 +10,7 @@ from typing import Any
 from keras_dist_callbacks._compat import environment, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
-from keras_dist_callbacks.backups.snapshot import JSON, Position, WorkerState
+from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.terminal import warn
@@ -78,10 +78,12 @@ class Restored:
                 "unchanged; strict=False resumes from it"
             )
 
-    def announce(self, shown: str, say: Callable[[str], None], *, warns: bool) -> None:
+    def announce(self, directory: str, say: Callable[[str], None], *, warns: bool) -> None:
         """Prints where training continues and whether that is exact; what is not exact is a warning too."""
         what = "Skipped this fit(): a later one saved" if self.is_skipped else "Resumed from"
-        say(f"{what} {shown} at {self.position}: {verdict.answer(self.notes, self.conditions)}")
+        commit = CommitId.parse(self.commit.removeprefix("commits/"))
+        backup = self.commit if commit is None else commit.label  # as `kdc ls` names it
+        say(f"{what} {directory} {backup} at {self.position}: {verdict.answer(self.notes, self.conditions)}")
         if self.notes and warns:
             warn("the resume is not exact: " + "; ".join(self.notes))
 

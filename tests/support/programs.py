@@ -17,7 +17,7 @@ from tests.support.program_case import REFUSED
 from tests.support.program_cases import PROGRAMS
 
 _REFUSAL = re.compile(r"BackupMismatchError: (.*)")
-_ANSWER = re.compile(r"Resumed from \S+ at .*?\): ((exact|not exact).*)")
+_ANSWER = re.compile(r"Resumed from \S+ \S+ at .*?\): ((exact|not exact).*)")
 
 
 @dataclass(frozen=True)

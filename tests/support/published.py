@@ -16,7 +16,7 @@ from pathlib import Path
 from keras_dist_callbacks.testing import compare_runs
 
 _VERDICT = re.compile(
-    r"(?:Resumed from|a later one saved) \S+ at .*?\): ((?:exact|not exact).*)|(the resume is not exact: .*)"
+    r"(?:Resumed from|a later one saved) \S+ \S+ at .*?\): ((?:exact|not exact).*)|(the resume is not exact: .*)"
 )
 _SECONDS = 600.0
 _TOO_LONG = f"it takes more than {_SECONDS:.0f} s"
