@@ -16,6 +16,7 @@ _HOME = {
     "BackupAndRestore": "keras_dist_callbacks.callbacks.backup_and_restore",
     "Checkpointer": "keras_dist_callbacks.training.checkpointer",
     "ChiefOnly": "keras_dist_callbacks.callbacks.chief_only",
+    "ClusterOptions": "keras_dist_callbacks.cluster.timeouts",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
     "Preempted": "keras_dist_callbacks.errors",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.checkpoints.restore import make_or_restore_model as make_or_restore_model
     from keras_dist_callbacks.checkpoints.restore import restored_from as restored_from
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
+    from keras_dist_callbacks.cluster.timeouts import ClusterOptions as ClusterOptions
     from keras_dist_callbacks.errors import Preempted as Preempted
     from keras_dist_callbacks.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
     from keras_dist_callbacks.launch.restart import restartable as restartable

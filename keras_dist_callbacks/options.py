@@ -23,7 +23,7 @@ MAX_OVERHEAD = 0.02
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=Callable[..., Any])
-_OF_STRATEGY = ("startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout")
+_OF_CLUSTER = ("startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout")
 
 
 def explains_arguments(target: _C) -> _C:
@@ -59,6 +59,8 @@ def _elsewhere(known: Collection[str]) -> dict[str, str]:
     """Arguments that belong to another place than a call that has the known ones; `{0}` is where the value goes."""
     if "signals" in known:
         return {"preemption_signals": "signals={0}", "preemption_notice": "notice={0}"}
+    if "cluster_options" in known:
+        return {name: f"cluster_options=kdc.ClusterOptions({name}={{0}})" for name in _OF_CLUSTER}
     if "write_options" not in known:
         return {"write_options": "retry=kdc.RetryPolicy(...); the other options are about writing"}
     group = "write_options=kdc.WriteOptions({}={{0}})"
@@ -67,8 +69,8 @@ def _elsewhere(known: Collection[str]) -> dict[str, str]:
         group = "shutdown_options=kdc.ShutdownOptions({}={{0}})"
         found |= {one.name: group.format(one.name) for one in fields(ShutdownOptions)}
         found |= {f"preemption_{name}": group.format(name) for name in ("signals", "notice")}
-        strategy = "kdc.make_strategy({}={{0}}), or KDC_{} in the environment"
-        found |= {name: strategy.format(name, name.upper()) for name in _OF_STRATEGY}
+        strategy = "kdc.make_strategy(cluster_options=kdc.ClusterOptions({}={{0}})), or KDC_{} in the environment"
+        found |= {name: strategy.format(name, name.upper()) for name in _OF_CLUSTER}
     return found
 
 

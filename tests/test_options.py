@@ -32,9 +32,9 @@ PUBLIC = {
     ],
     "ShutdownOptions": ["save_before_preemption", "signals", "notice", "grace_period", "save_on_exception"],
     "make_strategy": [
-        *["kind", "startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout", "devices"],
-        "communication_options",
+        *["kind", "devices", "communication_options", "cluster_options"],
     ],
+    "ClusterOptions": ["startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout"],
     "load_backup": ["backup_dir", "model", "commit", "storage_options", "retry"],
     "latest_checkpoint": ["checkpoint_dir", "storage_options", "retry"],
     "make_or_restore_model": [
@@ -73,7 +73,8 @@ def test_an_argument_that_moved_to_a_group_is_named_with_its_place(name: str) ->
         with pytest.raises(TypeError, match=rf"'{moved}': give shutdown_options=kdc.ShutdownOptions\({now}=1\)$"):
             call("backup", **{moved: 1})
     for moved in ("peer_timeout", "timeout"):
-        match = rf"'{moved}': give kdc.make_strategy\({moved}=22.0\), or KDC_{moved.upper()} in the environment"
+        group = rf"cluster_options=kdc.ClusterOptions\({moved}=22.0\)"
+        match = rf"'{moved}': give kdc.make_strategy\({group}\), or KDC_{moved.upper()} in the environment"
         with pytest.raises(TypeError, match=match):
             call("backup", **{moved: 22.0})
 
@@ -93,7 +94,8 @@ def test_an_argument_that_moved_to_a_group_is_named_with_its_place(name: str) ->
         (lambda: kdc.ShutdownOptions(preemption_notice=print), r"give notice=\.\.\."),
         (lambda: kdc.load_backup("x", write_options=kdc.WriteOptions()), "give retry="),
         (lambda: kdc.latest_checkpoint("x", write_options=kdc.WriteOptions()), "give retry="),
-        (lambda: kdc.make_strategy(heartbeat=3), "did you mean 'heartbeat_timeout'"),
+        (lambda: kdc.ClusterOptions(heartbeat=3), "did you mean 'heartbeat_timeout'"),
+        (lambda: kdc.make_strategy(timeout=3), r"give cluster_options=kdc.ClusterOptions\(timeout=3\)"),
     ],
 )
 def test_a_misspelt_argument_is_named_with_what_was_meant(call: Any, message: str) -> None:
@@ -128,7 +130,7 @@ def test_a_time_out_is_that_of_make_strategy_else_of_the_environment_else_the_de
     assert timeouts.seconds_of(name) == timeouts.DEFAULTS[name]
     monkeypatch.setenv(timeouts.variable_of(name), "77.5")
     assert timeouts.seconds_of(name) == 77.5
-    kdc.make_strategy("default", **{name: 55.0})
+    kdc.make_strategy("default", cluster_options=kdc.ClusterOptions(**{name: 55.0}))
     assert timeouts.seconds_of(name) == 55.0
     kdc.make_strategy("default")
     assert timeouts.seconds_of(name) == 77.5

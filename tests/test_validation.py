@@ -165,7 +165,7 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_type() -> None:
 
 def test_the_message_names_the_default_where_it_helps() -> None:
     with pytest.raises(ConfigError, match=r"^timeout must be a number .* got nan; the default is 3600\.0$"):
-        kdc.make_strategy(timeout=float("nan"))
+        kdc.make_strategy(cluster_options=kdc.ClusterOptions(timeout=float("nan")))
 
 
 @pytest.mark.parametrize("metadata", [{"layer": 5}, {"layer": ""}, {5: "file"}])

@@ -78,7 +78,7 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         storage_options: Passed to the fsspec file system: credentials, endpoint, ...
         write_options: How backups are written: retries, rate, queue. Defaults to `WriteOptions()`.
         shutdown_options: What happens when the process is asked to end: signals, notices, grace period. Defaults to
-            `ShutdownOptions()`. How long workers wait for each other is set by `make_strategy`.
+            `ShutdownOptions()`. How long workers wait for each other is set by `ClusterOptions`.
 
     Attributes:
         restored: What the running or last fit was resumed from, a `Restored`, or None.

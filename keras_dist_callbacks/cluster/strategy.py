@@ -17,8 +17,9 @@ from keras_dist_callbacks._compat.hard_exit import exit_process_after
 from keras_dist_callbacks.cluster import messaging, peer_monitor, rendezvous, timeouts
 from keras_dist_callbacks.cluster.rendezvous_protocol import ClusterToken
 from keras_dist_callbacks.cluster.roles import Role
+from keras_dist_callbacks.cluster.timeouts import ClusterOptions
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
-from keras_dist_callbacks.options import explains_arguments
+from keras_dist_callbacks.options import explains_arguments, group_of
 
 _DEVICES = "a list of names such as '/gpu:0', or None for all GPUs"
 _STUCK_SECONDS = 30.0  # after TensorFlow's own time-out, which does not always come
@@ -28,12 +29,9 @@ _STUCK_SECONDS = 30.0  # after TensorFlow's own time-out, which does not always 
 def make_strategy(
     kind: str = "auto",
     *,
-    startup_timeout: float | None = None,
-    heartbeat_timeout: float | None = None,
-    peer_timeout: float | None = None,
-    timeout: float | None = None,
     devices: list[str] | None = None,
     communication_options: Any = None,
+    cluster_options: ClusterOptions | None = None,
 ) -> Any:
     """Returns the `tf.distribute` strategy for this process.
 
@@ -43,19 +41,9 @@ def make_strategy(
         kind: `"auto"`, `"default"`, `"mirrored"` or `"multi_worker"`. `"auto"` is MultiWorkerMirrored when
             TF_CONFIG names more than one training worker (never for the evaluator), Mirrored when this
             process has more than one GPU, else the default strategy.
-        startup_timeout: Seconds to wait for the other workers before a clear error. Defaults to 300.
-        heartbeat_timeout: Seconds after which a silent worker counts as lost. A slow one is not silent: threads of
-            TensorFlow's send heartbeats, whatever Python is doing. Defaults to 10.
-        peer_timeout: Seconds within which this process ends when another worker is lost: with `PeerLostError`, which
-            names it, or else with exit code 138. Lost is a worker whose process ended, that said so, or that sends no
-            heartbeats; never one that is only slow. At least 12 seconds more than `heartbeat_timeout`. Defaults to 30.
-        timeout: Seconds to wait for another worker that lives but does not answer. Defaults to 3600.
         devices: Devices for MirroredStrategy. Defaults to all GPUs.
         communication_options: `tf.distribute.experimental.CommunicationOptions` for MultiWorkerMirrored.
-
-    The time-outs hold for the entire process. Where the argument is None, the environment is asked before the default
-    counts: `KDC_STARTUP_TIMEOUT`, `KDC_HEARTBEAT_TIMEOUT`, `KDC_PEER_TIMEOUT`, `KDC_TIMEOUT`. Programs that build a
-    strategy of their own set `KDC_PEER_TIMEOUT` and `KDC_TIMEOUT` there.
+        cluster_options: How long workers wait for each other. Defaults to `ClusterOptions()`.
 
     With `KDC_CLUSTER_TOKEN` in the environment (or `KDC_CLUSTER_TOKEN_FILE`, the path of a file that holds it) of all
     workers, only processes that have this token count as workers at the start: the chief and each worker prove to each
@@ -72,15 +60,12 @@ def make_strategy(
     """
     cluster = Role.detect()
     kind = validation.check("kind", kind, Literal["auto", "default", "mirrored", "multi_worker"])
-    startup = timeouts.give("startup_timeout", startup_timeout)
-    heartbeat = timeouts.give("heartbeat_timeout", heartbeat_timeout)
-    timeouts.give("peer_timeout", peer_timeout)
-    timeouts.give("timeout", timeout)
+    timeouts.give(group_of("cluster_options", cluster_options, ClusterOptions))
     _check_parts(devices, communication_options)
     if kind == "multi_worker" and cluster.num_workers == 1:
         raise ConfigError("kind='multi_worker' needs a TF_CONFIG that names more than one training worker")
     if kind in {"auto", "multi_worker"} and cluster.num_workers > 1 and not cluster.is_evaluator:
-        return _join(cluster, startup, heartbeat, communication_options)
+        return _join(cluster, communication_options)
     import tensorflow as tf
 
     gpus = len(tf.config.list_logical_devices("GPU"))
@@ -123,7 +108,8 @@ def _enable(role: Role) -> None:
     multi_worker.set_error_translator(functools.partial(peer_monitor.describe_peer_failure, role))
 
 
-def _join(cluster: Role, startup_timeout: float, heartbeat_timeout: float, options: Any) -> Any:
+def _join(cluster: Role, options: Any) -> Any:
+    startup_timeout, heartbeat_timeout = map(timeouts.seconds_of, ("startup_timeout", "heartbeat_timeout"))
     if coordination.is_too_late():
         raise ConfigError(
             "make_strategy() was called too late: TensorFlow has already run an operation in this process, which "

@@ -104,7 +104,7 @@ class ShutdownController:
             heartbeat_timeout = messaging.heartbeat_timeout()
             raise ConfigError(
                 f"peer_timeout={peer_timeout:g} is too short: the loss of a worker is known after {known:g} s "
-                f"(heartbeat_timeout={heartbeat_timeout:g}); set it in make_strategy, or KDC_PEER_TIMEOUT in the "
+                f"(heartbeat_timeout={heartbeat_timeout:g}); set it in ClusterOptions, or KDC_PEER_TIMEOUT in the "
                 f"environment, to {known + _LEAST_SECONDS:g} or more"
             )
         self.options = options

@@ -25,7 +25,7 @@ def test_one_worker_talks_to_itself() -> None:
 _TALK = """
 import sys, keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import ClusterError
-kdc.make_strategy(startup_timeout=60)
+kdc.make_strategy(cluster_options=kdc.ClusterOptions(startup_timeout=60))
 cluster = kdc.advanced.Cluster.detect()
 me = cluster.worker_index
 assert cluster.gather({"me": me}, "g") == [{"me": 0}, {"me": 1}, {"me": 2}]

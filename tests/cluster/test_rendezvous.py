@@ -68,7 +68,9 @@ def test_strangers_on_the_chiefs_port_do_not_count() -> None:
 def test_a_waiting_chief_handles_sigterm() -> None:
     port = free_port()
     environ = {**os.environ, "TF_CONFIG": json.dumps(config({"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}))}
-    code = "import keras_dist_callbacks as kdc; kdc.make_strategy(startup_timeout=60)"
+    code = (
+        "import keras_dist_callbacks as kdc; kdc.make_strategy(cluster_options=kdc.ClusterOptions(startup_timeout=60))"
+    )
     with subprocess.Popen([sys.executable, "-c", code], env=environ) as process:
         wait_until_it_listens(port)
         process.terminate()

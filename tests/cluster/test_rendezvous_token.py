@@ -192,7 +192,7 @@ assert os.environ["KDC_CLUSTER_TOKEN"] == "of the environment, for all"
 os.environ["KDC_CLUSTER_TOKEN"] = mine
 if not mine:
     del os.environ["KDC_CLUSTER_TOKEN"]
-kdc.make_strategy(startup_timeout=float(os.environ.get("SECONDS", 60)))
+kdc.make_strategy(cluster_options=kdc.ClusterOptions(startup_timeout=float(os.environ.get("SECONDS", 60))))
 print(kdc.advanced.Cluster.detect().gather(worker, "who is there"))
 kdc.advanced.Cluster.detect().leave("end")
 """

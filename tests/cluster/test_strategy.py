@@ -23,7 +23,7 @@ from tests.support.tf_config import WORKERS, config
     [
         ({"kind": "parameter_server"}, "kind must be"),
         ({"kind": "multi_worker"}, "needs a TF_CONFIG"),
-        ({"startup_timeout": 0}, "seconds above 0"),
+        ({"cluster_options": {"timeout": 3}}, "cluster_options must be a .*ClusterOptions, or None"),
     ],
 )
 def test_make_strategy_refuses_bad_arguments(arguments: dict[str, Any], match: str) -> None:
@@ -92,7 +92,7 @@ from keras_dist_callbacks.cluster import rendezvous, strategy
 rendezvous.wait_for_everyone = lambda *arguments: None
 multi_worker.build_strategy = lambda *arguments: ctypes.PyDLL(None).sleep(60)
 strategy._STUCK_SECONDS = 0.5
-strategy.make_strategy(startup_timeout=1.0)
+strategy.make_strategy(cluster_options=strategy.ClusterOptions(startup_timeout=1.0))
 """
 
 

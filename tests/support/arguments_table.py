@@ -134,6 +134,7 @@ FACADE: dict[str, Row] = {
             "patience": REFUSED,
         },
     ),
+    "ClusterOptions": Row(kdc.ClusterOptions, {name: {"None": "the environment, or the default"} for name in TIMEOUTS}),
     "EpochDataset": Row(kdc.EpochDataset, {"fn": {"a function": "it is one"}}),
     "ModelCheckpoint": Row(
         kdc.ModelCheckpoint,
@@ -274,9 +275,9 @@ FACADE: dict[str, Row] = {
         kdc.make_strategy,
         {
             "kind": REFUSED,
-            **{name: {"None": "the environment, or the default"} for name in TIMEOUTS},
             "devices": {"None": "all GPUs"},
             "communication_options": {"None": "TensorFlow's own"},
+            "cluster_options": {"None": "ClusterOptions()"},
         },
     ),
     "advanced.register_callback_state": Row(

@@ -119,7 +119,7 @@ def main() -> None:
 def train(args: argparse.Namespace) -> None:
     if args.fault == "lone start":
         note_time(args.directory)
-    strategy = kdc.make_strategy(startup_timeout=15.0)
+    strategy = kdc.make_strategy(cluster_options=kdc.ClusterOptions(startup_timeout=15.0))
     cluster = kdc.advanced.Cluster.detect()
     acts = cluster.worker_index == args.who
     act = functools.partial(lose, args.fault, args.directory)

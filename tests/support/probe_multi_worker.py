@@ -15,7 +15,7 @@ import tests.support.busy_machine  # noqa: F401 - it changes this process on req
 
 
 def main(enabled: bool) -> None:
-    strategy = kdc.make_strategy("multi_worker", startup_timeout=60)
+    strategy = kdc.make_strategy("multi_worker", cluster_options=kdc.ClusterOptions(startup_timeout=60))
     if not enabled:
         kdc.advanced.enable_multi_worker_fit()()  # makes sure, and takes it back: plain Keras
     results = {name: attempt(strategy, name) for name in ("predict", "fit", "evaluate", "train_on_batch", "numpy")}

@@ -96,7 +96,7 @@ def main(kind: str) -> None:
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     else:
-        strategy = kdc.make_strategy("multi_worker", startup_timeout=60)
+        strategy = kdc.make_strategy("multi_worker", cluster_options=kdc.ClusterOptions(startup_timeout=60))
     results = {}
     for name in ("adam", "momentum"):
         with strategy.scope():

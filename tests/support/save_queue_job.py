@@ -64,7 +64,9 @@ class Cut(keras.callbacks.Callback):
 def main() -> None:
     directory, what = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
     lost = int(sys.argv[3]) if what == "lost" else None
-    strategy = kdc.make_strategy("multi_worker", startup_timeout=60, heartbeat_timeout=10)
+    strategy = kdc.make_strategy(
+        "multi_worker", cluster_options=kdc.ClusterOptions(startup_timeout=60, heartbeat_timeout=10)
+    )
     keras.utils.set_random_seed(7)
     train, _ = load()
     with strategy.scope():

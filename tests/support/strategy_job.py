@@ -28,7 +28,9 @@ _SHARDS = {name: getattr(tf.data.experimental.AutoShardPolicy, name) for name in
 def _ring() -> Any:
     experimental = tf.distribute.experimental
     ring = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation.RING)
-    return kdc.make_strategy("multi_worker", startup_timeout=60, communication_options=ring)
+    return kdc.make_strategy(
+        "multi_worker", cluster_options=kdc.ClusterOptions(startup_timeout=60), communication_options=ring
+    )
 
 
 def _mirrored(operations: Any = None) -> Any:
@@ -43,7 +45,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "mirrored, reduction to one": lambda: _mirrored(tf.distribute.ReductionToOneDevice()),
     "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(DEVICES),
     "central storage, one device": lambda: tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"]),
-    "multi-worker": lambda: kdc.make_strategy("multi_worker", startup_timeout=60),
+    "multi-worker": lambda: kdc.make_strategy("multi_worker", cluster_options=kdc.ClusterOptions(startup_timeout=60)),
     "multi-worker, ring": _ring,
     "multi-worker, TensorFlow's own": lambda: tf.distribute.MultiWorkerMirroredStrategy(),
 }

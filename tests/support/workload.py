@@ -61,7 +61,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def make_strategy(kind: str) -> Any:
     if kind == "multi_worker":
-        return kdc.make_strategy("multi_worker", startup_timeout=60)
+        return kdc.make_strategy("multi_worker", cluster_options=kdc.ClusterOptions(startup_timeout=60))
     if kind == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
