@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from keras_dist_callbacks import machine
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.names import OWNERS, owner_generation, owner_name
 from keras_dist_callbacks.backups.record_io import Format
@@ -25,7 +26,7 @@ Label = Annotated[str, msgspec.Meta(max_length=255)]
 Token = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
-class OwnerRecord(msgspec.Struct, frozen=True):
+class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who claimed a backup directory, or the checkpoints of one template in a directory.
 
     Attributes:
@@ -37,6 +38,8 @@ class OwnerRecord(msgspec.Struct, frozen=True):
         host: The name of the chief's computer.
         pid: The chief's process.
         info: The run, as in its manifests.
+        namespace: The processes among which `pid` and `began` mean something; None if not known.
+        began: When the process began, in clock ticks since the boot; None if not known.
     """
 
     claimed: record_io.Time
@@ -47,6 +50,8 @@ class OwnerRecord(msgspec.Struct, frozen=True):
     host: Label
     pid: record_io.Count
     info: dict[str, JSON]
+    namespace: Label | None = None
+    began: record_io.Count | None = None
 
     def __post_init__(self) -> None:
         record_io.require_time(self.claimed)
@@ -55,6 +60,13 @@ class OwnerRecord(msgspec.Struct, frozen=True):
         claimed = datetime.datetime.fromtimestamp(self.claimed, datetime.UTC)
         since = f"since {claimed:%Y-%m-%d %H:%M:%S} UTC"
         return ", ".join(filter(None, [self.by, self.script, f"process {self.pid}", f"on {self.host}", since]))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is known to have ended; on another machine or in another container, nothing is known."""
+        if self.began is None or self.namespace is None or self.namespace != machine.process_namespace():
+            return False
+        return machine.has_ended(self.pid, self.began)
 
 
 OWNER = Format("keras_dist_callbacks owner", 1, OwnerRecord)
@@ -75,7 +87,9 @@ def describe_owner(info: Mapping[str, JSON], by: str, *, made_directory: bool) -
         made_directory: As in `OwnerRecord`.
     """
     script, host = os.path.basename(sys.argv[0])[:255], platform.node()[:255]  # noqa: PTH119 - not a path
-    owner = OwnerRecord(time.time(), uuid.uuid4().hex, made_directory, by, script, host, os.getpid(), dict(info))
+    pid, token = os.getpid(), uuid.uuid4().hex
+    identity = machine.process_namespace(), machine.process_began(pid)
+    owner = OwnerRecord(time.time(), token, made_directory, by, script, host, pid, dict(info), *identity)
     return OWNER.encode(owner)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,6 +11,7 @@ from typing import TypeVar
 from keras_dist_callbacks.backups import names, owner_records, record_io
 from keras_dist_callbacks.backups.manifest import decode_manifest
 from keras_dist_callbacks.backups.names import BLOBS, COMMITS, DAMAGED, OWNERS, WITNESS, blob_generation
+from keras_dist_callbacks.backups.owner_records import OwnerRecord
 from keras_dist_callbacks.backups.record_io import MAX_MANIFEST_BYTES
 from keras_dist_callbacks.backups.snapshot import CommitId, Manifest
 from keras_dist_callbacks.backups.store import BackupStore
@@ -62,7 +63,7 @@ class Inventory:
 
     Attributes:
         entries: The commits, the newest last.
-        owners: When each generation took the directory; None if its record does not say.
+        owners: Who took the directory, by generation; None if the record cannot be read.
         committed: Generations that are known to have committed once.
         blobs: The stored blobs and their sizes, by path.
         temporaries: What interrupted writes left, and the sizes, by path.
@@ -71,7 +72,7 @@ class Inventory:
     """
 
     entries: tuple[Entry, ...] = ()
-    owners: Mapping[int, float | None] = field(default_factory=dict)
+    owners: Mapping[int, OwnerRecord | None] = field(default_factory=dict)
     committed: frozenset[int] = frozenset()
     blobs: Mapping[str, int] = field(default_factory=dict)
     temporaries: Mapping[str, int] = field(default_factory=dict)
@@ -186,7 +187,7 @@ def stale_owners(inventory: Inventory, blobs: Iterable[str] | None = None) -> li
 
 @dataclass(frozen=True)
 class Liveness:
-    """What the times in the newest owner record and its commits say.
+    """What the newest owner record and its commits say.
 
     Attributes:
         running: Whether a run seems to be writing.
@@ -200,7 +201,7 @@ class Liveness:
 
 
 def liveness(inventory: Inventory, quiet: float = QUIET_SECONDS) -> Liveness:
-    """Judges by the newest sign of life of the newest generation.
+    """Judges by the process of the newest generation where that is known, else by its newest sign of life.
 
     A run that saves rarely is given the time of three of its own intervals.
 
@@ -213,8 +214,10 @@ def liveness(inventory: Inventory, quiet: float = QUIET_SECONDS) -> Liveness:
     if manifests and manifests[-1].done:
         return Liveness(False, newest, "its last run has ended")
     created = [when for when in map(created_at, manifests) if when is not None]
-    claimed = inventory.owners.get(newest)
-    signs = sorted([*created, *([] if claimed is None else [claimed])])
+    owner = inventory.owners.get(newest)
+    if owner is not None and owner.has_ended:
+        return Liveness(False, newest, "its process has ended")
+    signs = sorted([*created, *([] if owner is None else [owner.claimed])])
     interval = signs[-1] - signs[-2] if len(signs) > 1 else 0.0
     if inventory.silence is not None:
         silence, clock = inventory.silence, "by the store's clock"
@@ -227,7 +230,7 @@ def liveness(inventory: Inventory, quiet: float = QUIET_SECONDS) -> Liveness:
     return Liveness(running, newest, f"{what} {formatting.age(silence)} ago {clock}")
 
 
-def _silence(storage: Storage, owners: Mapping[int, float | None], entries: Sequence[Entry]) -> float | None:
+def _silence(storage: Storage, owners: Collection[int], entries: Sequence[Entry]) -> float | None:
     """The times in the records are of another machine, whose clock may be wrong: only the store's own compare."""
     newest = max([0, *owners, *(entry.id.generation for entry in entries)])
     of_newest = [entry.id.name for entry in entries if entry.id.generation == newest]
@@ -240,10 +243,10 @@ def _silence(storage: Storage, owners: Mapping[int, float | None], entries: Sequ
         return None  # nothing may be written there: this account cannot delete either
 
 
-def _owners(storage: Storage) -> dict[int, float | None]:
+def _owners(storage: Storage) -> dict[int, OwnerRecord | None]:
     found = owner_records.generations(storage)
     owners = parallel(lambda generation: owner_records.read_owner(storage, generation), found)
-    return {g: owner.claimed if owner else None for g, owner in zip(found, owners, strict=True)}
+    return dict(zip(found, owners, strict=True))
 
 
 def _quarantined(storage: Storage) -> tuple[Entry, ...]:

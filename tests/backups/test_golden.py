@@ -62,7 +62,15 @@ def test_an_owner_record_of_version_1_is_read() -> None:
         True,
         "_DefaultDistributionStrategy",
     )
+    assert (owner.namespace, owner.began, owner.has_ended) == (None, None, False)  # records had not these fields first
     assert BackupStore(Storage.open(BACKUP)).newest_generation() == 1
+
+
+def test_an_owner_record_with_the_identity_of_its_process_is_read() -> None:
+    owner = OWNER.decode((GOLDEN / "owner-v1/record.json").read_bytes(), "record.json")
+    assert owner.namespace == "0f1e2d3c-4b5a-4697-8877-665544332211 pid:[4026531836] time:[4026531834]"
+    assert (owner.pid, owner.began) == (4711, 44444)
+    assert not owner.has_ended  # it was of another machine
 
 
 def test_a_new_version_of_a_format_comes_with_a_golden_file_of_its_own() -> None:
@@ -85,7 +93,7 @@ EVALUATION_FIELDS = "name step epoch plot_step metrics weights_digest checkpoint
     ("version", "schema", "fields"),
     [
         (MANIFEST.version, MANIFEST.schema, "id position blobs workers info"),
-        (OWNER.version, OWNER.schema, "claimed token made_directory by script host pid info"),
+        (OWNER.version, OWNER.schema, "claimed token made_directory by script host pid info namespace began"),
         (CHECKPOINT.version, CHECKPOINT.schema, CHECKPOINT_FIELDS),
         (END_NOTE.version, END_NOTE.schema, "template generation is_ended last token"),
         (RESULT.version, RESULT.schema, EVALUATION_FIELDS),

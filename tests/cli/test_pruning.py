@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from keras_dist_callbacks import machine
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import inventory, upkeep
 from keras_dist_callbacks.errors import FencedError, StorageError
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
-from tests.support import cli_backups
+from tests.support import ROOT, cli_backups
 from tests.support.cli_backups import begin, commit, everything, flip, kdc, kdc_json, rewrite
 from tests.support.states import HASH, TOKEN
 
@@ -202,6 +206,52 @@ def test_whether_a_run_writes_is_judged_by_the_clock_of_the_store(
     if running:
         assert "the last backup was written 1 min ago by the store's clock" in " ".join(result.stderr.split())
         assert everything(url) == before
+
+
+KILLED = """
+import os, signal, sys
+from tests.support.cli_backups import begin, commit
+store = begin(sys.argv[1], age=30)
+commit(store, 1, age=20)
+lost = commit(store, 2, age=10)
+store.storage.delete(lost.id.name)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(url: str | Path) -> None:
+    """Leaves what a run that is killed leaves: a backup, and of the next one the blobs."""
+    command = [sys.executable, "-c", KILLED, str(url)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+
+
+@pytest.mark.kill
+def test_after_a_kill_of_a_process_of_this_machine_it_does_not_wait(tmp_path: Path) -> None:
+    commit(begin(tmp_path), 1)
+    killed(tmp_path)
+    (run,) = [c for c in kdc_json("doctor", tmp_path)["checks"] if c["name"] == "run"]
+    assert run["detail"] == "none seems to be running"
+    found = kdc_json("prune", tmp_path, "--keep", 1, "--yes")
+    assert (len(found["commits"]), len(found["blobs"]), found["spared_generation"]) == (1, 2, 0)
+    assert verify_all(tmp_path) == ["2-1"]
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("what", ["another machine or container", "a process that lives"])
+def test_what_is_not_known_to_have_ended_is_judged_by_its_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    commit(begin(tmp_path), 1)
+    if what == "a process that lives":
+        commit(begin(tmp_path, age=30), 1, age=20)
+    else:
+        killed(tmp_path)
+        monkeypatch.setattr(machine, "process_namespace", lambda: "another one")
+    before = everything(tmp_path)
+    result = kdc("prune", tmp_path, "--keep", 1, "--yes")
+    assert result.exit_code == 1
+    assert "generation 2: the last backup was written" in result.stderr
+    assert everything(tmp_path) == before
 
 
 def test_a_store_that_takes_no_file_is_judged_by_the_times_in_its_records(
