@@ -21,6 +21,7 @@ _HOME = {
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
     "Preempted": "keras_dist_callbacks.errors",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
+    "Restored": "keras_dist_callbacks.backups.restored",
     "RetryPolicy": "keras_dist_callbacks.storage.retry",
     "ShutdownOptions": "keras_dist_callbacks.options",
     "SidecarEvaluator": "keras_dist_callbacks.evaluation.sidecar_evaluator",
@@ -39,6 +40,7 @@ _HOME = {
 
 if TYPE_CHECKING:
     from keras_dist_callbacks import advanced as advanced
+    from keras_dist_callbacks.backups.restored import Restored as Restored
     from keras_dist_callbacks.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
     from keras_dist_callbacks.callbacks.chief_only import ChiefOnly as ChiefOnly
     from keras_dist_callbacks.callbacks.epoch_dataset import EpochDataset as EpochDataset

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.advanced import Cluster
 from keras_dist_callbacks.backups.names import commit_name
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.process import shared
-from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.restored import Restored
+from keras_dist_callbacks.training import restored, resume_mode
 from tests.support import ROOT, public, tiny
 from tests.versions import kill_and_resume, matrix
 
@@ -72,7 +72,9 @@ def test_the_readme_shows_the_line_that_a_resume_prints() -> None:
     (shown,) = re.findall(r"^Resumed from .*$", README, re.MULTILINE)
     generation, sequence, epoch, batch, step = map(int, re.findall(r"\d+", shown))
     commit, lines = commit_name(generation, sequence, "0123456789ab"), list[str]()
-    Restored(commit, Position("within", epoch - 1, batch, step), ()).announce("runs/backup", lines.append, warns=True)
+    position = Position("within", epoch - 1, batch, step)
+    found = restored.agree_on_all("runs/backup", commit, position, (), (), Cluster())
+    restored.announce(found, lines.append, warns=True)
     assert lines == [shown]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Position, WorkerState
 from keras_dist_callbacks.terminal import escape_controls
@@ -32,6 +33,7 @@ CALLBACKS_NOT_CALLED = "callbacks_not_called"
 USER_STATE = "user"
 """The topic that a loop's backup has and a fit's has not: the user's own state."""
 
+Verdict = Literal["exact", "exact if", "not exact"]
 _SHOWN = 3
 
 
@@ -147,7 +149,7 @@ def carried(position: Position, reasons: Iterable[str], open_conditions: Iterabl
     return found
 
 
-def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> str:
+def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> Verdict:
     """`"exact"`, `"exact if"` or `"not exact"`."""
     return "not exact" if reasons else "exact if" if open_conditions else "exact"
 

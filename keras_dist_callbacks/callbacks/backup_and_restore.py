@@ -15,6 +15,7 @@ import keras
 from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import multi_worker, strategies
 from keras_dist_callbacks._compat import running_fit as seam
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -37,7 +38,7 @@ from keras_dist_callbacks.terminal import is_first, say, warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import Preparation, capture_callbacks, prepare_callbacks
 from keras_dist_callbacks.training.rehearsed_session import RehearsedSession
-from keras_dist_callbacks.training.restored import Restored, reproducibility_advice
+from keras_dist_callbacks.training.restored import announce, reproducibility_advice
 from keras_dist_callbacks.training.session import FitSession, SessionOptions
 from keras_dist_callbacks.validation import check, path, verbosity
 
@@ -274,13 +275,13 @@ class BackupAndRestore(RebuiltOnCopy, keras.callbacks.Callback):
         session.set_initial_epoch(origin.epoch)
         self._say_problem(
             f"No backup in {self._storage.display()}; continuing at epoch {origin.epoch + 1} with the weights of "
-            f"{origin.path}: not exact (callbacks, random states and the position in the data are not restored)"
+            f"{origin.path}: {origin.verdict} ({'; '.join(origin.notes)})"
         )
         self.model._kdc_restored_from = None
 
     def _announce(self, restored: Restored) -> None:
         self.restored = restored
-        restored.announce(self._storage.display(), self._say, warns=self._cluster.is_chief)
+        announce(restored, self._say, warns=self._cluster.is_chief)
 
     def _advise(self, replicas: int, reasons: Sequence[str]) -> None:
         forecast = [f"A resume of this run would not be exact: {reason}" for reason in reasons]

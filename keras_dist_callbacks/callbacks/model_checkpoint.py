@@ -23,11 +23,11 @@ from keras_dist_callbacks._compat.running_fit import still_runs
 from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
 from keras_dist_callbacks._compat.variables import steps_trained
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.checkpoints import end_note, files, ownership
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
-from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.checkpoints.template import example_name
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
@@ -205,7 +205,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._refused.clear()
         self._failures, self._in_place = 0, (self.best, None)
         restored = static.attribute(self.model, "_kdc_restored_from")
-        if isinstance(restored, RestoredFrom) and self._is_in_directory(restored.path):
+        if isinstance(restored, Restored) and self._is_in_directory(restored.path):
             self._take_published_best((0, 0))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -13,6 +13,7 @@ import xxhash
 
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_in_use
+from keras_dist_callbacks.backups.restored import NOT_IN_CHECKPOINTS, Restored
 from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
@@ -32,26 +33,6 @@ _ADOPTING = "make_or_restore_model, adopting"
 _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 
 Load = Callable[[Path], Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class RestoredFrom:
-    """Where `make_or_restore_model` got a model from.
-
-    Attributes:
-        path: The artefact, fit for messages (no credentials).
-        epoch: Number of finished epochs, which is also the index of the epoch to continue with.
-        step: Optimizer steps taken.
-    """
-
-    path: str
-    epoch: int
-    step: int
-
-    @property
-    def initial_epoch(self) -> int:
-        """What `fit()` is to be given to continue; with `BackupAndRestore` it need not be."""
-        return self.epoch
 
 
 @explains_arguments
@@ -164,14 +145,14 @@ def make_or_restore_model(
         else:
             model = _load_model(build_fn, path, shown, objects, compile, warns=cluster.is_chief)
     _report_missing(model, warns=cluster.is_chief)
-    model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, record.epoch, record.step)
+    model._kdc_origin = model._kdc_restored_from = _restored(shown, record.epoch, record.step)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
     rates = _rates_in_words(model)
     _say(verbose, f"model restored from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}")
     return model
 
 
-def restored_from(model: Any) -> RestoredFrom | None:
+def restored_from(model: Any) -> Restored | None:
     """Returns where `make_or_restore_model` got a model from; None if it is a new one.
 
     Args:
@@ -184,8 +165,12 @@ def restored_from(model: Any) -> RestoredFrom | None:
         model.fit(dataset, epochs=10, initial_epoch=origin.initial_epoch if origin else 0)
         ```
     """
-    found: RestoredFrom | None = static.attribute(model, "_kdc_origin")
+    found: Restored | None = static.attribute(model, "_kdc_origin")
     return found
+
+
+def _restored(path: str, epoch: int, step: int) -> Restored:
+    return Restored(path, epoch, step, notes=(NOT_IN_CHECKPOINTS,))
 
 
 def _training_cluster() -> Cluster:
@@ -284,7 +269,7 @@ def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: ForeignChe
     from keras_dist_callbacks._compat.variables import steps_trained
 
     shown, step = storage.display(adopted.name), steps_trained(model)
-    model._kdc_origin = model._kdc_restored_from = RestoredFrom(shown, adopted.epoch, step)
+    model._kdc_origin = model._kdc_restored_from = _restored(shown, adopted.epoch, step)
     where = f"{adopted.epoch} epochs finished" if adopted.epoch else "its epoch is not known"
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
     _say(verbose, f"model adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")

@@ -16,6 +16,7 @@ from keras_dist_callbacks._compat.traced_functions import TracedFunctions
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.manifest import ENVIRONMENT
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import JSON, Position, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
@@ -41,7 +42,7 @@ from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.capture import apply_variables, capture
 from keras_dist_callbacks.training.config_diff import capture_rates, changed_rates_of_loop
 from keras_dist_callbacks.training.epoch_begin import EpochBegin, update
-from keras_dist_callbacks.training.restored import Restored, describe_run
+from keras_dist_callbacks.training.restored import agree_on_all, announce, carried, describe_run, require
 from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
 from keras_dist_callbacks.validation import verbosity
 
@@ -388,10 +389,10 @@ class Checkpointer(NotCopyable):
         self.epoch, self._batch, self.steps = position.epoch, position.batch, position.step
         self._schedule.begin(position.step)
         self._input.resume(saved)
-        self.restored = Restored.agreed_on_all(commit, position, reasons, conditions, self._cluster)
-        self.restored.require(self._strict)
-        self._earlier_resumes = self.restored.carried()
-        self.restored.announce(self._storage.display(), self._say, warns=self._cluster.is_chief)
+        self.restored = agree_on_all(self._storage.display(), commit, position, reasons, conditions, self._cluster)
+        require(self.restored, self._strict)
+        self._earlier_resumes = carried(self.restored)
+        announce(self.restored, self._say, warns=self._cluster.is_chief)
 
     def _say_more(self, reasons: list[str]) -> None:
         if reasons and self._cluster.is_chief:

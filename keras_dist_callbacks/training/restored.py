@@ -4,88 +4,71 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from keras_dist_callbacks._compat import environment, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, Position, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.terminal import warn
 
 
-@dataclass(frozen=True)
-class Restored:
-    """What a fit was resumed from.
+def agree_on_all(
+    path: str,
+    commit: str,
+    position: Position,
+    found: Sequence[str],
+    conditions: Sequence[str],
+    cluster: Cluster,
+    *,
+    is_skipped: bool = False,
+) -> Restored:
+    """Returns the same answer on every worker, from what each of them found."""
+    seen = cluster.gather([list(found), list(conditions)], "exactness", kind=tuple[list[str], list[str]])
+    notes, unseen = (tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True))
+    return Restored(path, position.epoch, position.step, notes, unseen, position, commit, is_skipped)
 
-    Attributes:
-        commit: The commit's name in the backup directory.
-        position: Where it was taken.
-        notes: Why the continuation is not exact, one sentence each; empty if it is.
-        conditions: What could not be inspected: it is exact if these hold; empty if everything was seen.
-        is_skipped: Only weights were restored, because a later `fit()` of the script saved the backup.
+
+def carried(restored: Restored, *, without: Sequence[str] = ()) -> list[str]:
+    """Returns on what the resumes after this one depend because of it.
+
+    Args:
+        restored: What a backup was resumed to.
+        without: Conditions that each of them finds again.
     """
+    if restored.is_skipped or restored.position is None:
+        return []
+    conditions = [condition for condition in restored.conditions if condition not in without]
+    return verdict.carried(restored.position, restored.notes, conditions)
 
-    commit: str
-    position: Position
-    notes: tuple[str, ...]
-    conditions: tuple[str, ...] = ()
-    is_skipped: bool = False
 
-    @property
-    def verdict(self) -> str:
-        """`"exact"`, `"exact if"` or `"not exact"`."""
-        return verdict.verdict_of(self.notes, self.conditions)
+def require(restored: Restored, strict: bool | str) -> None:
+    """Refuses what is not exact, or not certain to be.
 
-    def carried(self, *, without: Sequence[str] = ()) -> list[str]:
-        """Returns on what the resumes after this one depend because of it.
+    Raises:
+        BackupMismatchError: It is not as `strict` wants it.
+    """
+    refused = restored.notes or (restored.conditions if strict == "certain" else ())
+    if refused and strict:
+        certain = "would not be exact" if restored.notes else "is exact only if"
+        raise BackupMismatchError(
+            f"strict={strict!r}: the resume from {restored.commit} {certain}: {'; '.join(refused)}. The backup is "
+            "unchanged; strict=False resumes from it"
+        )
 
-        Args:
-            without: Conditions that each of them finds again.
-        """
-        conditions = [condition for condition in self.conditions if condition not in without]
-        return [] if self.is_skipped else verdict.carried(self.position, self.notes, conditions)
 
-    @classmethod
-    def agreed_on_all(
-        cls,
-        commit: str,
-        position: Position,
-        found: Sequence[str],
-        conditions: Sequence[str],
-        cluster: Cluster,
-        *,
-        is_skipped: bool = False,
-    ) -> Restored:
-        """Returns the same answer on every worker, from what each of them found."""
-        seen = cluster.gather([list(found), list(conditions)], "exactness", kind=tuple[list[str], list[str]])
-        notes, unseen = (tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in zip(*seen, strict=True))
-        return cls(commit, position, notes, unseen, is_skipped)
-
-    def require(self, strict: bool | str) -> None:
-        """Refuses what is not exact, or not certain to be.
-
-        Raises:
-            BackupMismatchError: It is not as `strict` wants it.
-        """
-        refused = self.notes or (self.conditions if strict == "certain" else ())
-        if refused and strict:
-            certain = "would not be exact" if self.notes else "is exact only if"
-            raise BackupMismatchError(
-                f"strict={strict!r}: the resume from {self.commit} {certain}: {'; '.join(refused)}. The backup is "
-                "unchanged; strict=False resumes from it"
-            )
-
-    def announce(self, directory: str, say: Callable[[str], None], *, warns: bool) -> None:
-        """Prints where training continues and whether that is exact; what is not exact is a warning too."""
-        what = "Skipped this fit(): a later one saved" if self.is_skipped else "Resumed from"
-        commit = CommitId.parse(self.commit.removeprefix("commits/"))
-        backup = self.commit if commit is None else commit.label  # as `kdc ls` names it
-        say(f"{what} {directory} {backup} at {self.position}: {verdict.answer(self.notes, self.conditions)}")
-        if self.notes and warns:
-            warn("the resume is not exact: " + "; ".join(self.notes))
+def announce(restored: Restored, say: Callable[[str], None], *, warns: bool) -> None:
+    """Prints where training continues and whether that is exact; what is not exact is a warning too."""
+    what = "Skipped this fit(): a later one saved" if restored.is_skipped else "Resumed from"
+    commit = CommitId.parse(restored.commit.removeprefix("commits/"))
+    backup = restored.commit if commit is None else commit.label  # as `kdc ls` names it
+    answer = verdict.answer(restored.notes, restored.conditions)
+    say(f"{what} {restored.path} {backup} at {restored.position}: {answer}")
+    if restored.notes and warns:
+        warn("the resume is not exact: " + "; ".join(restored.notes))
 
 
 def describe_run(strategy: Any, workers: int) -> dict[str, JSON]:

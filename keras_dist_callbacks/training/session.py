@@ -11,6 +11,7 @@ import keras
 from keras_dist_callbacks._compat import building, keras_callbacks, rng, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.fit_hooks import control
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.coordinated_stop import StopRequest
@@ -26,7 +27,7 @@ from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.callback_state import may_keep_state
 from keras_dist_callbacks.training.captured_variables import NotBuiltError, build
 from keras_dist_callbacks.training.fit_restore import FitRestore, Mode, Resume
-from keras_dist_callbacks.training.restored import Restored, describe_fit
+from keras_dist_callbacks.training.restored import agree_on_all, carried, describe_fit, require
 from keras_dist_callbacks.training.snapshots import FitState, Progress, take
 from keras_dist_callbacks.training.training_objects import require_fit
 from keras_dist_callbacks.training.untracked_state import UntrackedState
@@ -357,7 +358,8 @@ class FitSession:
 
     def _report(self, resume: Resume, notes: list[str]) -> None:
         reasons, conditions = self._restore.assess(self._description)
-        self.restored = Restored.agreed_on_all(
+        self.restored = agree_on_all(
+            self._options.directory,
             resume.commit.name,
             resume.saved.position,
             [*reasons, *notes],
@@ -365,8 +367,9 @@ class FitSession:
             self._cluster,
             is_skipped=resume.mode is Mode.SKIP,
         )
-        self.restored.require(self._options.strict)
-        self._state.untracked.earlier_resumes += self.restored.carried(without=resume_mode.conditions_of_earlier_fits())
+        require(self.restored, self._options.strict)
+        known = resume_mode.conditions_of_earlier_fits()
+        self._state.untracked.earlier_resumes += carried(self.restored, without=known)
         self._reported.begin_epoch(resume.saved.position.epoch, resume.saved.position.step)
         self._options.announce(self.restored)
 

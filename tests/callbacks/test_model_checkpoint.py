@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from keras_dist_callbacks import ModelCheckpoint, PrintLR, WriteOptions, latest_checkpoint
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.checkpoints import end_note, ownership
-from keras_dist_callbacks.checkpoints.restore import RestoredFrom
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import ConfigError, FencedError, StorageError
 from keras_dist_callbacks.storage.storage import Storage
@@ -269,7 +269,7 @@ def test_a_better_file_published_after_the_backup_is_not_replaced_by_a_worse_one
 def test_a_run_without_backup_but_from_a_checkpoint_continues_with_its_best(tmp_path: Path) -> None:
     fit(tiny_model(), SetLoss(1.0), ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True))
     model = tiny_model()
-    model._kdc_restored_from = RestoredFrom(str(tmp_path / "best.keras"), 1, 3)
+    model._kdc_restored_from = Restored(str(tmp_path / "best.keras"), 1, 3, ())
     checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
     fit(model, SetLoss(2.0), checkpoint)
     assert checkpoint.best == 1.0
@@ -286,7 +286,7 @@ def test_a_damaged_best_file_is_no_ones_best(tmp_path: Path) -> None:
     fit(tiny_model(), SetLoss(1.0), ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True))
     (tmp_path / "best.keras").write_bytes(b"damaged")
     model = tiny_model()
-    model._kdc_restored_from = RestoredFrom(str(tmp_path / "other.keras"), 1, 3)
+    model._kdc_restored_from = Restored(str(tmp_path / "other.keras"), 1, 3, ())
     checkpoint = ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
     fit(model, SetLoss(2.0), checkpoint)
     assert checkpoint.best == 2.0

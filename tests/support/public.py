@@ -18,3 +18,9 @@ NAMES = sorted(
 def find(name: str) -> Any:
     """What is imported by it."""
     return operator.attrgetter(name)(kdc)
+
+
+def is_result(name: str) -> bool:
+    """Whether it is what users get and do not make: an exception, or a record of what happened."""
+    found = find(name)
+    return name == "Restored" or (isinstance(found, type) and issubclass(found, Exception))

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.training.restored import Restored
+from keras_dist_callbacks.backups.restored import Restored
 from tests.support import tiny
 
 Fit = dict[str, Any]

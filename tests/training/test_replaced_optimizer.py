@@ -13,10 +13,10 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks._compat import model_parts
+from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import resume_mode
-from keras_dist_callbacks.training.restored import Restored
 from tests.support import tiny
 
 pytestmark = pytest.mark.slow  # complete fits
