@@ -24,7 +24,7 @@ class KdcError(Exception):
 
 
 class ConfigError(KdcError, ValueError):
-    """An argument, TF_CONFIG or an environment is wrong; raised before training starts."""
+    """An argument, TF_CONFIG or an environment is wrong; raised before training starts, if it can be known by then."""
 
 
 class CompatError(KdcError, RuntimeError):

@@ -21,6 +21,7 @@ _METHODS = {
     "_save_model": ("self", "epoch", "batch", "logs"),
     "_get_file_path": ("self", "epoch", "batch", "logs"),
 }
+_SAVE_WHERE = "save where it is reported, as with save_freq='epoch' and validation_freq=1"
 _COUNTERS = ("_batches_seen_since_last_saving", "_last_batch_seen")
 
 
@@ -61,6 +62,18 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         """
         raise NotImplementedError
 
+    def why_unnamed(self, epoch: int, logs: dict[str, Any]) -> str | None:
+        """Called before the name of a file is made.
+
+        Args:
+            epoch: Index of the running epoch.
+            logs: What Keras reports.
+
+        Returns:
+            Why no name can be made now, but later; None if it can.
+        """
+        return None
+
     @property
     def counters(self) -> list[int | None]:
         """Batches since the last save, and the last batch index seen."""
@@ -83,6 +96,11 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
             self._report_nothing(epoch, batch, reason)
             return
         due = not self.save_best_only or self._improves(logs[self.monitor])
+        unnamed = self.why_unnamed(epoch, logs) if due else None
+        if unnamed is not None:
+            self.best = before
+            self._report_nothing(epoch, batch, unnamed)
+            return
         filepath = self._get_file_path(epoch, batch, logs) if due else ""
         if self.reports and (due or self.monitor in logs):
             self._say_decision(epoch, filepath, before, due=due)
@@ -93,10 +111,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         """Returns why no model is the best by these logs; None if they hold a value to compare."""
         value = logs.get(self.monitor)
         if value is None:
-            return (
-                f"{self.monitor} is not in the logs ({', '.join(logs) or 'which are empty'}). Monitor what is there, "
-                "or save where it is reported, as with save_freq='epoch' and validation_freq=1"
-            )
+            return f"{not_reported(self.monitor, logs)}. Monitor what is there, or {_SAVE_WHERE}"
         if np.ndim(value):
             return f"{self.monitor} is an array of the shape {tuple(np.shape(value))} instead of a number"
         if self.best is None and math.isnan(value):  # as the best it would stay that for ever
@@ -105,7 +120,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
 
     def _report_nothing(self, epoch: int, batch: int | None, reason: str) -> None:
         where = f"epoch {epoch + 1}" if batch is None else f"batch {batch + 1} of epoch {epoch + 1}"
-        text = f"ModelCheckpoint with save_best_only=True saves nothing at {where}, because {reason}"
+        text = f"ModelCheckpoint saves nothing at {where}, because {reason}"
         if self.reports and self._warns:
             warn(text, UserWarning)
         elif self.reports:
@@ -131,6 +146,11 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         else:
             what = saving
         say(f"Epoch {epoch + 1}: {what}", verbose=self.verbose, after_bar=True)
+
+
+def not_reported(name: str, logs: dict[str, Any]) -> str:
+    """Returns that a name is missing, and which there are."""
+    return f"{name} is not in the logs ({', '.join(logs) or 'which are empty'})"
 
 
 def _number(value: Any) -> str:

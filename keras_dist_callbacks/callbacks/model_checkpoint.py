@@ -19,16 +19,17 @@ import numpy as np
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat.graphs import missing_in_files_of_step
 from keras_dist_callbacks._compat.multi_worker import is_multi_worker
-from keras_dist_callbacks._compat.running_fit import still_runs
-from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy
+from keras_dist_callbacks._compat.running_fit import find_fit, still_runs
+from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy, not_reported
 from keras_dist_callbacks._compat.variables import steps_trained
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
+from keras_dist_callbacks.callbacks.reported_names import ReportedNames
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.checkpoints import end_note, files, ownership
 from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
-from keras_dist_callbacks.checkpoints.template import example_name
+from keras_dist_callbacks.checkpoints.template import example_name, names_in
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import Owner, shared_writer
@@ -98,7 +99,9 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         filepath: Where to save: a path or URL that ends in `.keras`, or in `.weights.h5` with
             `save_weights_only=True`. Its last part may contain Keras' placeholders, such as `{epoch:04d}`,
             `{batch}` (of a number as `save_freq`) or `{val_loss:.3f}`; the directory may not.
-        monitor: Name of the quantity to watch. Defaults to `"val_loss"`.
+        monitor: Name of the quantity to watch. Of a name that no metric has, a warning after the first step names the
+            closest one, because callbacks may add it to the logs; it is an error after the first epoch, or the first
+            one with validation, unless such a callback is there. So is a name in `filepath`. Defaults to `"val_loss"`.
         verbose: 1 prints what is saved, on the chief, and shows a bar on a terminal while an upload lasts for more than
             some seconds. Defaults to 0.
         save_best_only: Whether to save only if `monitor` is better than ever before. Where it has no value, nothing is
@@ -119,7 +122,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
 
     Raises:
         ConfigError: An argument is wrong, or the protocol of `filepath` is unknown or needs a package that
-            is not installed.
+            is not installed. In `fit()`: no metric has the name in `monitor` or in a placeholder.
         CompatError: The installed Keras is not supported.
     """
 
@@ -173,6 +176,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._last_saved: tuple[int, int] | None = None
         self._published_best: Record | None = None
         self._has_named_missing = False
+        self._names = ReportedNames(_TAG, {}, None, of_batches=False, warns=False)  # until training begins
         self._owner, self._ticket = Owner(), 0
         self._most_failures, self._failures = write.max_failed_saves, 0  # in a row
         self._refused: dict[int, str] = {}  # by the error's id: what the store has not taken
@@ -196,6 +200,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             cluster, "ModelCheckpoint", self._write_on, self._storage.display(self._template)
         )
         self.reports = self._writes
+        self._names = self._compare_names()
         found = cluster.agree(lambda: self._prepare() if self._writes else _Found(), _TAG)
         if self._write_on == "chief":
             found = validation.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
@@ -211,11 +216,13 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if `save_freq` batches have passed; raises what an earlier write ended with."""
         self._report()
+        self._names.after_batch(logs or {})
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is due; raises what an earlier write ended with."""
         self._report()
+        self._names.after_epoch(epoch, logs or {})
         failed = self._unpublished
         super().on_epoch_end(epoch, logs)
         if failed is not None and self._unpublished is failed:
@@ -255,6 +262,19 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._last_saved = (generation, sequence) if generation else None
         self._take_published_best((generation, sequence))
         self._in_place = (self.best, self._last_saved)
+
+    def why_unnamed(self, epoch: int, logs: dict[str, Any]) -> str | None:
+        """Returns why no file can be named in this epoch, though in a later one; raises where that is never."""
+        missing = next((name for name in names_in(self._template) if name not in logs), None)
+        if missing is not None and not self._names.comes_later(missing, epoch):
+            raise self._names.error(missing, logs)
+        return None if missing is None else f"{not_reported(missing, logs)}, and it is in the filepath"
+
+    def _compare_names(self) -> ReportedNames:
+        used = {self.monitor: "monitor"} if self.save_best_only else {}
+        used = {**dict.fromkeys(names_in(self._template), "filepath"), **used}
+        is_epoch = self.save_freq == "epoch"
+        return ReportedNames(_TAG, used, find_fit(self.model), of_batches=not is_epoch, warns=self.reports)
 
     def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
         """Serialises the model to a temporary file and hands it to the queue, on a worker that writes.

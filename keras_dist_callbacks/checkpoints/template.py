@@ -32,10 +32,20 @@ def example_name(template: str, shown: str, *, has_batch: bool) -> str:
     for text, field, spec, conversion in string.Formatter().parse(template):
         parts.append(text)
         if field is not None:
-            name = re.split(r"[.\[]", field)[0]
+            name = _name_of(field)
             _require_known(name, shown, has_batch=has_batch)
             parts.append(_formatted(name, field, spec or "", conversion, shown))
     return "".join(parts)
+
+
+def names_in(template: str) -> list[str]:
+    """Returns the names of the values that a template needs, but for those that are counted."""
+    fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    return [name for name in dict.fromkeys(map(_name_of, fields)) if name not in _COUNTED]
+
+
+def _name_of(field: str) -> str:
+    return re.split(r"[.\[]", field)[0]
 
 
 def _require_known(name: str, shown: str, *, has_batch: bool) -> None:

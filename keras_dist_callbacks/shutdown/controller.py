@@ -291,7 +291,7 @@ class ShutdownController:
     def _saves_at(self, error: BaseException) -> bool:
         if isinstance(error, Preempted):  # of a fit() within a callback of this one
             return self.options.save_before_preemption
-        ours = isinstance(error, KdcError) and not isinstance(error, StorageError)
+        ours = isinstance(error, KdcError) and not isinstance(error, StorageError | ConfigError)
         return self.options.save_on_exception and not ours
 
     def close(self) -> None:

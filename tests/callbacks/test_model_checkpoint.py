@@ -158,13 +158,6 @@ def test_a_name_with_the_value_in_it_needs_it_only_where_a_file_is_saved(tmp_pat
     assert [name.partition("-")[0] for name in names(tmp_path)] == ["2"]
 
 
-def test_a_batch_without_the_value_saves_nothing(tmp_path: Path) -> None:
-    checkpoint = ModelCheckpoint(tmp_path / "best.keras", save_best_only=True, save_freq=2)
-    with pytest.warns(UserWarning, match="at batch 2 of epoch 1, because val_loss is not in the logs"):
-        fit(tiny_model(), checkpoint, epochs=2, validation_data=(X, Y))
-    assert names(tmp_path) == []
-
-
 def test_initial_value_threshold_has_to_be_beaten(tmp_path: Path) -> None:
     checkpoint = ModelCheckpoint(
         tmp_path / "{epoch}.keras", monitor="loss", save_best_only=True, initial_value_threshold=2.5
