@@ -163,16 +163,6 @@ class ShutdownOptions:
         object.__setattr__(self, "signals", tuple(number.name for number in _signals(self.signals)))
         validation.check_fields(self, but={"signals", "notice"})
 
-    @property
-    def signal_numbers(self) -> tuple[signal.Signals, ...]:
-        """The signals, each once."""
-        return _signals(self.signals)
-
-    @property
-    def saves(self) -> bool:
-        """Whether there is anything to be ready for."""
-        return self.save_before_preemption or self.save_on_exception
-
 
 def open_to_write(url: PathLike, storage_options: Mapping[str, Any] | None, write: WriteOptions) -> Storage:
     """Returns a directory with the options of writing, in a rehearsal its place there; raises like `Storage.open`."""

@@ -26,3 +26,9 @@ def test_dir_shows_public_names_only() -> None:
 def test_an_unknown_name_is_an_attribute_error(module: Any) -> None:
     with pytest.raises(AttributeError, match=rf"module '{module.__name__}' has no attribute 'Clusters'"):
         _ = module.Clusters
+
+
+@pytest.mark.parametrize("group", ["ClusterOptions", "RetryPolicy", "ShutdownOptions", "WriteOptions"])
+def test_a_group_of_options_shows_its_options_only(group: str) -> None:
+    options = public.find(group)
+    assert [name for name in dir(options()) if not name.startswith("_")] == sorted(options.__dataclass_fields__)

@@ -34,8 +34,6 @@ class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
         ConfigError: It is not a Keras callback, or one of this package, which must run on every worker.
     """
 
-    wraps_callback = True  # a backup keeps the state of `callback`
-
     def __init__(self, callback: keras.callbacks.Callback) -> None:
         enable_for_cluster()
         super().__init__()
@@ -45,30 +43,25 @@ class ChiefOnly(RebuiltOnCopy, keras.callbacks.Callback):
         if any(cls.__module__.startswith("keras_dist_callbacks.callbacks") for cls in type(callback).__mro__):
             raise ConfigError(f"{type(callback).__name__} must run on every worker: use it without ChiefOnly")
         self.callback = callback
-        self._active = Cluster.detect().is_chief
-        if self._active:
+        self._kdc_runs_here = Cluster.detect().is_chief  # it also says that a backup keeps the state of `callback`
+        if self._kdc_runs_here:
             # Not methods of this class: Keras looks whether a hook is overridden to choose how to call it.
             for name in _HOOKS:
                 setattr(self, name, getattr(callback, name))
 
     @property
-    def runs_here(self) -> bool:
-        """Whether this is the chief."""
-        return self._active
-
-    @property
     def async_safe(self) -> bool:
         """Whether Keras may call the wrapped callback's batch hooks from another thread."""
-        return not self._active or bool(getattr(self.callback, "async_safe", False))
+        return not self._kdc_runs_here or bool(getattr(self.callback, "async_safe", False))
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Passes fit's parameters on."""
         super().set_params(params)
-        if self._active:
+        if self._kdc_runs_here:
             self.callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
         """Passes the model on."""
         super().set_model(model)
-        if self._active:
+        if self._kdc_runs_here:
             self.callback.set_model(model)

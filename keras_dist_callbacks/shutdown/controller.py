@@ -108,6 +108,7 @@ class ShutdownController:
                 f"environment, to {known + _LEAST_SECONDS:g} or more"
             )
         self.options = options
+        self._preempting = [signal.Signals[str(name)] for name in options.signals]  # which made names of them
         self._engine = engine
         self._cluster = cluster
         self._say = say
@@ -336,7 +337,7 @@ class ShutdownController:
 
     def _ours(self) -> list[signal.Signals]:
         """Returns those signals that may be taken over."""
-        wanted = list(self.options.signal_numbers) if self.options.save_before_preemption else []
+        wanted = self._preempting if self.options.save_before_preemption else []
         if not wanted and not self.options.save_on_exception:
             return []
         if threading.current_thread() is not threading.main_thread():
@@ -364,7 +365,7 @@ class ShutdownController:
             self._stop.note(*self._meaning(number))
 
     def _meaning(self, number: signal.Signals) -> tuple[str, str]:
-        ends = number in self.options.signal_numbers and self.options.save_before_preemption
+        ends = number in self._preempting and self.options.save_before_preemption
         return (PREEMPTED, number.name) if ends else (INTERRUPTED, "Ctrl-C")
 
     def _on_signal(self, number: signal.Signals) -> None:

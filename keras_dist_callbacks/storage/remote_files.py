@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keras_dist_callbacks.storage import store_errors, temporary
-from keras_dist_callbacks.storage.retry import RetryPolicy, ignore_failure
+from keras_dist_callbacks.storage import retry, store_errors, temporary
+from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.store_errors import RetryNotice, already_exists, status_of
 from keras_dist_callbacks.storage.transfer import Buffer, RateLimiter, has_content
 from keras_dist_callbacks.terminal import warn
@@ -208,13 +208,13 @@ class RemoteFiles:
     def _call(self, operation: Callable[[], _T], size: int = 0) -> _T:
         """As the policy says; until the store has answered once, its address may be wrong, and waiting is reported."""
         if self.notice is None or self.connection.has_answered:
-            return self.policy.call(operation, size, self.notice.failed if self.notice else ignore_failure)
+            return retry.call(self.policy, operation, size, self.notice.failed if self.notice else retry.ignore_failure)
         timer = threading.Timer(store_errors.QUICK_SECONDS, self.notice.silent)
         timer.daemon = True
         with contextlib.suppress(RuntimeError):  # no thread can be started: then nobody says that the store is slow
             timer.start()
         try:
-            found = self.policy.call(operation, size, self.notice.failed)
+            found = retry.call(self.policy, operation, size, self.notice.failed)
         finally:
             timer.cancel()
         self.connection.has_answered = True
@@ -223,7 +223,7 @@ class RemoteFiles:
     def _ask(self, method: str, *arguments: Any, size: int = 0, **options: Any) -> Any:
         fs = self.fs
         if getattr(fs, "async_impl", False):
-            options["timeout"] = self.policy.request_time(size)
+            options["timeout"] = retry.request_time(self.policy, size)
         return getattr(fs, method)(*arguments, **options)
 
 

@@ -46,36 +46,39 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def request_time(self, size: int = 0) -> float:
-        """Returns how many seconds one request that moves `size` bytes may take."""
-        return self.request_seconds + size / self.min_bytes_per_second
 
-    def call(self, operation: Callable[[], _T], size: int = 0, on_failure: OnFailure = ignore_failure) -> _T:
-        """Runs `operation`, which moves `size` bytes, trying again on faults that may pass.
+def request_time(policy: RetryPolicy, size: int = 0) -> float:
+    """Returns how many seconds one request that moves `size` bytes may take."""
+    return policy.request_seconds + size / policy.min_bytes_per_second
 
-        Args:
-            operation: What to try.
-            size: Bytes that it moves.
-            on_failure: Called before each further try.
-        """
-        allowance = size / self.min_bytes_per_second
 
-        def is_finished(state: tenacity.RetryCallState) -> bool:
-            elapsed = state.seconds_since_start or 0.0
-            moving = min(elapsed - state.idle_for, allowance)  # a slow transfer is not a failing one
-            return elapsed - moving >= self.total_seconds
+def call(policy: RetryPolicy, operation: Callable[[], _T], size: int = 0, on_failure: OnFailure = ignore_failure) -> _T:
+    """Runs `operation`, which moves `size` bytes, trying again on faults that may pass.
 
-        def report(state: tenacity.RetryCallState) -> None:
-            error = None if state.outcome is None else state.outcome.exception()
-            if error is not None:
-                on_failure(error, state.seconds_since_start or 0.0)
+    Args:
+        policy: How long.
+        operation: What to try.
+        size: Bytes that it moves.
+        on_failure: Called before each further try.
+    """
+    allowance = size / policy.min_bytes_per_second
 
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(is_retryable),
-            stop=is_finished,
-            wait=tenacity.wait_exponential(multiplier=self.initial_wait, max=self.max_wait)
-            + tenacity.wait_random(0, self.initial_wait),
-            before_sleep=report,
-            reraise=True,
-        )
-        return retrying(operation)
+    def is_finished(state: tenacity.RetryCallState) -> bool:
+        elapsed = state.seconds_since_start or 0.0
+        moving = min(elapsed - state.idle_for, allowance)  # a slow transfer is not a failing one
+        return elapsed - moving >= policy.total_seconds
+
+    def report(state: tenacity.RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        if error is not None:
+            on_failure(error, state.seconds_since_start or 0.0)
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_retryable),
+        stop=is_finished,
+        wait=tenacity.wait_exponential(multiplier=policy.initial_wait, max=policy.max_wait)
+        + tenacity.wait_random(0, policy.initial_wait),
+        before_sleep=report,
+        reraise=True,
+    )
+    return retrying(operation)

@@ -260,8 +260,8 @@ def _members(callbacks: Iterable[Any]) -> dict[str, _Member]:
 
 def _inspect(callback: Any) -> tuple[Any, bool]:
     """A callback, or the one that it wraps, and whether that runs on this worker."""
-    wraps = static.attribute(callback, "wraps_callback", False) is True
-    return (callback.callback, callback.runs_here) if wraps else (callback, True)
+    runs_here: bool | None = static.attribute(callback, "_kdc_runs_here")  # of a ChiefOnly
+    return (callback, True) if runs_here is None else (callback.callback, runs_here)
 
 
 def _name(callback: Any, *, finer: bool = False) -> str:

@@ -258,7 +258,8 @@ class FitSession:
         resume_mode.note_trained(self._options.directory)
         self._state.untracked.note_input_read()
         self._state.data.epoch_trained(self._progress.count.epoch, self._progress.count.batch)
-        if self._shutdown.options.saves:
+        asked = self._shutdown.options
+        if asked.save_before_preemption or asked.save_on_exception:
             self._trained = self._capture("within")
         self._exit_if_requested(self._after_last_step)
 

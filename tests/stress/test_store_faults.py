@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -15,6 +14,7 @@ import keras_dist_callbacks as kdc
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError
+from keras_dist_callbacks.storage import retry
 from keras_dist_callbacks.storage import storage as storage_module
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from tests.support import tiny
@@ -76,17 +76,10 @@ class ActionAt(keras.callbacks.Callback):
 kdc.advanced.register_callback_state(ActionAt, None)
 
 
-@dataclass(frozen=True)
-class ImpatientOnceDown(RetryPolicy):
+def impatient_once_down(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> RetryPolicy:
     """Gives up soon on a store that is away, and waits for one that is slow because the machine is busy."""
-
-    total_seconds: float = 0.4
-    initial_wait: float = 0.05
-    max_wait: float = 0.1
-    proxy: Any = None
-
-    def request_time(self, size: int = 0) -> float:
-        return 1.5 if self.proxy.is_down else 30.0
+    monkeypatch.setattr(retry, "request_time", lambda policy, size: 1.5 if proxy.is_down else 30.0)
+    return RetryPolicy(total_seconds=0.4, initial_wait=0.05, max_wait=0.1)
 
 
 def interrupt(place: Place, epoch: int, batch: int, callbacks: list[Any], options: dict[str, Any]) -> None:
@@ -142,7 +135,7 @@ def test_a_store_that_is_long_away_costs_backups_and_no_training(
     away: tuple[Place, FaultProxy], uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, proxy = away
-    options = {"storage_options": place.through(proxy).options, "retry": ImpatientOnceDown(proxy=proxy)}
+    options = {"storage_options": place.through(proxy).options, "retry": impatient_once_down(proxy, monkeypatch)}
     breaks = [ActionAt(1, 1, proxy.take_down), ActionAt(1, 3, proxy.heal)]
     began = time.monotonic()
     with pytest.warns(RuntimeWarning, match=r"backup at .* failed and training continues: cannot list"):
@@ -163,8 +156,8 @@ def test_too_many_failed_saves_end_training_with_their_reason(
     away: tuple[Place, FaultProxy], uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, proxy = away
-    retry = ImpatientOnceDown(proxy=proxy)
-    options = {"storage_options": place.through(proxy).options, "max_failed_saves": 2, "retry": retry}
+    options = {"storage_options": place.through(proxy).options, "max_failed_saves": 2}
+    options["retry"] = impatient_once_down(proxy, monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of the first failure
         with pytest.raises(BackupError, match=r"2 backups failed in a row.*cannot list .*check the network"):
