@@ -8,7 +8,9 @@ manifest that makes no sense is damage, for whoever reads it, before anything of
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
+
+import msgspec
 
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.codec import tensor_bytes
@@ -37,7 +39,7 @@ TOPICS = frozenset(
     [
         *("rng", "rng_at_epoch", "rng_before_epoch", "rng_at_input", "fit", "num_batches", "first_epoch"),
         *("num_validations", "shares_input", "is_finalized", "stop_training", "logs", "metric_variables"),
-        *("input", "input_variables", "untracked_variables", "epochs_by_count", LOCAL_STATE_DROPPED),
+        *("input", "input_variables", "order", "untracked_variables", "epochs_by_count", LOCAL_STATE_DROPPED),
         *(PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED, USER_STATE),
         *(verdict.LOST, verdict.UNTRACKED_INPUT, verdict.RANDOM_OPERATIONS, verdict.NOT_SAVED),
         *(verdict.CONDITIONS, verdict.EARLIER_RESUMES, verdict.CALLBACKS_NOT_CALLED),
@@ -56,6 +58,11 @@ class _UntrackedInput(TypedDict):
     unordered: list[str]
 
 
+class _Order(TypedDict):
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    epoch: int
+
+
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("rng_at_epoch", "rng_before_epoch", "rng_at_input"), _RandomStates | None),
     **dict.fromkeys((PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED), dict[str, JSON] | None),
@@ -69,6 +76,7 @@ _KINDS: dict[str, Any] = {
     "shares_input": bool | None,
     "epochs_by_count": list[list[int]],
     verdict.UNTRACKED_INPUT: _UntrackedInput,
+    "order": _Order,
 }
 _ALWAYS = ("rng", "metric_variables", verdict.NOT_SAVED, verdict.UNTRACKED_INPUT)
 _OF_FIT = ("first_epoch", "num_batches", "num_validations", "stop_training")

@@ -19,6 +19,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.json_values import from_json, to_json
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor, WorkerState
 from keras_dist_callbacks.backups.verdict import BECAUSE
+from keras_dist_callbacks.inputs.order import InputOrder
 from keras_dist_callbacks.inputs.passes import DatasetPasses, FirstPass
 from keras_dist_callbacks.inputs.sources import is_stateless, stateful_source_of
 from keras_dist_callbacks.inputs.variables import InputVariables
@@ -53,6 +54,7 @@ class DataPosition:
 
     Attributes:
         hides: The state that it hides.
+        order: The orders of its passes, where no seed makes them repeatable.
         state: The input's own account of its position at the last `note`, for the snapshot.
         tensors: The arrays in it.
         epoch_begun: Called after the `on_epoch_begin` of a PyDataset, before a batch is read.
@@ -76,6 +78,7 @@ class DataPosition:
             iterator_persists=bool(fit.steps_per_epoch),
             of_validation=self._validation,
         )
+        self.order = InputOrder(fit)
         self._epoch_ends = _EpochEndReplay(fit.input, lambda: self.epoch_begun(), lambda: self.epoch_read())
         self.epoch_begun: Callable[[], None] = lambda: None
         self.epoch_read: Callable[[], None] = lambda: None
@@ -100,10 +103,22 @@ class DataPosition:
         self.tensors = {}
         self.state = {} if found is None else {_TOPIC: to_json(dict(found), _TOPIC, self.tensors)}
 
-    def enter_epoch(self, *, resuming: bool) -> None:
+    def make_repeatable(self, seed: int | None, number: int) -> None:
+        """Before the first epoch: makes an input again whose order is another one in each run.
+
+        Args:
+            seed: What all such orders depend on; None if the input needs no seed.
+            number: Which of the fits with this seed it is.
+        """
+        if seed is not None and self.order.needs_seed:
+            self.hides.release()
+            self.order.begin(seed, number)
+
+    def enter_epoch(self, epoch: int, *, resuming: bool) -> None:
         """The first batch of an epoch is about to be asked for, maybe of one that was interrupted."""
         if not self._fit.starts_fresh_iterator:
             return
+        self.order.begin_pass(epoch)
         self._passes.note(1)
         self._first.watch(self._fit.epoch_iterator)
         if resuming:
@@ -128,7 +143,7 @@ class DataPosition:
         knows_position = self._source_state is not None and _TOPIC in saved.state
         by_itself = bool(self._addressing) or (knows_position and not self.reshuffles)  # shuffles count the passes
         counted = self._passes.compare(saved, addressed=by_itself)
-        notes = counted + self.hides.match_backup(saved)
+        notes = counted + self.hides.match_backup(saved) + self.order.restore(saved)
         self._epoch_ends.replay(saved.tensors)
         self._passes.restore(saved)
         by_count, validations = self._passes.by_count, int(saved.state["num_validations"])
@@ -204,7 +219,7 @@ class DataPosition:
         """Returns the topics and tensors of a snapshot: the input's own account, and what it hides."""
         topics, tensors = self.hides.capture()
         of_passes, passes = self._passes.capture()
-        return {**self.state, **topics, **of_passes}, {
+        return {**self.state, **topics, **of_passes, **self.order.capture()}, {
             **self.tensors,
             **tensors,
             **passes,

@@ -291,7 +291,7 @@ class FitRestore:
         data.restore_rng(progress.rng_at_epoch)
         self._notes += self._state.untracked.restore_input(saved)
         self._state.untracked.note_epoch(is_read=True)
-        data.enter_epoch(resuming=True)
+        data.enter_epoch(saved.position.epoch, resuming=True)
         done = self._run_first_step(steps) if self._is_built_by_running() else 0
         self._state.untracked.build(saved)
         replay.drop_steps(steps, batch, fit, done=done, may_end=bool(data.reasons))

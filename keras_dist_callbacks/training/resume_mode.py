@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +14,8 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
 from keras_dist_callbacks.checkpoints import foreign
+from keras_dist_callbacks.cluster.cluster import Cluster
+from keras_dist_callbacks.inputs import order
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import warn
@@ -52,6 +55,7 @@ class Runs(Shared):
         given: By directory, what each of them was given.
         numbers: Distinguish the messages of one run from another's.
         conditions: On what the results of later fits depend, because an earlier one was skipped or is finished.
+        seeds: By directory, the seed of orders that no global seed fixes.
     """
 
     ended: dict[str, _Ended] = field(default_factory=dict)
@@ -61,6 +65,28 @@ class Runs(Shared):
     given: dict[str, Counter[str]] = field(default_factory=dict)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     conditions: list[str] = field(default_factory=list)
+    seeds: dict[str, int] = field(default_factory=dict)
+
+
+def agree_on_seed(directory: str, saved: WorkerState | None, cluster: Cluster, *, is_needed: bool) -> int | None:
+    """Returns the seed of all orders that a global seed does not fix, the same on every worker: drawn once, then kept.
+
+    Args:
+        directory: The backup directory; all its fits share the seed.
+        saved: The backup, if there is one.
+        cluster: The workers.
+        is_needed: Whether the input of this worker has such an order.
+    """
+    seeds, own = shared(Runs).seeds, None
+    if is_needed:
+        known = [order.seed_of(saved), seeds.get(directory)]
+        own = next((seed for seed in known if seed is not None), None)
+        own = secrets.randbits(63) if own is None else own
+    proposed = cluster.gather(own, "the seed of orders", kind=int | None)
+    agreed = next((seed for seed in proposed if seed is not None), None)
+    if agreed is not None:
+        seeds[directory] = agreed
+    return agreed
 
 
 def next_name(kind: str) -> str:

@@ -163,6 +163,7 @@ class FitSession:
         self._description = describe_fit(self._fit, self._cluster.num_workers)
         if self._resume is not None:
             self._resume.settle(self._state, self._cluster, self._options.directory, self._description["seed"])
+        self._make_order_repeatable()
         if self._resume is None:
             resume_mode.warn_of_shared_directory(self._options.directory, self._this_fit)
             data.begin_without_backup()
@@ -177,6 +178,12 @@ class FitSession:
                 self._report(self._resume, notes)
         if not self.is_complete:
             self._shutdown.begin()
+
+    def _make_order_repeatable(self) -> None:
+        data, saved = self._state.data, None if self._resume is None else self._resume.saved
+        needed = data.order.needs_seed and not self.is_complete
+        seed = resume_mode.agree_on_seed(self._options.directory, saved, self._cluster, is_needed=needed)
+        data.make_repeatable(seed, self._this_fit["number"])
 
     def _build(self, saved: WorkerState) -> None:
         try:
@@ -219,7 +226,7 @@ class FitSession:
         self._state.data.note()
         self._state.untracked.note_epoch(is_read=True)
         if self._resume is None or not self._resume.is_pending:
-            self._state.data.enter_epoch(resuming=False)
+            self._state.data.enter_epoch(self._progress.count.epoch, resuming=False)
             self._progress.rng_at_epoch = rng.capture()
             return True
         notes = self._restore.enter_epoch(steps)
