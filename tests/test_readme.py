@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
@@ -16,7 +16,7 @@ from keras_dist_callbacks.backups.names import commit_name
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.training import restored, resume_mode
-from tests.support import ROOT, public, tiny
+from tests.support import ROOT, public
 from tests.versions import kill_and_resume, matrix
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,10 +29,6 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def build_model() -> keras.Model:
-    return tiny.model()
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
@@ -41,14 +37,14 @@ def test_the_readmes_example_trains_and_its_rerun_runs_no_step(
     (code,) = [block for block in python_blocks(ROOT / "README.md") if "gs://bucket" in block]
     assert code.count("gs://bucket") == 4
     local = code.replace("gs://bucket", str(tmp_path)).replace("epochs=12", "epochs=2, verbose=0")
-    x, y = tiny.data()
+    local = re.sub("tf.config.experimental.enable_op_determinism.*", "", local)  # it cannot be undone in this process
     histories = []
     for _ in range(2):
         for noted in ("trained", "ended"):  # a rerun is a process of its own
             getattr(shared(resume_mode.Runs), noted).clear()
-        namespace = {"build_model": build_model, "dataset": tiny.shuffled(), "val": (x, y)}
+        namespace: dict[str, Any] = {}
         exec(compile(local, "README.md", "exec"), namespace)  # noqa: S102 - our own README
-        histories.append(namespace["model"].history.history)  # type: ignore[attr-defined]
+        histories.append(namespace["model"].history.history)
     assert histories[0] == histories[1]
     assert "Resumed from" in capsys.readouterr().out
     assert len(list((tmp_path / "run1/checkpoints").glob("*.keras"))) == 2
@@ -62,7 +58,8 @@ def test_examples_run_as_they_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
     """One after the other, in an empty directory: a page may read what the README's example has saved."""
     monkeypatch.chdir(tmp_path)
     local, _ = python_blocks(ROOT / "README.md")
-    run = local.replace("save_freq=20", "save_freq=20, delete_checkpoint=False").replace("verbose=2", "verbose=0")
+    run = local.replace("save_freq=200", "save_freq=200, delete_checkpoint=False").replace("16000", "1600")
+    run = run.replace("verbose=2", "verbose=0")
     assert run.count("delete_checkpoint=False") == 1
     for code in [run, *(block for page in DOCS for block in python_blocks(page))]:
         exec(compile(code, "an example", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own documentation
@@ -91,7 +88,7 @@ def test_each_page_is_linked_from_the_readme() -> None:
 
 def test_the_readmes_make_targets_exist() -> None:
     targets = set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE))
-    assert targets == {"demo", "test", "quick", "chaos", "bench"}
+    assert targets == {"demo", "test"}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(f"\n{target}:" in makefile for target in targets)
 
@@ -120,7 +117,7 @@ def test_make_versions_finds_its_places_in_the_readmes_example(tmp_path: Path) -
     code = kill_and_resume.example(ROOT / "README.md", tmp_path)
     compile(code, "README.md", "exec")
     assert "gs://" not in code
-    assert code.index("dataset = ") < code.index("model.fit(") < code.index("*kills")
+    assert code.index("*kills") < code.index("model.fit(")
 
 
 def test_the_bounds_of_the_package_are_those_that_make_versions_runs() -> None:
