@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from keras_dist_callbacks.errors import KdcError
+from keras_dist_callbacks import KdcError
 from keras_dist_callbacks.testing import Attempt, LocalCluster, Step, compare_runs, read_steps, run_until_done
 
 WORKERS = 2

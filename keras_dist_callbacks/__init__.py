@@ -14,17 +14,28 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BackupAndRestore": "keras_dist_callbacks.callbacks.backup_and_restore",
+    "BackupError": "keras_dist_callbacks.errors",
+    "BackupMismatchError": "keras_dist_callbacks.errors",
     "Checkpointer": "keras_dist_callbacks.training.checkpointer",
     "ChiefOnly": "keras_dist_callbacks.callbacks.chief_only",
+    "ClusterError": "keras_dist_callbacks.errors",
     "ClusterOptions": "keras_dist_callbacks.cluster.timeouts",
+    "ClusterTimeoutError": "keras_dist_callbacks.errors",
+    "CompatError": "keras_dist_callbacks.errors",
+    "ConfigError": "keras_dist_callbacks.errors",
+    "DamagedBackupError": "keras_dist_callbacks.errors",
     "EpochDataset": "keras_dist_callbacks.callbacks.epoch_dataset",
+    "FencedError": "keras_dist_callbacks.errors",
+    "KdcError": "keras_dist_callbacks.errors",
     "ModelCheckpoint": "keras_dist_callbacks.callbacks.model_checkpoint",
+    "PeerLostError": "keras_dist_callbacks.errors",
     "Preempted": "keras_dist_callbacks.errors",
     "PrintLR": "keras_dist_callbacks.callbacks.print_lr",
     "Restored": "keras_dist_callbacks.backups.restored",
     "RetryPolicy": "keras_dist_callbacks.storage.retry",
     "ShutdownOptions": "keras_dist_callbacks.options",
     "SidecarEvaluator": "keras_dist_callbacks.evaluation.sidecar_evaluator",
+    "StorageError": "keras_dist_callbacks.errors",
     "TensorBoard": "keras_dist_callbacks.callbacks.tensorboard",
     "WriteOptions": "keras_dist_callbacks.options",
     "advanced": "keras_dist_callbacks.advanced",
@@ -52,7 +63,18 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.checkpoints.restore import restored_from as restored_from
     from keras_dist_callbacks.cluster.strategy import make_strategy as make_strategy
     from keras_dist_callbacks.cluster.timeouts import ClusterOptions as ClusterOptions
+    from keras_dist_callbacks.errors import BackupError as BackupError
+    from keras_dist_callbacks.errors import BackupMismatchError as BackupMismatchError
+    from keras_dist_callbacks.errors import ClusterError as ClusterError
+    from keras_dist_callbacks.errors import ClusterTimeoutError as ClusterTimeoutError
+    from keras_dist_callbacks.errors import CompatError as CompatError
+    from keras_dist_callbacks.errors import ConfigError as ConfigError
+    from keras_dist_callbacks.errors import DamagedBackupError as DamagedBackupError
+    from keras_dist_callbacks.errors import FencedError as FencedError
+    from keras_dist_callbacks.errors import KdcError as KdcError
+    from keras_dist_callbacks.errors import PeerLostError as PeerLostError
     from keras_dist_callbacks.errors import Preempted as Preempted
+    from keras_dist_callbacks.errors import StorageError as StorageError
     from keras_dist_callbacks.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
     from keras_dist_callbacks.launch.restart import restartable as restartable
     from keras_dist_callbacks.options import ShutdownOptions as ShutdownOptions
