@@ -90,7 +90,7 @@ class Output(Shared):
 def say(
     text: str, *, verbose: int | str = 1, level: int = logging.INFO, after_bar: bool = False, to_stderr: bool = False
 ) -> None:
-    """Logs a line, and prints it if this process prints. Never raises.
+    """Logs a line, and prints it if this process prints: `is_printed` of its log record says so. Never raises.
 
     Args:
         text: The line; control characters in it are escaped.
@@ -99,10 +99,11 @@ def say(
         after_bar: A progress bar may be drawn in the current line; the text gets a line of its own.
         to_stderr: Print to stderr instead of stdout.
     """
-    if is_shown(verbose):
+    is_printed = is_shown(verbose)
+    if is_printed:
         write_line(text, after_bar=after_bar, to_stderr=to_stderr)
     with contextlib.suppress(*_FAILURES):
-        _LOG.log(level, "%s", escape_controls(text))
+        _LOG.log(level, "%s", escape_controls(text), extra={"is_printed": is_printed})
 
 
 def is_shown(verbose: int | str = 1) -> bool:

@@ -22,7 +22,7 @@ from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.engine import select_backup
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.storage import temporary
+from keras_dist_callbacks.storage import google_cloud, temporary
 from keras_dist_callbacks.storage.storage import Storage
 
 TENSORS = ".safetensors"
@@ -73,6 +73,7 @@ def export(
     directory, _, name = out.rpartition("/")
     if not name.endswith((TENSORS, *KERAS)) or name in {TENSORS, *KERAS}:
         raise ConfigError(f"the name of the file to write must end with {TENSORS}, {' or '.join(KERAS)}")
+    google_cloud.require_credentials(out, {})
     storage = Storage.open(directory or ("/" if out.startswith("/") else "."))
     storage.require_name(name)
     taken = ConfigError(f"{storage.display(name)} exists: give another name, or delete it")

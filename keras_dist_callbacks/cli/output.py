@@ -24,6 +24,7 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS
 from keras_dist_callbacks.cli.formatting import Page
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, FencedError, KdcError
+from keras_dist_callbacks.storage import google_cloud
 from keras_dist_callbacks.storage.redaction import Redactor
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
@@ -144,6 +145,7 @@ def opened(url: str, options: str | None, as_json: bool) -> Iterator[Target]:
             handler = _CleanHandler(redactor)
             logging.getLogger().addHandler(handler)
             stack.callback(logging.getLogger().removeHandler, handler)
+            google_cloud.require_credentials(url, parsed)
             storage = Storage.open(url, parsed, retry=_PATIENCE)
             require_no_file(storage)
             store = BackupStore(storage)
@@ -193,11 +195,15 @@ class RedactingGroup(TyperGroup):
 
 
 class _CleanHandler(logging.StreamHandler[Any]):
-    """Clients write warnings to a log, which goes to the standard error unless a handler takes it."""
+    """Clients write warnings to a log, which goes to the standard error unless a handler takes it.
+
+    What this package logs was printed already.
+    """
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__(sys.stderr)
         self.setLevel(logging.WARNING)
+        self.addFilter(lambda record: not getattr(record, "is_printed", False))
         self._redactor = redactor
 
     def format(self, record: logging.LogRecord) -> str:

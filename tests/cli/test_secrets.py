@@ -11,6 +11,7 @@ import pytest
 from keras_dist_callbacks.cli import output
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.storage import Storage
+from keras_dist_callbacks.terminal import say
 from tests.support.cli_backups import begin, commit, everything, kdc
 from tests.support.quoting_store import quoting
 from tests.support.secrets_table import REFUSED, SECRET, TAKEN, Given, found_in, said_about
@@ -81,6 +82,7 @@ def test_wrong_usage_repeats_no_secret(arguments: list[str]) -> None:
 def test_a_mistake_of_the_package_and_logs_of_clients_show_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(storage: Storage, *_: Any) -> Any:
         logging.getLogger("client").warning("gave up on %s with \x1b[2J", SECRET)
+        say("trying again", level=logging.WARNING, to_stderr=True)
         raise LookupError(f"unexpected {SECRET}\x1b[2J") from ValueError(SECRET)
 
     monkeypatch.setattr(Storage, "files", fail)
@@ -88,4 +90,5 @@ def test_a_mistake_of_the_package_and_logs_of_clients_show_no_secret(monkeypatch
     assert result.exit_code == 2
     assert "LookupError: unexpected ***\\x1b[2J" in result.stderr
     assert "client: gave up on *** with \\x1b[2J" in result.stderr
+    assert result.stderr.count("trying again") == 1
     assert found_in(result.output) == []
