@@ -15,7 +15,7 @@ from keras_dist_callbacks.errors import ConfigError
 
 
 class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):
-    """Gives `fit()` the dataset `fn(epoch)` at the begin of each epoch.
+    """Gives `fit()` the dataset `fn(epoch)` at the beginning of each epoch.
 
     What an epoch reads then depends on its number alone, not on how many iterators were created before: a
     resumed run reads nothing of past epochs, whatever the pipeline does, under every strategy.

@@ -131,7 +131,7 @@ class DataPosition:
         self._first_of_validation.watch(getattr(self._fit.model, "_eval_epoch_iterator", None))
 
     def restore(self, saved: WorkerState, first: int) -> list[str]:
-        """Puts the input at the begin of the saved epoch.
+        """Puts the input at the beginning of the saved epoch.
 
         Args:
             saved: The backup.

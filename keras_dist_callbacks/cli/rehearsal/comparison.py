@@ -317,9 +317,9 @@ def _short(value: JSON) -> str:
 
 _TOPICS = {
     "rng": "random states",
-    "rng_at_epoch": "random states at the begin of the epoch",
+    "rng_at_epoch": "random states at the beginning of the epoch",
     "rng_before_epoch": "random states before the epoch",
-    "rng_at_input": "random states at the begin of the input",
+    "rng_at_input": "random states at the beginning of the input",
     "logs": "logs of the epoch",
     "input": "position of the input",
     "input_variables": "variables of the input",
