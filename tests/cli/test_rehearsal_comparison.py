@@ -69,6 +69,7 @@ CHANGED: dict[str, tuple[Any, Any]] = {
     "callbacks_not_called": ([], ["Own"]),
     "local_state_dropped": (False, True),
     "input": ({"position": 3}, {"position": 4}),
+    "order": ({"seed": 3, "epoch": 0}, {"seed": 4, "epoch": 0}),
     manifests.COMPILED: ({"run_eagerly": False}, {"run_eagerly": True}),
     "user": ({"value": 1}, {"value": 2}),
     "callback:History()": ({"epoch": [0], "history": {"loss": [0.5]}}, {"epoch": [0], "history": {"loss": [0.25]}}),
@@ -118,10 +119,11 @@ def _in_words(topic: str) -> str:
         "callback:EarlyStopping(monitor=loss)": "callback EarlyStopping(monitor=loss)",
     }  # fmt: skip
     known = {
-        "rng_at_epoch": "random states at the begin of the epoch",
+        "rng_at_epoch": "random states at the beginning of the epoch",
         "rng_before_epoch": "random states before the epoch",
-        "rng_at_input": "random states at the begin of the input",
+        "rng_at_input": "random states at the beginning of the input",
         "input_variables": "variables of the input",
+        "order": "order of the input",
         manifests.INPUT_PYTHON: "Python state of the input",
     }
     return {**words, **known}.get(topic, topic)

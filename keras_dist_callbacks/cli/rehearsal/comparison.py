@@ -322,6 +322,7 @@ _TOPICS = {
     "rng_at_input": "random states at the beginning of the input",
     "logs": "logs of the epoch",
     "input": "position of the input",
+    "order": "order of the input",
     "input_variables": "variables of the input",
     INPUT_PYTHON: "Python state of the input",
     PYTHON: "Python state",
