@@ -133,14 +133,14 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         verbose: int = 0,
         save_best_only: bool = False,
         save_weights_only: bool = False,
-        mode: str = "auto",
-        save_freq: str | int = "epoch",
+        mode: Literal["auto", "min", "max"] = "auto",
+        save_freq: Literal["epoch"] | int = "epoch",
         initial_value_threshold: float | None = None,
         *,
         max_to_keep: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
         write_options: WriteOptions | None = None,
-        write_on: str = "chief",
+        write_on: Writers = "chief",
     ) -> None:
         enable_for_cluster()
         validation.check("write_on", write_on, Writers)

@@ -43,7 +43,7 @@ class PrintLR(RebuiltOnCopy, keras.callbacks.Callback):
         ConfigError: An argument is wrong.
     """
 
-    def __init__(self, freq: str | int = "epoch", *, log_to_tensorboard: bool = False) -> None:
+    def __init__(self, freq: Literal["epoch"] | int = "epoch", *, log_to_tensorboard: bool = False) -> None:
         enable_for_cluster()
         super().__init__()
         self.freq = validation.check("freq", freq, Literal["epoch"] | validation.number_of("steps", 1))

@@ -152,7 +152,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         write_graph: bool = True,
         write_images: bool = False,
         write_steps_per_second: bool = False,
-        update_freq: str | int = "epoch",
+        update_freq: Literal["epoch", "batch"] | int = "epoch",
         profile_batch: int | str | tuple[int, int] = 0,
         embeddings_freq: int = 0,
         embeddings_metadata: str | dict[str, str] | None = None,
@@ -161,7 +161,7 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         storage_options: Mapping[str, Any] | None = None,
         write_options: WriteOptions | None = None,
         sync_seconds: float = 30.0,
-        write_on: str = "chief",
+        write_on: Writers = "chief",
     ) -> None:
         enable_for_cluster()
         validation.check("write_on", write_on, Writers)

@@ -11,7 +11,7 @@ from keras_dist_callbacks.terminal import say
 Writers = Literal["chief", "all"]
 
 
-def agree_on_writers(cluster: Cluster, callback: str, write_on: str, path: str, *, elsewhere: bool = False) -> bool:
+def agree_on_writers(cluster: Cluster, callback: str, write_on: Writers, path: str, *, elsewhere: bool = False) -> bool:
     """Returns whether this worker writes; one that does not says so.
 
     Args:

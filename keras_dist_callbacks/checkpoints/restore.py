@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
@@ -32,6 +32,10 @@ _TAG = "make_or_restore_model"
 _ADOPTING = "make_or_restore_model, adopting"
 _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 
+if TYPE_CHECKING:
+    import keras
+
+_M = TypeVar("_M", bound="keras.Model")
 Load = Callable[[Path], Any]
 
 
@@ -73,7 +77,7 @@ def latest_checkpoint(
 
 @explains_arguments
 def make_or_restore_model(
-    build_fn: Callable[[], Any],
+    build_fn: Callable[[], _M],
     checkpoint_dir: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
@@ -82,7 +86,7 @@ def make_or_restore_model(
     compile: bool = True,
     adopt: bool = False,
     verbose: int = 1,
-) -> Any:
+) -> _M:
     """Returns the model of the newest intact checkpoint, or a new one.
 
     Call it on every worker within the strategy's scope. The chief chooses and verifies; every worker gets
@@ -128,15 +132,15 @@ def make_or_restore_model(
     directory, template = _split(checkpoint_dir)
     directory, storage_options = place_of(directory, storage_options)
     storage = cluster.agree(lambda: Storage.open(directory, storage_options, retry=retry), _TAG)
+    model: _M
     with temporary.directory("restore") as copies:
         checkpoint = _same_on_all(cluster, storage, template, copies, warns=not adopt)
         if checkpoint is None:
             loaders = _loaders(build_fn, objects, compile, warns=cluster.is_chief)
             adopted = _restore_latest_loadable(cluster, storage, template, copies, loaders) if adopt else None
-            if adopted is not None:
-                return _say_adopted(verbose, storage, *adopted)
-            model = build_fn()
-            _say(verbose, f"no checkpoint in {storage.display()}: starting with a new model")
+            model = build_fn() if adopted is None else _say_adopted(verbose, storage, *adopted)
+            if adopted is None:
+                _say(verbose, f"no checkpoint in {storage.display()}: starting with a new model")
             return model
         path = copies / checkpoint.name
         shown, record = storage.display(checkpoint.name), checkpoint.record
@@ -183,8 +187,8 @@ def _training_cluster() -> Cluster:
     return cluster
 
 
-def _of_this_keras(build_fn: Callable[[], Any]) -> Callable[[], Any]:
-    def build() -> Any:
+def _of_this_keras(build_fn: Callable[[], _M]) -> Callable[[], _M]:
+    def build() -> _M:
         model = build_fn()
         keras_in_use.require_model(model)
         return model

@@ -21,13 +21,14 @@ from keras_dist_callbacks.cluster.timeouts import ClusterOptions
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError
 from keras_dist_callbacks.options import explains_arguments, group_of
 
+_Kind = Literal["auto", "default", "mirrored", "multi_worker"]
 _DEVICES = "a list of names such as '/gpu:0', or None for all GPUs"
 _STUCK_SECONDS = 30.0  # after TensorFlow's own time-out, which does not always come
 
 
 @explains_arguments
 def make_strategy(
-    kind: str = "auto",
+    kind: _Kind = "auto",
     *,
     devices: list[str] | None = None,
     communication_options: Any = None,
@@ -59,7 +60,7 @@ def make_strategy(
         ClusterTimeoutError: A worker did not come in time; the message names it.
     """
     cluster = Role.detect()
-    kind = validation.check("kind", kind, Literal["auto", "default", "mirrored", "multi_worker"])
+    kind = validation.check("kind", kind, _Kind)
     timeouts.give(group_of("cluster_options", cluster_options, ClusterOptions))
     _check_parts(devices, communication_options)
     if kind == "multi_worker" and cluster.num_workers == 1:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import building, keras_in_use, model_parts, multi_worker, variables
@@ -19,7 +21,33 @@ from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import first_few, warn
 from keras_dist_callbacks.training import capture, captured_variables
 
+if TYPE_CHECKING:
+    import keras
+
+_M = TypeVar("_M", bound="keras.Model")
 _TAG = "load_backup"
+
+
+@overload
+def load_backup(
+    backup_dir: str | os.PathLike[str],
+    model: None = None,
+    commit: str | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: RetryPolicy | None = None,
+) -> dict[str, np.ndarray[Any, Any]]: ...
+
+
+@overload
+def load_backup(
+    backup_dir: str | os.PathLike[str],
+    model: _M,
+    commit: str | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: RetryPolicy | None = None,
+) -> _M: ...
 
 
 @explains_arguments

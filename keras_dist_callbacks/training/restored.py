@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from keras_dist_callbacks._compat import environment, rng
 from keras_dist_callbacks._compat.running_fit import RunningFit
@@ -45,7 +45,7 @@ def carried(restored: Restored, *, without: Sequence[str] = ()) -> list[str]:
     return verdict.carried(restored.position, restored.notes, conditions)
 
 
-def require(restored: Restored, strict: bool | str) -> None:
+def require(restored: Restored, strict: bool | Literal["certain"]) -> None:
     """Refuses what is not exact, or not certain to be.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -77,7 +77,7 @@ class SessionOptions:
     directory: str
     policy: SavePolicy
     announce: Callable[[Restored], None]
-    strict: bool | str = False
+    strict: bool | Literal["certain"] = False
     read_again: bool = False
 
 
