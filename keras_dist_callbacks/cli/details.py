@@ -18,7 +18,7 @@ from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli import formatting, listing
 from keras_dist_callbacks.cli.formatting import Cell, Page
-from keras_dist_callbacks.cli.inventory import Entry, blob_sizes
+from keras_dist_callbacks.cli.inventory import Entry, blob_sizes, judge
 from keras_dist_callbacks.cli.listing import CheckpointRow, CommitRow
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.errors import ConfigError, DamagedBackupError
@@ -112,7 +112,7 @@ def describe_commit(target: Target, entries: Sequence[Entry], entry: Entry) -> C
     tensors = _tensor_rows(manifest)
     return CommitDetails(
         url=target.url,
-        commit=listing.commit_row(entry, earlier, stored),
+        commit=listing.commit_row(judge(entry, stored), earlier),
         versions={key: manifest.info[key] for key in _VERSIONS if key in manifest.info},
         run={key: value for key, value in manifest.info.items() if key not in (*_VERSIONS, "created")},
         callbacks=tuple(topic.removeprefix(CALLBACK) for topic in topics if topic.startswith(CALLBACK)),

@@ -28,7 +28,7 @@ from keras_dist_callbacks.cli import inventory as inventories
 from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Inventory, Liveness
 from keras_dist_callbacks.cli.output import Target
-from keras_dist_callbacks.errors import StorageError
+from keras_dist_callbacks.errors import BackupMismatchError, StorageError
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import temporary_name
 from keras_dist_callbacks.storage.storage import Storage
@@ -80,7 +80,7 @@ def diagnose(target: Target) -> Diagnosis:
     if checks[0].status != "fail":
         inventory = inventories.take_inventory(target.store)
         checks += check_leftovers(inventory, inventories.liveness(inventory))
-        checks.append(check_checkpoints(target.storage))
+        checks += [check_checkpoints(target.storage), check_unfinished_checkpoints(target.storage)]
         checks += [check_space(inventory, target.storage)] if target.storage.is_local else []
     return Diagnosis(target.url, tuple(checks))
 
@@ -269,6 +269,18 @@ def check_space(inventory: Inventory, storage: Storage) -> Check:
 
 
 def check_checkpoints(storage: Storage) -> Check:
+    """Whether the records of the checkpoints are intact, as `kdc ls` judges them."""
+    try:
+        found = files.find(storage)
+    except BackupMismatchError as error:
+        return Check("checkpoints", "warn", str(error))
+    if found.problems:
+        advice = "`kdc ls` names each of them; a run takes the newest intact one"
+        return Check("checkpoints", "fail", f"{len(found.problems)} damaged: {found.problems[0]}", advice)
+    return _none_damaged("checkpoint", len(found.checkpoints))
+
+
+def check_unfinished_checkpoints(storage: Storage) -> Check:
     """Looks for what interrupted writes of checkpoints left; the names are hidden."""
     found = formatting.sum_of_sizes(files.unfinished(storage.files()).values())
     return _none_or("unfinished checkpoints", found, "the next run that saves here deletes those of its filepath")
@@ -291,17 +303,23 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _check_commits(inventory: Inventory) -> Check:
-    manifests = formatting.count(len(inventory.entries), "manifest")
-    damaged = sum(entry.state == "damaged" for entry in inventory.entries)
+    backups = formatting.count(len(inventory.entries), "backup")
+    damaged = [entry for entry in inventory.entries if entry.state == "damaged"]
     if damaged:
-        detail = f"{damaged} of {manifests} cannot be read"
-        return Check("backups", "warn", detail, "`kdc verify` reports what is wrong; a run takes the newest intact one")
+        newest = damaged[-1]
+        detail = f"{len(damaged)} of {backups} damaged, the newest of them {newest.id.label}: {newest.problem}"
+        return Check("backups", "fail", detail, "`kdc ls` names each of them; a run takes the newest intact one")
     if not inventory.entries and inventory.newest_generation in inventory.committed:
         return Check("backups", "warn", "a run has committed here, but no manifest is left", "restore the files")
     if inventory.set_aside:
         detail = f"{formatting.count(len(inventory.set_aside), 'damaged manifest')} in damaged/, quarantined by a run"
         return Check("backups", "warn", detail, "inspect them, then delete the directory damaged/")
-    return Check("backups", "ok", f"{manifests}, readable")
+    return _none_damaged("backup", len(inventory.entries))
+
+
+def _none_damaged(what: str, number: int) -> Check:
+    detail = f"{formatting.count(number, what)}, none damaged; `kdc verify` reads their contents"
+    return Check(f"{what}s", "ok", detail if number else "none")
 
 
 def _none_or(name: str, found: str, advice: str) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,9 +37,9 @@ class Entry:
     Attributes:
         id: Its place in time.
         manifest: What it says; None if it cannot be read.
-        problem: Why it cannot be read.
-        state: `"ok"` if it can, else `"damaged"`, `"too new"` (a newer version of this package wrote it), or
-            `"unfinished"`: the first of a run that never finished one, so that nothing is lost.
+        problem: What is wrong with it.
+        state: `"ok"`, else `"damaged"`, `"too new"` (a newer version of this package wrote it), or `"unfinished"`:
+            the first of a run that never finished one, so that nothing is lost.
     """
 
     id: CommitId
@@ -132,7 +133,7 @@ def take_inventory(store: BackupStore) -> Inventory:
             present[path] = file.size
             if names.is_partial(file.name, kinds[place]):
                 unfinished[path] = file.size
-    entries = tuple(read_entries(store))
+    entries = tuple(judge_all(storage, read_entries(store)))
     return Inventory(
         entries=entries,
         owners=claims,
@@ -150,6 +151,28 @@ def blob_sizes(storage: Storage, entries: Sequence[Entry]) -> dict[str, int]:
     directories = sorted({path.rpartition("/")[0] for path in paths})
     listings = zip(directories, parallel(storage.files, directories), strict=True)
     return {f"{directory}/{f.name}": f.size for directory, files in listings for f in files}
+
+
+def judge(entry: Entry, stored: Mapping[str, int]) -> Entry:
+    """The entry, damaged if one of its blobs is missing or has another length; the contents are not read.
+
+    Args:
+        entry: A commit.
+        stored: Sizes of the stored blobs, listed after the commit was read.
+    """
+    for blob in entry.manifest.blobs if entry.manifest else ():
+        size = stored.get(blob.path)
+        if size != blob.size:
+            what = "is missing" if size is None else f"is {size} bytes long instead of {blob.size}"
+            return dataclasses.replace(entry, problem=f"{blob.path} {what}", state="damaged")
+    return entry
+
+
+def judge_all(storage: Storage, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, each judged, without those that a running fit has deleted meanwhile."""
+    stored = blob_sizes(storage, entries)
+    found = [judge(entry, stored) for entry in entries]
+    return [e for e in found if e.manifest is None or not e.problem or storage.exists(e.id.name)]
 
 
 def created_at(manifest: Manifest) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import verdict
@@ -13,7 +13,7 @@ from keras_dist_callbacks.checkpoints import files, foreign
 from keras_dist_callbacks.checkpoints.record import Checkpoint
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Cell, Page
-from keras_dist_callbacks.cli.inventory import Entry, blob_sizes, created_at, read_entries
+from keras_dist_callbacks.cli.inventory import Entry, created_at, judge_all, read_entries
 from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.validation import convert
 
@@ -120,13 +120,12 @@ class DirectoryListing:
 
 def list_directory(target: Target) -> DirectoryListing:
     """Reads what `kdc ls` shows."""
-    entries = read_entries(target.store)
-    stored = blob_sizes(target.storage, entries)
+    entries = judge_all(target.storage, read_entries(target.store))
     published = files.find(target.storage)
     rows: list[CommitRow] = []
     before: tuple[BlobInfo, ...] = ()
     for entry in entries:
-        rows.append(commit_row(entry, before, stored))
+        rows.append(commit_row(entry, before))
         before = entry.manifest.blobs if entry.manifest else before
     blobs = {blob for entry in entries if entry.manifest for blob in entry.manifest.blobs}
     return DirectoryListing(
@@ -140,19 +139,17 @@ def list_directory(target: Target) -> DirectoryListing:
     )
 
 
-def commit_row(entry: Entry, before: Collection[BlobInfo], stored: Mapping[str, int]) -> CommitRow:
+def commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
     """One commit as `kdc ls` shows it.
 
     Args:
-        entry: The commit.
+        entry: The commit, judged.
         before: The blobs of the commit before it.
-        stored: Sizes of the stored blobs.
     """
     manifest = entry.manifest
     row = CommitRow(entry.id.label, entry.id.name, entry.id.generation, entry.state, entry.problem or None)
     if manifest is None:
         return row
-    problem = _missing(manifest, stored)
     created = created_at(manifest)
     reasons, conditions = _verdict_of_manifest(manifest)
     outcome = verdict.verdict_of(reasons, conditions)
@@ -160,8 +157,6 @@ def commit_row(entry: Entry, before: Collection[BlobInfo], stored: Mapping[str, 
     return dataclasses.replace(
         row,
         **dataclasses.asdict(manifest.position),
-        state="damaged" if problem else "ok",
-        problem=problem,
         position=formatting.position(manifest.position),
         done=manifest.done,
         created=created,
@@ -193,15 +188,6 @@ def _verdict_of_manifest(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str
         reasons += [reason.replace("this worker's", f"worker {worker}'s") for reason in found]
         conditions += verdict.conditions(saved)
     return tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(conditions))
-
-
-def _missing(manifest: Manifest, stored: Mapping[str, int]) -> str | None:
-    for blob in manifest.blobs:
-        if blob.path not in stored:
-            return f"{blob.path} is missing"
-        if stored[blob.path] != blob.size:
-            return f"{blob.path} is {stored[blob.path]} bytes long instead of {blob.size}"
-    return None
 
 
 def show_listing(page: Page, listing: DirectoryListing) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.cli import doctor
+from keras_dist_callbacks.cli import doctor, inventory
 from keras_dist_callbacks.cli.inventory import Inventory, Liveness
 from keras_dist_callbacks.errors import StorageError
 from keras_dist_callbacks.storage.local_files import temporary_name
@@ -59,7 +59,7 @@ def test_directories_that_it_had_to_make_are_gone_afterwards_and_others_stay(tmp
 def test_a_backup_directory_is_as_it_was(url: str) -> None:
     commit(begin(url), 1)
     before = everything(url)
-    assert checks(url)["backups"]["detail"] == "1 manifest, readable"
+    assert checks(url)["backups"]["detail"] == "1 backup, none damaged; `kdc verify` reads their contents"
     assert everything(url) == before
 
 
@@ -193,17 +193,60 @@ def test_what_a_running_fit_is_writing_is_not_a_leftover(tmp_path: Path) -> None
     assert "generation 1 may still be writing" in found["run"]["detail"]
 
 
-def test_damaged_lost_and_quarantined_manifests_are_remarks(tmp_path: Path) -> None:
+def test_lost_and_quarantined_manifests_are_remarks(tmp_path: Path) -> None:
     store = begin(tmp_path)
     bad, good = commit(store, 1), commit(store, 2)
     flip(tmp_path, bad.id.name)
-    assert checks(tmp_path)["backups"]["detail"] == "1 of 2 manifests cannot be read"
     store.quarantine(bad.id)
     assert "quarantined by a run" in checks(tmp_path)["backups"]["detail"]
     for name in everything(tmp_path):
         if name.startswith("damaged/") or name == good.id.name:
             rewrite(tmp_path, name, None)
     assert "no manifest is left" in checks(tmp_path)["backups"]["detail"]
+
+
+@pytest.mark.parametrize("what", ["manifest", "missing blob", "short blob", "checkpoint"])
+def test_it_judges_backups_and_checkpoints_as_ls_does(url: str, tmp_path: Path, what: str) -> None:
+    store = begin(url)
+    bad = commit(store, 1)
+    commit(store, 2)
+    checkpoint = publish(url, "1.keras", 1, tmp_path)
+    listed = kdc_json("ls", url)
+    found = checks(url)
+    assert {row["state"] for row in listed["commits"]} == {"ok"}
+    assert [found[name]["status"] for name in ("backups", "checkpoints")] == ["ok", "ok"]
+    path = {"manifest": bad.id.name, "checkpoint": checkpoint.name}.get(what, bad.blobs[0].path)
+    if what in ("manifest", "checkpoint"):
+        flip(url, path, -50)
+    else:
+        rewrite(url, path, None if what == "missing blob" else b"short")
+    kind = "checkpoints" if what == "checkpoint" else "backups"
+    listed = kdc_json("ls", url, code=1)
+    problems = listed["checkpoint_problems"] + [row["problem"] for row in listed["commits"] if row["problem"]]
+    diagnosis = kdc_json("doctor", url, code=1)
+    (failed,) = [check for check in diagnosis["checks"] if check["status"] == "fail"]
+    assert (failed["name"], diagnosis["usable"]) == (kind, False)
+    assert len(problems) == 1
+    assert problems[0] in failed["detail"]
+
+
+@pytest.mark.parametrize("command", [["ls"], ["doctor"], ["prune", "--keep", "1", "--yes", "--force"]])
+def test_a_backup_that_a_run_deletes_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    store = begin(tmp_path)
+    old = commit(store, 1)
+    commit(store, 2)
+    real = inventory.blob_sizes
+
+    def after_a_run_has_deleted(*arguments: Any) -> dict[str, int]:
+        for name in (old.id.name, old.blobs[0].path):
+            store.storage.delete(name)
+        return real(*arguments)
+
+    monkeypatch.setattr(inventory, "blob_sizes", after_a_run_has_deleted)
+    result = kdc(*command[:1], tmp_path, *command[1:])
+    assert (result.exit_code, "damaged," in result.stdout) == (0, False), result.output
 
 
 def test_too_little_space_for_the_next_backups_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
