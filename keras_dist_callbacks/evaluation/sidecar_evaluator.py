@@ -92,7 +92,7 @@ class SidecarEvaluator:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model | None,
         data: Any,
         checkpoint_dir: str | os.PathLike[str],
         steps: int | None = None,

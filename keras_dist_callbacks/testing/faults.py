@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import keras
 
@@ -15,7 +15,7 @@ from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.terminal import write_line
 
 _BATCH_PHASES = ("train_batch_begin", "train_batch_end", "test_batch_end")
-_PHASES = ("epoch_begin", *_BATCH_PHASES, "epoch_end", "train_end")
+Phase = Literal["epoch_begin", "train_batch_begin", "train_batch_end", "test_batch_end", "epoch_end", "train_end"]
 _COMMIT_SECONDS = 60.0
 
 
@@ -57,13 +57,13 @@ class KillAt(keras.callbacks.Callback):
         step: int | None = None,
         epoch: int | None = None,
         batch: int | None = None,
-        phase: str = "train_batch_end",
+        phase: Phase = "train_batch_end",
         worker: int = 0,
         sig: int | str = signal.SIGKILL,
         after_commit: bool = True,
     ) -> None:
         super().__init__()
-        phase = validation.check("phase", phase, Literal[_PHASES], f"one of {', '.join(_PHASES)}")
+        phase = validation.check("phase", phase, Phase, f"one of {', '.join(get_args(Phase))}")
         if step is not None and (epoch is not None or batch is not None):
             raise ConfigError("give step or epoch and batch, not both")
         if step is not None and phase not in ("train_batch_begin", "train_batch_end"):

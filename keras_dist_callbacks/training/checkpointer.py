@@ -8,7 +8,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import environment, model_parts, rng, variables
@@ -45,6 +45,9 @@ from keras_dist_callbacks.training.epoch_begin import EpochBegin, update
 from keras_dist_callbacks.training.restored import agree_on_all, announce, carried, describe_run, require
 from keras_dist_callbacks.training.training_objects import NotCopyable, TrainingObjects, require_loop, user_state
 from keras_dist_callbacks.validation import verbosity
+
+if TYPE_CHECKING:
+    import keras
 
 
 @explains_arguments
@@ -107,7 +110,7 @@ class Checkpointer(NotCopyable):
         self,
         backup_dir: str | os.PathLike[str],
         *,
-        model: Any,
+        model: keras.Model,
         optimizer: Any = None,
         metrics: Iterable[Any] = (),
         variables: Iterable[Any] = (),
