@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from functools import partial
@@ -66,7 +67,7 @@ def kdc(
 ) -> None:
     """Looks at backups and checkpoints of keras_dist_callbacks, and checks the stores that hold them.
 
-    No command takes a directory from the run that owns it, so all of them can be used while a run is writing.
+    All commands are safe while a run is writing.
     """
 
 
@@ -163,7 +164,7 @@ def verify(
 @app.command(epilog=_EXIT_CODES)
 def prune(
     url: Url,
-    keep: Annotated[int, typer.Option(min=1, help="How many of the newest backups to keep.")],
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest backups to keep.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Annotated[
@@ -361,3 +362,7 @@ def _confirmed() -> bool:
     except typer.Abort:  # no terminal to ask at
         print(file=sys.stderr)
         return False
+
+
+for _registered in app.registered_commands:  # help is to wrap at the terminal's width, not where the source does
+    _registered.help = formatting.unwrapped(inspect.getdoc(_registered.callback) or "")

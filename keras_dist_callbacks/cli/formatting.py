@@ -56,13 +56,26 @@ def moment(timestamp: float | None, seconds_ago: float | None = None) -> str:
     return date if seconds_ago is None else f"{date}, {age(seconds_ago)} ago"
 
 
+def epoch(where: Position) -> int:
+    """The epoch of a position, counted from 1 as Keras prints them.
+
+    It is the running one, or between two epochs the last one that ended: 0 before the first.
+    """
+    return where.epoch + 1 if where.kind == "within" else where.epoch
+
+
 def position(where: Position) -> str:
     """A position in training, epochs and batches counted from 1 as Keras prints them."""
     if where.kind == "within":
-        return f"epoch {where.epoch + 1}, batch {where.batch}"
+        return f"epoch {epoch(where)}, batch {where.batch}"
     if where.kind == "end":
         return f"end, after epoch {where.epoch}"
     return f"after epoch {where.epoch}" if where.epoch else "before epoch 1"
+
+
+def unwrapped(text: str) -> str:
+    """A text with each paragraph in one line."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def count(number: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.validation import convert
 
 _BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
-_CHECKPOINT_HEADERS = ("checkpoint", ">epoch", "kind", ">step", "monitored", ">size")
+_CHECKPOINT_HEADERS = ("checkpoint", ">epochs", "kind", ">step", "monitored", ">size")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CommitRow:
         state: `"ok"`, `"damaged"`, `"too new"` or `"unfinished"`; contents of blobs are not read for this.
         problem: What is wrong with it.
         kind: `"within"` an epoch, `"between"` epochs or at the `"end"`.
-        epoch: Epochs finished.
+        epoch: The running one, counted from 1 as in `position`; if `kind` is not `"within"`, the last one that ended.
         batch: Batches trained in the running epoch.
         step: Batches trained in all.
         position: The last three in words.
@@ -70,7 +70,7 @@ class CommitRow:
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """One file that `ModelCheckpoint` published, by its record; the content is not read."""
+    """One file that `ModelCheckpoint` published, by its record; the content is not read. `epoch` is how many ended."""
 
     name: str
     kind: str
@@ -156,7 +156,7 @@ def commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
     known = frozenset(before)
     return dataclasses.replace(
         row,
-        **dataclasses.asdict(manifest.position),
+        **dataclasses.asdict(dataclasses.replace(manifest.position, epoch=formatting.epoch(manifest.position))),
         position=formatting.position(manifest.position),
         done=manifest.done,
         created=created,

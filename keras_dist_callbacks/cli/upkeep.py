@@ -136,7 +136,9 @@ def work(entries: Sequence[Entry], checkpoints: Sequence[Checkpoint] = ()) -> in
 
 def _verify_checkpoint(storage: Storage, checkpoint: Checkpoint, advance: Advance) -> Verdict | None:
     """Verifies a checkpoint; None if a running fit has deleted it meanwhile."""
-    verdict = Verdict(checkpoint.name, "checkpoint", "intact", f"epoch {checkpoint.record.epoch}", checkpoint.file_size)
+    verdict = Verdict(
+        checkpoint.name, "checkpoint", "intact", f"after epoch {checkpoint.record.epoch}", checkpoint.file_size
+    )
     try:
         files.verify(storage, checkpoint.name)
     except FileNotFoundError:

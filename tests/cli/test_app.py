@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.cli import formatting, output
@@ -106,6 +108,19 @@ def test_exit_codes_are_in_every_help() -> None:
         assert result.exit_code == 0
         assert "Exit codes: 0 no problem" in " ".join(result.stdout.split())
     assert "138 if the job should be started again" in " ".join(kdc("run", "--help").stdout.split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("command", [[], ["ls"], ["show"], ["verify"], ["prune"], ["export"], ["launch"], ["rehearse"]])
+def test_help_wraps_at_the_width_of_the_terminal(command: list[str], width: int) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"], prog_name="kdc", env={"COLUMNS": str(width)})
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert max(map(len, lines)) <= width
+    prose = [line if line[:1] == " " else "" for line in lines]
+    assert sum(map(bool, prose)) > 2
+    for line, following in itertools.pairwise(prose):
+        if line and following:
+            assert len(line) + len(" " + following.split()[0]) >= width
 
 
 def test_wrong_usage_is_exit_code_2() -> None:
