@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import functools
 import inspect
@@ -20,6 +21,9 @@ from keras_dist_callbacks.validation import Bytes, Rate, Seconds, Some
 
 MAX_OVERHEAD = 0.02
 """The share of the training time that backups may cost, unless it is given."""
+
+ASSUMED_SAVE_SECONDS = 60.0
+"""What a time limit keeps free for the first backup, before one was written."""
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -137,6 +141,11 @@ class ShutdownOptions:
             `gce_notice()` or `aws_notice()`; asked each second. Defaults to None.
         grace_period: Seconds after which a process that was asked to end exits, with 138 too, saved or not. Defaults to
             25.
+        time_limit: How long the job may take, as a `datetime.timedelta`: in time before its end, all workers finish the
+            same step, save, and exit with 138, as at a preemption. It counts from the start of `kdc launch`, for all
+            restarts together, else from the start of the process; an end of Slurm's (`SLURM_JOB_END_TIME`) counts if it
+            is earlier. "In time" is `grace_period` and the duration of the longest backup so far (60 seconds before the
+            first one) before the end, at which the process exits in any case. Defaults to None: no limit.
         save_on_exception: Save when an exception leaves training between two steps, on all workers at the same one; and
             hold the first Ctrl-C until the step is over and saved, at most 10 seconds. Defaults to True.
 
@@ -153,6 +162,7 @@ class ShutdownOptions:
     signals: Sequence[str | int] = ("SIGTERM",)
     notice: str | os.PathLike[str] | Callable[[], bool] | None = None
     grace_period: Seconds = 25.0
+    time_limit: datetime.timedelta | None = None
     save_on_exception: bool = True
 
     def __post_init__(self) -> None:
@@ -161,7 +171,8 @@ class ShutdownOptions:
                 raise validation.invalid_argument("notice", self.notice, "a path or a function, or None")
             validation.path("notice", self.notice)
         object.__setattr__(self, "signals", tuple(number.name for number in _signals(self.signals)))
-        validation.check_fields(self, but={"signals", "notice"})
+        validation.check_fields(self, but={"signals", "notice", "time_limit"})
+        _check_time_limit(self)
 
 
 def open_to_write(url: PathLike, storage_options: Mapping[str, Any] | None, write: WriteOptions) -> Storage:
@@ -189,3 +200,19 @@ def _signals(given: Any) -> tuple[signal.Signals, ...]:
         if number in found:
             raise ConfigError(f"signals: a process cannot handle {number.name}")
     return found
+
+
+def _check_time_limit(options: ShutdownOptions) -> None:
+    limit, grace_period = options.time_limit, options.grace_period
+    if limit is None:
+        return
+    if not isinstance(limit, datetime.timedelta) or limit <= datetime.timedelta():
+        allowed = "a datetime.timedelta above 0, such as timedelta(hours=11, minutes=50), or None"
+        raise validation.invalid_argument("time_limit", limit, allowed)
+    if limit.total_seconds() <= grace_period + ASSUMED_SAVE_SECONDS:
+        raise ConfigError(
+            f"time_limit={limit} leaves no time for training: {grace_period + ASSUMED_SAVE_SECONDS:g} s of it are kept "
+            f"for the first backup ({ASSUMED_SAVE_SECONDS:g} s) and for grace_period={grace_period:g}"
+        )
+    if not options.save_before_preemption:
+        raise ConfigError("time_limit has no effect with save_before_preemption=False: leave one of them out")

@@ -21,7 +21,7 @@ from keras_dist_callbacks.terminal import say
 VARIABLE = "KDC_PROGRESS"
 NO_BACKUP = (0, -1)
 """What a report says where there is no backup: less than each `fit()` and step."""
-_FORMAT = 0x32_43_44_4B  # "KDC2"
+_FORMAT = 0x33_43_44_4B  # "KDC3"
 _UNKNOWN = -1
 _STEPS = 2**40
 
@@ -62,7 +62,8 @@ class _Cell(IntEnum):
     STEP = 5
     BACKUP = 6  # its fit and its step, in one store
     UNSAVED = 7
-    ENTRIES = 8  # as many as there are phases
+    STOP_AT = 8
+    ENTRIES = 9  # as many as there are phases
 
 
 _SIZE = 8 * (_Cell.ENTRIES + len(Phase))
@@ -81,6 +82,7 @@ class ProgressReport:
         backup: The `fit()` and the step of the newest backup, or `NO_BACKUP`; None if the process does not know.
         unsaved: Steps of earlier fits of the process that no backup holds.
         entries: How often each phase was entered.
+        stop_at: When the process stops because its time is over, in seconds since 1970; None for no limit.
     """
 
     is_written: bool
@@ -91,6 +93,7 @@ class ProgressReport:
     backup: tuple[int, int] | None
     unsaved: int
     entries: tuple[int, ...]
+    stop_at: int | None = None
 
 
 def create(path: Path) -> None:
@@ -113,6 +116,7 @@ def read(path: Path) -> ProgressReport:
         None if backup == _UNKNOWN else divmod(backup, _STEPS) if backup else NO_BACKUP,
         cells[_Cell.UNSAVED],
         tuple(cells[_Cell.ENTRIES :]),
+        cells[_Cell.STOP_AT] or None,
     )
 
 
@@ -195,6 +199,11 @@ class ProgressFile(Shared):
             self._backups.pop(place, None)
             self._show_backups()
 
+    def stop_at(self, time: float) -> None:
+        """The process is going to stop at this time, in seconds since 1970. Called from any thread."""
+        if self._cells is not None:
+            self._cells[_Cell.STOP_AT] = int(time)
+
     def _show_backups(self) -> None:
         cells = self._cells
         if cells is not None:
@@ -224,7 +233,7 @@ def _open(path: str) -> memoryview | None:
     cells[_Cell.PROCESS] = os.getpid()
     cells[_Cell.PHASE] = Phase.OUTSIDE
     cells[_Cell.STEP] = cells[_Cell.BACKUP] = _UNKNOWN
-    cells[_Cell.FIT] = cells[_Cell.UNSAVED] = 0
+    cells[_Cell.FIT] = cells[_Cell.UNSAVED] = cells[_Cell.STOP_AT] = 0
     cells[_Cell.FORMAT] = _FORMAT
     return cells
 

@@ -90,9 +90,9 @@ def no_watchdog_ends_the_process_of_all_tests(monkeypatch: pytest.MonkeyPatch) -
     started: list[Watchdog] = []
     original = Watchdog.start
 
-    def start(self: Watchdog) -> None:
+    def start(self: Watchdog, seconds: float | None = None) -> None:
         started.append(self)
-        original(self)
+        original(self, seconds)
 
     monkeypatch.setattr(Watchdog, "start", start)
     yield

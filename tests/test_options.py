@@ -30,7 +30,9 @@ PUBLIC = {
         *["retry", "fsync", "max_bytes_per_second", "max_failed_saves", "when_busy", "max_held_bytes"],
         "max_local_state",
     ],
-    "ShutdownOptions": ["save_before_preemption", "signals", "notice", "grace_period", "save_on_exception"],
+    "ShutdownOptions": [
+        *["save_before_preemption", "signals", "notice", "grace_period", "time_limit", "save_on_exception"],
+    ],
     "make_strategy": [
         *["kind", "devices", "communication_options", "cluster_options"],
     ],

@@ -38,11 +38,13 @@ class StopRequest:
         kind: What is to be done at the boundary; for the callers to know.
         why: The reason, for messages.
         worker: Who asked.
+        seconds: How long all of them may take for it; None where each has a limit of its own.
     """
 
     kind: str
     why: str
     worker: int
+    seconds: float | None = None
 
 
 @dataclass
@@ -101,18 +103,18 @@ class CoordinatedStop:
         with self._lock:
             return self._round.request or next(iter(self._unmet), None) or self._noted
 
-    def note(self, kind: str, why: str) -> None:
+    def note(self, kind: str, why: str, seconds: float | None = None) -> None:
         """Remembers a request that is to follow; it only sets a value, as a handler of signals may.
 
         With one worker that is enough to stop at the next boundary.
         """
-        self._noted = self._noted or StopRequest(kind, why, self._cluster.worker_index)
+        self._noted = self._noted or StopRequest(kind, why, self._cluster.worker_index, seconds)
 
-    def request(self, kind: str, why: str) -> None:
+    def request(self, kind: str, why: str, seconds: float | None = None) -> None:
         """Asks all workers to stop at one of their next boundaries; from any thread, returns at once."""
-        wish = StopRequest(kind, why, self._cluster.worker_index)
+        wish = StopRequest(kind, why, self._cluster.worker_index, seconds)
         if self._alone:
-            self.note(kind, why)
+            self.note(kind, why, seconds)
             self._on_request(wish)
         else:
             self._wishes.put(wish)

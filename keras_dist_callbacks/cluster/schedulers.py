@@ -56,6 +56,16 @@ def expand_hosts(nodes: str) -> list[str]:
     return found
 
 
+def slurm_job_end(environ: Mapping[str, str]) -> float | None:
+    """Returns when Slurm is going to end this job, in seconds since 1970; None where it does not say that.
+
+    Args:
+        environ: The environment of the job, or of one of its tasks.
+    """
+    text = environ.get("SLURM_JOB_END_TIME", "").strip()
+    return float(text) if re.fullmatch("0*[1-9][0-9]{0,11}", text) else None
+
+
 def _numbers(ranges: str, nodes: str) -> list[str]:
     found = []
     for text in ranges.split(","):

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import platform
 import queue
+import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -27,6 +28,7 @@ from keras_dist_callbacks.engine.select_backup import latest_intact, load
 from keras_dist_callbacks.engine.worker_state import WorkerOutbox, WorkerStateExchange
 from keras_dist_callbacks.engine.writer import Owner, Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, FencedError, PeerLostError, StorageError
+from keras_dist_callbacks.options import ASSUMED_SAVE_SECONDS
 from keras_dist_callbacks.progress_file import Phase, progress_file
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.terminal import is_shown, warn
@@ -59,7 +61,7 @@ class BackupEngine:
         self._room = 0  # known once all workers have reported theirs
         self._committer = Committer(store, exchange, options, self._note)
         self._outbox = WorkerOutbox(exchange, writer, self._owner, self._note)
-        self._failed = 0
+        self._failed, self._longest_save = 0, 0.0
         self.fenced: FencedError | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
 
@@ -87,6 +89,11 @@ class BackupEngine:
     def writing(self) -> bool:
         """Whether a backup is being written."""
         return self._save_queue.is_busy
+
+    @property
+    def seconds_to_save(self) -> float:
+        """How long a last backup may take: as the longest one so far, after what is being written."""
+        return (self._longest_save or ASSUMED_SAVE_SECONDS) + self._writer.seconds_left
 
     @property
     def held_states(self) -> tuple[int, int]:
@@ -348,6 +355,7 @@ class BackupEngine:
 
     def _write_or_note(self, save: int, snapshot: Snapshot) -> None:
         self._skipped.record_start(snapshot.position)
+        began = time.monotonic()
         try:
             self._committer.commit(save, snapshot)
         except FencedError as error:
@@ -362,6 +370,8 @@ class BackupEngine:
             self._failed = 0
             self._skipped.record_commit(snapshot.position)
             self._report_backup(snapshot.position)
+        finally:
+            self._longest_save = max(self._longest_save, time.monotonic() - began)
 
     def _report_backup(self, newest: Position | None) -> None:
         """Tells a launcher of the newest backup; the chief does so, the only one that always knows."""

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ class Writer(Shared):
         self._done = 0  # the last ticket
         self._thread: threading.Thread | None = None
         self._failures: list[tuple[Owner, BaseException]] = []
+        self._longest, self._began = 0.0, time.monotonic()
 
     def in_child(self) -> Writer:
         """A forked child has neither the thread nor what may hold the lock."""
@@ -62,6 +64,13 @@ class Writer(Shared):
         """Whether a job is waiting or running."""
         with self._condition:
             return self._thread is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """How long what is being written may last, judged by the longest write so far; 0 if there is nothing."""
+        if not self.busy:
+            return 0.0
+        return max(self._longest, time.monotonic() - self._began)
 
     def failed(self, owner: Owner) -> bool:
         """Whether `raise_failure` would raise; asked after every step, so without a lock."""
@@ -171,6 +180,7 @@ class Writer(Shared):
             return None
 
     def _run(self, job: _Job) -> None:
+        self._began = time.monotonic()
         try:
             job.run()
         except BaseException as error:  # noqa: BLE001 - surfaces in raise_failure
@@ -178,6 +188,8 @@ class Writer(Shared):
             self._failures.append((job.owner, error))
             with contextlib.suppress(Warning):  # where warnings are errors, the next run reports it
                 self.report_left()
+        finally:
+            self._longest = max(self._longest, time.monotonic() - self._began)
 
 
 def shared_writer() -> Writer:

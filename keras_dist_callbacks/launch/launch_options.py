@@ -12,8 +12,11 @@ from keras_dist_callbacks import progress_file, validation
 from keras_dist_callbacks.cluster.roles import tf_config
 from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.launch.processes import LOOPBACK
+from keras_dist_callbacks.machine import process_start
 
 ATTEMPT = "KDC_ATTEMPT"
+JOB_STARTED = "KDC_JOB_STARTED"
+"""When the first attempt began, in seconds since 1970: that of an outer launcher, or of the user, counts."""
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _UNLESS_SET = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 _MOST_WORKERS = 1000
@@ -71,7 +74,8 @@ class LaunchOptions:
             ports: One for each worker.
             progress: Its progress file.
         """
-        env = {**_UNLESS_SET, **os.environ, ATTEMPT: str(attempt), progress_file.VARIABLE: str(progress)}
+        unless_set = {**_UNLESS_SET, JOB_STARTED: f"{process_start():.3f}"}
+        env = {**unless_set, **os.environ, ATTEMPT: str(attempt), progress_file.VARIABLE: str(progress)}
         if self.workers > 1:
             env["TF_CONFIG"] = tf_config([f"{LOOPBACK}:{port}" for port in ports], worker)
             env.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, _cores() // self.workers)))

@@ -117,6 +117,7 @@ class Launcher:
         self._selector = selectors.DefaultSelector()  # reports ends in their order
         self._arrived: list[signal.Signals] = []
         self._asked: signal.Signals | None = None  # the signal that ends the job
+        self._stop_at: int | None = None  # what a worker has reported, of the attempts before too
         self._looked_at = time.monotonic()
         self._has_reported_no_progress = False
         self._listen()
@@ -139,7 +140,8 @@ class Launcher:
             return self._after_signal(asked, run.ends)
         if failure is None:
             return Decision(None)
-        decision = self._policy.decide(failure, run.newest.report.backup)
+        self._stop_at = next((end.report.stop_at for end in run.ends if end.report.stop_at), self._stop_at)
+        decision = self._policy.decide(failure, run.newest.report.backup, self._stop_at)
         _say(f"{failure}; {decision.reason}" if decision.reason else str(failure))
         if asked is not None and (decision.delay is not None or asked == signal.SIGINT):
             return self._after_signal(asked, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import dataclass
 
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE
@@ -89,12 +90,13 @@ class RestartPolicy:
         self._in_a_row = 0
         self._lost_at, self._times_lost = (0, 0), 0
 
-    def decide(self, first: WorkerEnd, newest: tuple[int, int] | None) -> Decision:
+    def decide(self, first: WorkerEnd, newest: tuple[int, int] | None, stop_at: float | None = None) -> Decision:
         """What follows a run that has failed.
 
         Args:
             first: The worker that failed first; one that fails after it may do so because of it.
             newest: The `fit()` and the step of the newest backup, or `NO_BACKUP`; None if that is not known.
+            stop_at: When training stops because its time is over, in seconds since 1970; None for no limit.
         """
         if newest == NO_BACKUP:  # such as deleted at the end of fit(): what the next run saves is new
             self._newest = newest
@@ -112,7 +114,10 @@ class RestartPolicy:
             why = f"{self._times_lost} times it came to the same end without a backup, and began again"
             return Decision(None, _USED_UP, f"restarting does not help: {why}")
         self._in_a_row += 1
-        return Decision(min(_LONGEST_DELAY, 2.0 ** (self._in_a_row - 2)) if self._in_a_row > 1 else 0.0)
+        delay = min(_LONGEST_DELAY, 2.0 ** (self._in_a_row - 2)) if self._in_a_row > 1 else 0.0
+        if stop_at is not None and time.time() + delay >= stop_at:
+            return Decision(None, RESTART_EXIT_CODE, "its time is over, so there is no restart: start the job again")
+        return Decision(delay)
 
     def _count_lost(self, place: tuple[int, int]) -> None:
         """Counts ends at one place that lost all: backups in between are no progress, they lead there again."""

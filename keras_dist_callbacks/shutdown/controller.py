@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ from keras_dist_callbacks.options import ShutdownOptions
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticePoller
 from keras_dist_callbacks.shutdown.signals import SignalListener, handler_of, has_non_python_handler, let_children_end
+from keras_dist_callbacks.shutdown.time_limit import TimeLimit
 from keras_dist_callbacks.shutdown.watchdog import GIL_SECONDS, Watchdog
 from keras_dist_callbacks.terminal import data_size, is_first
 
@@ -34,7 +35,7 @@ _LOSS_BUDGET_SECONDS = 8.0
 _LEAST_SECONDS = 5.0  # to end in, once a loss is known
 _NOTICE_SECONDS = 4.0  # between the end of heartbeats' time and that
 _ALL_RAISE_SECONDS = 3.0  # for the other workers to raise too
-_Request = tuple[str, str, int] | None  # of a `StopRequest`
+_Request = tuple[str, str, int, float | None] | None  # of a `StopRequest`
 
 
 class _Phase(enum.Enum):
@@ -115,7 +116,10 @@ class ShutdownController:
         self._name = name
         self._stop = CoordinatedStop(cluster, name, self._on_request)
         self._signals = SignalListener(self._on_signal, self._note_in_handler)
-        self._notice: NoticePoller | None = None
+        self._limit = None
+        if options.time_limit is not None:
+            self._limit = TimeLimit.of(options.time_limit, options.grace_period, lambda: engine.seconds_to_save)
+        self._notices: list[NoticePoller] = []
         self._watchdog = Watchdog(options.grace_period, self._last_message)
         self._peer_loss_watchdog = Watchdog(max(_LEAST_SECONDS, peer_timeout - known), self._message_after_loss)
         self._runs = runs
@@ -128,8 +132,11 @@ class ShutdownController:
     def begin(self) -> None:
         """Training begins: from now on signals are taken over."""
         if self.options.save_before_preemption and self.options.notice is not None:
-            self._notice = NoticePoller(Notice.of(self.options.notice), lambda why: self._stop.request(PREEMPTED, why))
-            self._notice.start()  # first: it may raise, and nothing is to be given back then
+            self._add_notice(Notice.of(self.options.notice), lambda: None)
+        if (limit := self._limit) is not None and self._cluster.is_chief:
+            self._add_notice(Notice(limit.name, limit.is_reached), lambda: limit.left)
+        for notice in self._notices:
+            notice.start()  # first: the user's may raise, and nothing is to be given back then
         for abandoned in [run for run in shared(Runs).open if not run._runs()]:
             abandoned.close()
         self._phase = _Phase.TRAINING
@@ -143,6 +150,10 @@ class ShutdownController:
             shared(Runs).unheeded.remove(number)
             self._stop.request(*self._meaning(number))
 
+    def _add_notice(self, notice: Notice, seconds: Callable[[], float | None]) -> None:
+        """Adds what asks for a stop; `seconds` is how long that may take, None for the grace period."""
+        self._notices.append(NoticePoller(notice, lambda why: self._stop.request(PREEMPTED, why, seconds())))
+
     def boundary(self, *, stop: str | None = None) -> StopRequest | None:
         """Between two steps, on every worker; the request if this is where all stop.
 
@@ -155,7 +166,7 @@ class ShutdownController:
         """No step follows: a request that no boundary was left for, on any worker; later ones come too late."""
         self._signals.release(signal.SIGINT)  # there is no step left for it to wait for
         pending = self._stop.pending
-        wish = None if pending is None or pending.kind == STOPPED else [pending.kind, pending.why, pending.worker]
+        wish = None if pending is None or pending.kind == STOPPED else list(astuple(pending))
         found = next(filter(None, self._cluster.gather(wish, "stopping at the end", kind=_Request)), None)
         if found is None:
             self._phase = _Phase.FINISHING
@@ -305,8 +316,8 @@ class ShutdownController:
         if self in shared(Runs).open:
             shared(Runs).open.remove(self)
         self._stop.close()
-        if self._notice is not None:
-            self._notice.stop()
+        for notice in self._notices:
+            notice.stop()
         self._signals.remove(keep_defaults=exits)  # its thread starts what is cancelled here
         if self._impatience is not None:
             self._impatience.cancel()
@@ -382,7 +393,7 @@ class ShutdownController:
 
     def _on_request(self, request: StopRequest) -> None:
         if request.kind == PREEMPTED and self._phase in _LISTENING:
-            self._watchdog.start()
+            self._watchdog.start(request.seconds)
 
     def _on_loss(self) -> None:
         if self._runs():  # an exception may have ended it unnoticed
@@ -400,7 +411,7 @@ class ShutdownController:
 
     def _last_message(self) -> str:
         over = (
-            f"{self._cluster.name}: the grace period of {self.options.grace_period:g} s is over, and this process is "
+            f"{self._cluster.name}: the grace period of {self._watchdog.seconds:.3g} s is over, and this process is "
             "terminated"
         )
         return "; ".join([over, *self._newest()])

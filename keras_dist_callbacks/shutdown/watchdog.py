@@ -30,7 +30,7 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float, last_message: Callable[[], str]) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._last_message = last_message
         self._lock = threading.Lock()
         self._deadline: float | None = None
@@ -40,15 +40,20 @@ class Watchdog:
     @property
     def left(self) -> float:
         """Seconds until the end."""
-        return self._seconds if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return self.seconds if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def start(self) -> None:
-        """The time begins to run; a second call changes nothing, nor one after `cancel`."""
+    def start(self, seconds: float | None = None) -> None:
+        """The time begins to run; a second call changes nothing, nor one after `cancel`.
+
+        Args:
+            seconds: How long it is; None: as it was given.
+        """
         with self._lock:
             if self._deadline is not None or self._cancelled.is_set():
                 return
-            self._deadline = time.monotonic() + self._seconds
-            self._cancel_exit = exit_process_after(self._seconds + GIL_SECONDS, RESTART_EXIT_CODE)
+            self.seconds = self.seconds if seconds is None else seconds
+            self._deadline = time.monotonic() + self.seconds
+            self._cancel_exit = exit_process_after(self.seconds + GIL_SECONDS, RESTART_EXIT_CODE)
         with contextlib.suppress(RuntimeError):  # no thread can be started: the process is ended without a last message
             threading.Thread(target=self._wait, name="kdc-watchdog", daemon=True).start()
 

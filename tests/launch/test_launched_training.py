@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,30 @@ def test_a_killed_worker_is_restarted_and_the_end_is_bit_identical(tmp_path: Pat
     end, start = (line for line in err.splitlines() if line.startswith("kdc launch: "))
     assert end == f"kdc launch: worker {workers - 1} was terminated by SIGKILL, after step 13"
     assert start == "kdc launch: attempt 1 starts from the backup of step 12; 1 step is repeated"
+
+
+@pytest.mark.parametrize(("workers", "again"), [(1, True), (2, False), pytest.param(2, True, marks=pytest.mark.chaos)])
+def test_a_job_whose_time_is_over_is_not_restarted_and_continues_exactly_when_started_again(
+    tmp_path: Path, workers: int, again: bool
+) -> None:
+    run = [sys.executable, "-m", "keras_dist_callbacks.cli", "run", str(SUPPORT / "workload.py")]
+    command = [*run, "--time-limit", "86400", *arguments(tmp_path / "launched", workers)]
+
+    def launched(end: float) -> tuple[int, str, str]:
+        env = {**_WORKER_ENV, "SLURM_JOB_END_TIME": f"{end:.0f}"}
+        return Launched(tmp_path, {}, env, command=command, workers=workers, log_dir="logs").end(270)
+
+    code, out, err = launched(time.time() + 1)
+    assert code == 138, err
+    asked = " on worker 0" if workers > 1 else ""
+    assert f"Preempted by the end of the Slurm job{asked} at epoch 1, batch " in out
+    assert "everything is saved. Start the job again to resume" in out
+    (end,) = (line for line in err.splitlines() if line.startswith("kdc launch: "))
+    assert end.endswith("its time is over, so there is no restart: start the job again")
+    if not again:
+        return
+    uninterrupted(tmp_path / "reference", workers)
+    code, out, err = launched(time.time() + 80_000)
+    assert code == 0, err
+    for index in range(workers):
+        assert_same_run(tmp_path / f"reference/run-worker{index}", tmp_path / f"launched/run-worker{index}")

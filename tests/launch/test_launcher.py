@@ -181,6 +181,18 @@ CASES = {
         ("hung in a step",),
         {"hang_timeout": 1},
     ),
+    "its time is over": Case(
+        {"*": "trained(15, 10).stop_at(time.time() - 1); die(9)"},
+        138,
+        1,
+        ("terminated by SIGKILL, after step 15; its time is over, so there is no restart: start the job again",),
+    ),
+    "its time is over after 138": Case({"*": "trained(15, 10).stop_at(time.time()); sys.exit(138)"}, 138, 1),
+    "its time is over before an attempt that does not report it": Case(
+        {"0": "trained(15, 10).stop_at(time.time() + 2); die(9)", "1": "time.sleep(3); die(9)"}, 138, 2
+    ),
+    "an error when its time is over": Case({"*": "trained(15, 10).stop_at(time.time()); sys.exit(1)"}, 1, 1),
+    "there is time left": Case({"0": "trained(15, 10).stop_at(time.time() + 1000); die(9)"}, 0, 2),
     "a start has no limit": Case({"0": "time.sleep(2)"}, 0, 1, (), {"hang_timeout": 0.5}),
     "a command that does not exist": Case({}, 2, 0, ("cannot start",), {"command": ["no-such-program"]}),
 }
@@ -205,6 +217,18 @@ def test_each_rule_and_exit_code(tmp_path: Path, name: str) -> None:
     for text in case.says:
         assert text in err
     assert not any(is_alive(pid) for pid in job.pids())
+
+
+@pytest.mark.parametrize("given", [{}, {"KDC_JOB_STARTED": "1700000000"}])
+def test_all_attempts_have_the_start_of_the_job(tmp_path: Path, given: dict[str, str]) -> None:
+    began = time.time()
+    note = "open(f'start-{attempt}', 'w').write(os.environ['KDC_JOB_STARTED'])"
+    job = Launched(tmp_path, {"0": f"{note}; time.sleep(0.5); die(9)", "1": note}, given)
+    assert job.end()[0] == 0
+    first, second = (float((tmp_path / f"start-{attempt}").read_text()) for attempt in (0, 1))
+    assert abs(first - second) < 0.1
+    assert given or began - 1 < first < began + 20
+    assert not given or first == 1_700_000_000
 
 
 ORPHANS = """

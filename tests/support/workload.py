@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import sys
 import time
@@ -42,6 +43,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     backup.add_argument("--no-backup", action="store_true", help="ignore --backup-dir")
     backup.add_argument("--save-freq", default="epoch", type=lambda text: text if text.isalpha() else int(text))
     backup.add_argument("--when-busy", choices=["skip", "wait"], default="wait", help="wait: no save is left out")
+    backup.add_argument("--time-limit", type=float, help="seconds of a time limit")
     backup.add_argument("--keep-backup", action="store_true", help="delete_checkpoint=False")
     others = parser.add_argument_group("other callbacks")
     others.add_argument("--lr-schedule", action="store_true", help="a LearningRateScheduler; a new value each epoch")
@@ -174,6 +176,9 @@ def callbacks(args: argparse.Namespace) -> list[Any]:
                 save_freq=args.save_freq,
                 delete_checkpoint=not args.keep_backup,
                 write_options=kdc.WriteOptions(when_busy=args.when_busy),
+                shutdown_options=kdc.ShutdownOptions(
+                    time_limit=None if args.time_limit is None else datetime.timedelta(seconds=args.time_limit)
+                ),
             )
         )
     return found
