@@ -1,4 +1,7 @@
-"""The commands of `kdc` and their options."""
+"""The commands of `kdc` and their options.
+
+Each command imports what it needs when it runs: `kdc --help`, and what starts a training, wait for none of it.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,43 @@ import inspect
 import os
 import sys
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from keras_dist_callbacks import __version__
-from keras_dist_callbacks.checkpoints import files
-from keras_dist_callbacks.checkpoints.record import EXTENSIONS
-from keras_dist_callbacks.cli import details, exporting, formatting, listing, output, upkeep
-from keras_dist_callbacks.cli import doctor as diagnosing
-from keras_dist_callbacks.cli.inventory import Entry, read_entries
-from keras_dist_callbacks.cli.output import Target, fail, nothing_in, opened
-from keras_dist_callbacks.cli.rehearsal import command as rehearsing
-from keras_dist_callbacks.cluster.schedulers import read_scheduler
 from keras_dist_callbacks.errors import ConfigError
-from keras_dist_callbacks.launch import launcher
-from keras_dist_callbacks.launch.launch_options import LaunchOptions
-from keras_dist_callbacks.launch.restart import ProgramNotFoundError, require_program, run_program
+from keras_dist_callbacks.terminal import escape_controls
+
+if TYPE_CHECKING:
+    from keras_dist_callbacks.cli.inventory import Entry
+    from keras_dist_callbacks.cli.output import Target
 
 _EXIT_CODES = (
     "Exit codes: 0 no problem; 1 damage or another problem was found, or a prune was refused; 2 wrong usage, or "
     "the directory cannot be opened or is empty."
 )
+
+
+class _RedactingGroup(TyperGroup):
+    """Commands whose usage errors, which repeat what was typed, show no credentials."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            message = getattr(error, "message", None)
+            if isinstance(message, str):  # an error of click's, of which some versions of typer have their own copy
+                from keras_dist_callbacks.storage.redaction import Redactor
+
+                vars(error)["message"] = escape_controls(Redactor.of(message, {}).clean(message))
+            raise
+
+
 app = typer.Typer(
-    cls=output.RedactingGroup,
+    cls=_RedactingGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # it would print local variables, and credentials with them
@@ -78,6 +93,9 @@ def list_command(url: Url, storage_options: Options = None, as_json: Json = Fals
     Manifests, records and sizes are checked; `kdc verify` reads the content. "new" is what the backup before does not
     hold, "gen" counts the starts of the job.
     """
+    from keras_dist_callbacks.cli import listing
+    from keras_dist_callbacks.cli.output import nothing_in, opened
+
     with opened(url, storage_options, as_json) as target:
         found = listing.list_directory(target)
         if as_json or not found.is_empty:
@@ -99,6 +117,12 @@ def show(
     Of a checkpoint: its record and, once its content was compared with the digest, its tensors. Without a name
     the newest backup is shown or, if there are only checkpoints, the newest checkpoint.
     """
+    from keras_dist_callbacks.checkpoints import files
+    from keras_dist_callbacks.checkpoints.record import EXTENSIONS
+    from keras_dist_callbacks.cli import details
+    from keras_dist_callbacks.cli.inventory import read_entries
+    from keras_dist_callbacks.cli.output import opened
+
     place, name = files.split_filepath(url) if url.endswith(EXTENSIONS) else (url, "")
     name = name or (commit if commit.endswith(EXTENSIONS) else "")
     with opened(place, storage_options, as_json) as target:
@@ -134,6 +158,10 @@ def export(
     Into .safetensors the variables by their paths: weights, optimizer, metrics. Into .keras and .weights.h5 the model
     with its optimizer; a process with Keras makes these, of the architecture that backups of fit() hold.
     """
+    from keras_dist_callbacks.cli import exporting
+    from keras_dist_callbacks.cli.inventory import read_entries
+    from keras_dist_callbacks.cli.output import opened
+
     with opened(url, storage_options, as_json) as target:
         chosen = _chosen(target, read_entries(target.store), commit)
         name = None if commit == "latest" else chosen.readable().id.label
@@ -149,6 +177,11 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Reads every backup and checkpoint completely and compares it with its hashes; changes nothing."""
+    from keras_dist_callbacks.checkpoints import files
+    from keras_dist_callbacks.cli import upkeep
+    from keras_dist_callbacks.cli.inventory import read_entries
+    from keras_dist_callbacks.cli.output import nothing_in, opened
+
     with opened(url, storage_options, as_json) as target:
         entries = read_entries(target.store)
         published = files.Listing() if commit else files.find(target.storage)
@@ -178,6 +211,9 @@ def prune(
 
     At least one verified backup is kept, whatever its age. Checkpoints are not changed.
     """
+    from keras_dist_callbacks.cli import formatting, upkeep
+    from keras_dist_callbacks.cli.output import PROBLEM, fail, opened
+
     with opened(url, storage_options, as_json) as target:
         if as_json and not (yes or dry_run):
             raise ConfigError("--json asks no questions: add --yes or --dry-run")
@@ -186,7 +222,7 @@ def prune(
             target.report(plan, upkeep.show_plan)
         wanted = not (dry_run or plan.is_empty)
         if wanted and not yes and not _confirmed():
-            raise fail("nothing was deleted; in scripts, use --yes", output.PROBLEM)
+            raise fail("nothing was deleted; in scripts, use --yes", PROBLEM)
         if wanted:
             upkeep.execute(target.store, plan)
         if as_json:
@@ -211,15 +247,25 @@ def run(
     ] = None,
 ) -> None:
     """Runs a training script; it ends with 138 after a preemption, or when a worker or the store was lost."""
+    from keras_dist_callbacks.launch.restart import ProgramNotFoundError, run_program
+
     try:
         if cluster:
+            from keras_dist_callbacks.cluster.schedulers import read_scheduler
+
             os.environ["TF_CONFIG"] = read_scheduler(cluster, os.environ)
     except ConfigError as error:
-        raise fail(str(error), output.CANNOT) from None
+        raise _wrong_usage(error) from None
     try:
         run_program(program, context.args, is_module=is_module)
     except ProgramNotFoundError as error:
-        raise fail(str(error), output.CANNOT) from None
+        raise _wrong_usage(error) from None
+
+
+def _wrong_usage(error: Exception) -> typer.Exit:
+    from keras_dist_callbacks.cli.output import CANNOT, fail
+
+    return fail(str(error), CANNOT)
 
 
 class _LaunchCommand(TyperCommand):
@@ -265,6 +311,9 @@ def launch(
 
     All workers are restarted together. Restarts that have made a new backup are unlimited.
     """
+    from keras_dist_callbacks.launch import launcher
+    from keras_dist_callbacks.launch.launch_options import LaunchOptions
+
     try:
         options = LaunchOptions(
             command=_launched([program, *context.args], is_module=is_module),
@@ -279,7 +328,7 @@ def launch(
         )
         code = launcher.launch(options)
     except (ConfigError, OSError) as error:
-        raise fail(str(error), output.CANNOT) from None
+        raise _wrong_usage(error) from None
     raise typer.Exit(code)
 
 
@@ -291,8 +340,11 @@ def _launched(words: list[str], *, is_module: bool) -> tuple[str, ...]:
         return tuple(words[1:])
     if "--" in words:
         words.remove("--")  # the one that was doubled
+    from keras_dist_callbacks.launch import worker
+    from keras_dist_callbacks.launch.restart import require_program
+
     require_program(words[0], is_module=is_module)
-    return (sys.executable, "-m", "keras_dist_callbacks.cli", "run", *(["-m"] if is_module else []), *words)
+    return (*worker.COMMAND, *(["-m"] if is_module else []), *words)
 
 
 def _seconds(text: str | None) -> Any:
@@ -328,6 +380,8 @@ def rehearse(
     The script is not changed. What it would save with this package goes to a scratch directory; `{out}` in its
     arguments becomes a directory of the run's own, for what it writes by itself.
     """
+    from keras_dist_callbacks.cli.rehearsal import command as rehearsing
+
     limits = rehearsing.Limits(steps, epochs, kills, workers, timeout)
     rehearsing.run([program, *context.args], limits, scratch, storage_options, as_json=as_json)
 
@@ -338,6 +392,9 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
 
     Writes a few small objects, and deletes them again.
     """
+    from keras_dist_callbacks.cli import doctor as diagnosing
+    from keras_dist_callbacks.cli.output import opened
+
     with opened(url, storage_options, as_json) as target:
         found = diagnosing.diagnose(target)
         is_usable = found.is_usable
@@ -346,6 +403,8 @@ def doctor(url: Url, storage_options: Options = None, as_json: Json = False) -> 
 
 def _chosen(target: Target, entries: list[Entry], name: str) -> Entry:
     if not entries:
+        from keras_dist_callbacks.cli.output import nothing_in
+
         raise nothing_in(target, "backup")
     if name == "latest":
         return entries[-1]

@@ -17,7 +17,6 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from typer.core import TyperGroup
 
 from keras_dist_callbacks.backups.names import COMMITS, OWNERS
 from keras_dist_callbacks.backups.store import BackupStore
@@ -178,20 +177,6 @@ def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), transient=True, disable=not stderr_is_terminal()) as bar:
         task = bar.add_task(description, total=total)
         yield lambda count: bar.advance(task, count)
-
-
-class RedactingGroup(TyperGroup):
-    """Commands whose usage errors, which repeat what was typed, show no credentials."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Runs a command."""
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            message = getattr(error, "message", None)
-            if isinstance(message, str):  # an error of click's, of which some versions of typer have their own copy
-                vars(error)["message"] = escape_controls(Redactor.of(message, {}).clean(message))
-            raise
 
 
 class _CleanHandler(logging.StreamHandler[Any]):

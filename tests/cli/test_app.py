@@ -91,6 +91,20 @@ def test_every_command_runs_where_tensorflow_and_keras_cannot_be_imported(tmp_pa
 
 
 @pytest.mark.process
+def test_help_does_not_wait_for_what_only_commands_import() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('numpy', 'fsspec', 'msgspec')))  # an import of these raises now\n"
+        "from keras_dist_callbacks.cli import main\n"
+        "main()\n"
+    )
+    for command in ([], ["ls"], ["launch"], ["rehearse"]):
+        line = [sys.executable, "-c", script, *command, "--help"]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.process
 def test_the_module_runs_as_the_console_script_does(tmp_path: Path) -> None:
     commit(begin(tmp_path), 1)
     script = Path(sys.executable).with_name("kdc")

@@ -96,8 +96,12 @@ def test_kdc_run_runs_a_script_as_python_does(tmp_path: Path, word: str, code: i
     assert ("it ran" in ended.stdout) == (code == 0)
 
 
-def run_kdc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "keras_dist_callbacks.cli", "run", *arguments]
+RUN = ("keras_dist_callbacks.cli", "run")
+WAYS = pytest.mark.parametrize("way", [RUN, ("keras_dist_callbacks.launch.worker",)], ids=["kdc run", "kdc launch"])
+
+
+def run_kdc(*arguments: str, cwd: Path, way: tuple[str, ...] = RUN) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *way, *arguments]
     root = str(Path(kdc.__file__).parents[1])  # `python -m` has the working directory in place of it
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, cwd=cwd, env={**os.environ, "PYTHONPATH": root}
@@ -105,14 +109,17 @@ def run_kdc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
+@WAYS
 @pytest.mark.parametrize(
     "arguments", [["nosuch.py"], ["-m", "nosuch"], ["-m", "empty"], ["-m", "empty.no"], ["-m", "script.py"], ["empty"]]
 )
-def test_a_program_that_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_program_that_does_not_exist_is_one_line_and_exit_code_2(
+    tmp_path: Path, way: tuple[str, ...], arguments: list[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "__init__.py").write_text("")
     (tmp_path / "script.py").write_text("print('it ran')")
-    ended = run_kdc(*arguments, cwd=tmp_path)
+    ended = run_kdc(*arguments, cwd=tmp_path, way=way)
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith("kdc: ")
@@ -136,22 +143,35 @@ def test_the_traceback_of_an_error_begins_at_the_users_program(tmp_path: Path, w
 
 
 @pytest.mark.process
-def test_kdc_run_m_runs_a_module_as_python_does(tmp_path: Path) -> None:
+@WAYS
+def test_kdc_run_m_runs_a_module_as_python_does(tmp_path: Path, way: tuple[str, ...]) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "__main__.py").write_text(
         "import sys; from . import beside; print(__name__, __spec__.name, sys.argv, sys.path[0])"
     )
     (tmp_path / "theirs" / "beside.py").write_text("")
-    ended = run_kdc("-m", "theirs", "-m", "--epochs", "3", cwd=tmp_path)
+    ended = run_kdc("-m", "theirs", "-m", "--epochs", "3", cwd=tmp_path, way=way)
     assert ended.returncode == 0, ended.stderr
     argv = [str(tmp_path / "theirs" / "__main__.py"), "-m", "--epochs", "3"]
     assert ended.stdout.strip() == f"__main__ theirs.__main__ {argv} {tmp_path}"
 
 
 @pytest.mark.process
-def test_an_interrupt_ends_with_130_and_the_programs_traceback(tmp_path: Path) -> None:
+@WAYS
+def test_an_interrupt_ends_with_130_and_the_programs_traceback(tmp_path: Path, way: tuple[str, ...]) -> None:
     (tmp_path / "script.py").write_text("raise KeyboardInterrupt")
-    ended = run_kdc("script.py", cwd=tmp_path)
+    ended = run_kdc("script.py", cwd=tmp_path, way=way)
     assert ended.returncode == 130
     assert "KeyboardInterrupt" in ended.stderr
     assert "typer" not in ended.stderr
+
+
+@pytest.mark.process
+def test_what_starts_a_worker_imports_the_standard_library_alone(tmp_path: Path) -> None:
+    show = "print({name.partition('.')[0] for name in sys.modules if name not in at_start} - sys.stdlib_module_names)"
+    (tmp_path / "script.py").write_text(f"import sys\nfrom sitecustomize import at_start\n{show}")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nat_start = set(sys.modules)")
+    command = [sys.executable, "-m", "keras_dist_callbacks.launch.worker", "script.py"]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(kdc.__file__).parents[1]}"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env)
+    assert (ended.stdout, ended.stderr) == ("{'keras_dist_callbacks'}\n", "")
