@@ -40,6 +40,7 @@ _HOME = {
     "WriteOptions": "keras_dist_callbacks.options",
     "advanced": "keras_dist_callbacks.advanced",
     "aws_notice": "keras_dist_callbacks.shutdown.preemption_notice",
+    "best_checkpoint": "keras_dist_callbacks.checkpoints.restore",
     "gce_notice": "keras_dist_callbacks.shutdown.preemption_notice",
     "latest_checkpoint": "keras_dist_callbacks.checkpoints.restore",
     "load_backup": "keras_dist_callbacks.training.loading",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from keras_dist_callbacks.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from keras_dist_callbacks.callbacks.print_lr import PrintLR as PrintLR
     from keras_dist_callbacks.callbacks.tensorboard import TensorBoard as TensorBoard
+    from keras_dist_callbacks.checkpoints.restore import best_checkpoint as best_checkpoint
     from keras_dist_callbacks.checkpoints.restore import latest_checkpoint as latest_checkpoint
     from keras_dist_callbacks.checkpoints.restore import make_or_restore_model as make_or_restore_model
     from keras_dist_callbacks.checkpoints.restore import restored_from as restored_from

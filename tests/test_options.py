@@ -25,7 +25,10 @@ PUBLIC = {
         *["backup_dir", "model", "optimizer", "metrics", "variables", "state"],
         *["save_freq", "max_overhead", "double_checkpoint", "delete_checkpoint", "strict", "verbose", *GROUPS],
     ],
-    "ModelCheckpoint": [*KERAS, "max_to_keep", "storage_options", "write_options", "write_on"],
+    "ModelCheckpoint": [
+        *[*KERAS, "max_to_keep", "keep_best", "keep_every", "start_from_epoch"],
+        *["storage_options", "write_options", "write_on"],
+    ],
     "WriteOptions": [
         *["retry", "fsync", "max_bytes_per_second", "max_failed_saves", "when_busy", "max_held_bytes"],
         "max_local_state",
@@ -39,6 +42,7 @@ PUBLIC = {
     "ClusterOptions": ["startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout"],
     "load_backup": ["backup_dir", "model", "commit", "storage_options", "retry"],
     "latest_checkpoint": ["checkpoint_dir", "storage_options", "retry"],
+    "best_checkpoint": ["checkpoint_dir", "monitor", "mode", "storage_options"],
     "make_or_restore_model": [
         *["build_fn", "checkpoint_dir", "storage_options", "retry", "custom_objects", "compile", "adopt", "verbose"],
     ],

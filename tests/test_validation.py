@@ -101,7 +101,7 @@ NUMBERS: list[tuple[str, dict[str, Any]]] = [
     ("WriteOptions", {"max_bytes_per_second": np.int64(10**6), "max_held_bytes": np.int64(5)}),
     ("ShutdownOptions", {"signals": [np.int64(15)], "grace_period": np.int64(5)}),
     ("Checkpointer", {"delete_checkpoint": np.bool_(False)}),
-    ("ModelCheckpoint", {"save_freq": np.int64(5), "max_to_keep": np.int64(2), "save_best_only": np.bool_(True)}),
+    ("ModelCheckpoint", {"save_freq": np.int64(5), "max_to_keep": np.int64(1), "save_best_only": np.bool_(True)}),
     ("ModelCheckpoint", {"initial_value_threshold": np.float32(0.5)}),
     ("SidecarEvaluator", {"steps": np.int64(5), "timeout": np.float32(0.5), "max_evaluations": np.uint8(3)}),
     ("TensorBoard", {"histogram_freq": np.int64(1), "update_freq": np.int64(5), "sync_seconds": np.float32(0.5)}),

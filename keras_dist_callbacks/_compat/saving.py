@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -31,6 +31,8 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
     Attributes:
         threshold: What `best` is before the first value.
         reports: Whether this worker prints or logs what it decides.
+        start_from_epoch: Epochs at whose ends, and in which, nothing is saved yet.
+        needs_value: Whether nothing is saved without a value of the monitored quantity.
 
     Raises:
         CompatError: This Keras' ModelCheckpoint differs from the known ones.
@@ -39,16 +41,23 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
     best: Any
     verbose: int
     reports = True
+    start_from_epoch = 0
+    needs_value = False
     _warns = True  # that there is no value to compare: once in a fit()
 
     def __init__(self, *args: Any, initial_value_threshold: float | None, **kwargs: Any) -> None:
         _check()
         super().__init__(*args, initial_value_threshold=initial_value_threshold, **kwargs)
+        self.needs_value = self.save_best_only
         self.best = self.threshold = initial_value_threshold  # Keras 3.8 begins with an infinity instead of None
         if not all(hasattr(self, name) for name in _COUNTERS):
             raise incompatible(f"ModelCheckpoint has no {' or no '.join(_COUNTERS)}")
 
-    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
+    def wants(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
+        """Called when Keras would write a file: whether it is to be written. The arguments are those of `write`."""
+        raise NotImplementedError
+
+    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
         """Called when a file is due.
 
         Args:
@@ -56,9 +65,6 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
             epoch: Index of the running epoch.
             batch: Index of the batch that just ended; None at an epoch's end.
             logs: What Keras reports.
-
-        Returns:
-            Whether the file counts as saved.
         """
         raise NotImplementedError
 
@@ -73,6 +79,17 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
             Why no name can be made now, but later; None if it can.
         """
         return None
+
+    @property
+    def better(self) -> Literal["min", "max"]:
+        """Which values of the monitored quantity are better; with `mode="auto"` the compiled metrics say it.
+
+        Raises:
+            ValueError: They do not.
+        """
+        if self.monitor_op is None:
+            self._set_monitor_op()  # Keras does so at an epoch's end only, and fails on earlier saves
+        return "min" if bool(self.monitor_op(0.0, 1.0)) else "max"
 
     @property
     def counters(self) -> list[int | None]:
@@ -90,21 +107,26 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         self._warns = True
 
     def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
+        if epoch < self.start_from_epoch:
+            return
         logs, before = logs or {}, self.best
-        reason = self._why_no_value(logs) if self.save_best_only else None
+        reason = self._why_no_value(logs) if self.needs_value else None
         if reason is not None:
             self._report_nothing(epoch, batch, reason)
             return
-        due = not self.save_best_only or self._improves(logs[self.monitor])
-        unnamed = self.why_unnamed(epoch, logs) if due else None
+        improves = not self.save_best_only or self._improves(logs[self.monitor])
+        unnamed = self.why_unnamed(epoch, logs) if improves else None
         if unnamed is not None:
             self.best = before
             self._report_nothing(epoch, batch, unnamed)
             return
-        filepath = self._get_file_path(epoch, batch, logs) if due else ""
+        filepath = self._get_file_path(epoch, batch, logs) if improves else ""
+        due = improves and self.wants(filepath, epoch, batch, logs)
         if self.reports and (due or self.monitor in logs):
-            self._say_decision(epoch, filepath, before, due=due)
-        if due and not self.write(filepath, epoch, batch, logs):
+            self._say_decision(epoch, filepath, before, improves=improves, due=due)
+        if due:
+            self.write(filepath, epoch, batch, logs)
+        else:
             self.best = before  # no file is as good as that
 
     def _why_no_value(self, logs: dict[str, Any]) -> str | None:
@@ -114,7 +136,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
             return f"{not_reported(self.monitor, logs)}. Monitor what is there, or {_SAVE_WHERE}"
         if np.ndim(value):
             return f"{self.monitor} is an array of the shape {tuple(np.shape(value))} instead of a number"
-        if self.best is None and math.isnan(value):  # as the best it would stay that for ever
+        if math.isnan(value) and (self.best is None or not self.save_best_only):  # as the best it would stay for ever
             return f"{self.monitor} is nan"
         return None
 
@@ -129,17 +151,16 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
 
     def _improves(self, value: Any) -> bool:
         """Returns whether a value is the best so far, and keeps it if it is."""
-        if self.monitor_op is None:
-            self._set_monitor_op()  # Keras does so at an epoch's end only, and fails on earlier saves
-        improves = self.best is None or bool(self.monitor_op(value, self.best))
+        smaller, larger = (value, self.best) if self.better == "min" else (self.best, value)
+        improves = self.best is None or bool(smaller < larger)
         if improves:
             self.best = value
         return improves
 
-    def _say_decision(self, epoch: int, filepath: str, before: Any, *, due: bool) -> None:
-        """The line that Keras prints."""
-        saving = f"saving model to {filepath}"
-        if not due:
+    def _say_decision(self, epoch: int, filepath: str, before: Any, *, improves: bool, due: bool) -> None:
+        """The line that Keras prints, or that no rule would keep the file."""
+        saving = f"saving model to {filepath}" if due else f"{filepath} is not saved, because no rule would keep it"
+        if not improves:
             what = f"{self.monitor} did not improve from {_number(before)}"
         elif self.best is not before:
             what = f"{self.monitor} improved from {_number(before)} to {_number(self.best)}, {saving}"

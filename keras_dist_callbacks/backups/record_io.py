@@ -56,6 +56,7 @@ class Format(Generic[_T]):
         schema: The fields: a dataclass or a `msgspec.Struct`.
         max_bytes: The longest record that is read.
         allow_nan: Whether numbers may be NaN or infinite, which Python's `json` reads and other programs may not.
+        optional: Fields that are left out where they are None.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Format(Generic[_T]):
     schema: type[_T]
     max_bytes: int = MAX_RECORD_BYTES
     allow_nan: bool = False
+    optional: tuple[str, ...] = ()
 
     def encode(self, record: _T) -> bytes:
         """Returns the record as bytes.
@@ -70,7 +72,9 @@ class Format(Generic[_T]):
         Raises:
             ValueError: A field holds a number that JSON does not have.
         """
-        fields = {"format": self.name, "version": self.version, **msgspec.to_builtins(record)}
+        values = msgspec.to_builtins(record)
+        present = {name: value for name, value in values.items() if value is not None or name not in self.optional}
+        fields = {"format": self.name, "version": self.version, **present}
         text = json.dumps(fields, separators=(",", ":"), allow_nan=self.allow_nan).encode()[:-1]
         return text + b',"seal":"%s"}' % xxhash.xxh3_128_hexdigest(text).encode()
 

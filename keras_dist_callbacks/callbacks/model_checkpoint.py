@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import collections
-import functools
+import dataclasses
 import math
 import os
 import shutil
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,25 +22,28 @@ from keras_dist_callbacks._compat.saving import ModelCheckpointPolicy, not_repor
 from keras_dist_callbacks._compat.variables import steps_trained
 from keras_dist_callbacks.backups.record_io import Generation, Sequence, Token
 from keras_dist_callbacks.backups.restored import Restored
+from keras_dist_callbacks.backups.retention import Rules
+from keras_dist_callbacks.callbacks.checkpoint_writer import CheckpointWriter, SavedFile, latest_best
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.reported_names import ReportedNames
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
-from keras_dist_callbacks.checkpoints import end_note, files, ownership
-from keras_dist_callbacks.checkpoints.record import Checkpoint, Record
-from keras_dist_callbacks.checkpoints.template import example_name, names_in
+from keras_dist_callbacks.checkpoints import files, retention
+from keras_dist_callbacks.checkpoints.record import Record
+from keras_dist_callbacks.checkpoints.template import example_name, names_in, require_distinct_names
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
-from keras_dist_callbacks.engine.writer import Owner, shared_writer
-from keras_dist_callbacks.errors import ConfigError, DamagedBackupError, StorageError
+from keras_dist_callbacks.engine.writer import Owner
+from keras_dist_callbacks.errors import ConfigError, StorageError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
 from keras_dist_callbacks.storage.spelling import require_plain
-from keras_dist_callbacks.terminal import first_few, is_shown, say, uploads, warn
+from keras_dist_callbacks.terminal import first_few, is_shown, warn
 from keras_dist_callbacks.validation import number_of
 
 _TAG = "ModelCheckpoint"
 _NO_TOKEN = "0" * 12
+_Order = tuple[int, int]
 _SAVE_FREQ = Literal["epoch"] | number_of("batches", 1)
 _THRESHOLD = "a number, or None"
 _FILE_NAME = "give it a file name, such as ckpt-{epoch:04d}.keras"
@@ -64,17 +65,6 @@ class _State(msgspec.Struct):
     last_saved: tuple[Generation, Sequence] | None
 
 
-@dataclass(frozen=True)
-class _Unpublished:
-    """The newest file, where the store has not taken it: it waits on the local disk for another try."""
-
-    directory: Path
-    record: Record
-    what: str
-    shown: bool
-    error: StorageError
-
-
 @explains_arguments
 class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     """Saves the model or its weights as training goes, like `keras.callbacks.ModelCheckpoint`.
@@ -88,12 +78,19 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     files mix; several callbacks of one job may share a directory.
 
     A file that the store does not take is a warning, and is tried again at the end of each epoch until a newer one
-    takes its place. The newest one is in place when `fit()` returns, or `fit()` ends with the reason. Then a note for
-    `SidecarEvaluator` says that training has ended: a hidden file next to the directory, or in it where the parent
-    cannot be written. An interrupted fit leaves no note.
+    takes its place; too many in a row end training. The newest one is in place when `fit()` returns, or `fit()` ends
+    with the reason, on every worker. Then a note for `SidecarEvaluator` says that training has ended: a hidden file
+    next to the directory, or in it where the parent cannot be written. An interrupted fit leaves no note.
+
+    With `max_to_keep`, `keep_best` or `keep_every`, a file stays if one of them names it. What none of them would keep
+    is not written: `keep_every=5` alone saves every fifth epoch, `keep_best=3` alone what is among the best three. The
+    rules look at the files in the directory, so a restart forgets none; files of an earlier training there count too:
+    give each training a directory of its own. A file is deleted after a newer one is in place, if it was made from this
+    `filepath` and was not renamed; copies and files of other runs stay, and so does the newest intact file.
 
     With `BackupAndRestore` in the same `fit()`, `best` and the counters survive a restart. After
-    `make_or_restore_model` without a backup, `best` is that of the newest file saved by this callback.
+    `make_or_restore_model` without a backup, `best` is that of the newest file saved by this callback. A backup holds
+    as `best` what was in place when the epoch before ended; a better file that was published since is found again.
 
     Args:
         filepath: Where to save: a path or URL that ends in `.keras`, or in `.weights.h5` with
@@ -111,9 +108,14 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         mode: `"auto"`, `"min"` or `"max"`. Defaults to `"auto"`.
         save_freq: `"epoch"`, or a number of batches. Defaults to `"epoch"`.
         initial_value_threshold: What the first value has to be better than; infinities are allowed. Defaults to None.
-        max_to_keep: Keep that many files made from this `filepath`, the newest; older ones are deleted once
-            a newer one is published. Copies under other names and files of other runs are never deleted. Defaults to
-            None: keep all.
+        max_to_keep: Keep that many of the newest files. Defaults to None: keep all, or with another rule what that
+            one names.
+        keep_best: Keep that many files with the best values of `monitor`, by `mode`. Of equal values the earlier one is
+            better; a file without a finite value is never among the best. Defaults to None.
+        keep_every: Keep the first file at or after the ends of the epochs `keep_every`, `2 * keep_every`, ... Defaults
+            to None.
+        start_from_epoch: Save nothing in so many epochs at the beginning, as in `keras.callbacks.EarlyStopping`.
+            Defaults to 0.
         storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
         write_options: Retries, `fsync`, the rate of uploads, and how many files may fail in a row. Defaults to
             `WriteOptions()`.
@@ -121,9 +123,19 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             MultiWorkerMirroredStrategy the models are the same. Defaults to `"chief"`.
 
     Raises:
-        ConfigError: An argument is wrong, or the protocol of `filepath` is unknown or needs a package that
-            is not installed. In `fit()`: no metric has the name in `monitor` or in a placeholder.
+        ConfigError: An argument is wrong, several files are to be kept but the template may give two of them one name,
+            or the protocol of `filepath` is unknown or needs a package that is not installed. In `fit()`: no metric has
+            the name in `monitor` or in a placeholder.
         CompatError: The installed Keras is not supported.
+
+    Example:
+        ```python
+        saving = kdc.ModelCheckpoint(
+            "checkpoints/ckpt-{epoch:04d}.keras", monitor="val_loss", max_to_keep=3, keep_best=2, keep_every=10
+        )
+        model.fit(x, y, epochs=30, validation_data=(x, y), callbacks=[saving])
+        model = keras.models.load_model(saving.best_path)
+        ```
     """
 
     def __init__(
@@ -138,6 +150,9 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         initial_value_threshold: float | None = None,
         *,
         max_to_keep: int | None = None,
+        keep_best: int | None = None,
+        keep_every: int | None = None,
+        start_from_epoch: int = 0,
         storage_options: Mapping[str, Any] | None = None,
         write_options: WriteOptions | None = None,
         write_on: Writers = "chief",
@@ -152,6 +167,11 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         threshold = validation.check("initial_value_threshold", initial_value_threshold, float | None, _THRESHOLD)
         if threshold is not None and math.isnan(threshold):
             raise validation.invalid_argument("initial_value_threshold", threshold, _THRESHOLD)
+        self._rules = Rules(
+            validation.check("max_to_keep", max_to_keep, number_of("files", 1) | None),
+            validation.check("keep_best", keep_best, number_of("files", 1) | None),
+            validation.check("keep_every", keep_every, number_of("epochs", 1) | None),
+        )
         # checked here: Keras itself would find out in the middle of training, or never
         super().__init__(
             redact(path),
@@ -164,25 +184,25 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             save_freq=validation.check("Unrecognized save_freq: it", save_freq, _SAVE_FREQ),
             initial_value_threshold=threshold,
         )
-        self.max_to_keep = validation.check("max_to_keep", max_to_keep, number_of("files", 1) | None)
+        self.max_to_keep, self.keep_best = self._rules.max_to_keep, self._rules.keep_best
+        self.keep_every = self._rules.keep_every
+        self.start_from_epoch = validation.check("start_from_epoch", start_from_epoch, number_of("epochs"))
+        self.needs_value = self.save_best_only or self._rules.keep_best_only
         write = group_of("write_options", write_options, WriteOptions)
         self._storage = open_to_write(directory.format(), storage_options, write)
-        self._storage.require_name(example_name(template, redact(path), has_batch=save_freq != "epoch"))
-        self._template = template
-        self._write_on = write_on
-        self._writes = True
-        self._generation, self._run_token = 1, _NO_TOKEN
-        self._kept: list[Checkpoint] = []
-        self._last_saved: tuple[int, int] | None = None
-        self._published_best: Record | None = None
-        self._has_named_missing = False
+        has_batch = save_freq != "epoch"
+        self._storage.require_name(example_name(template, redact(path), has_batch=has_batch))
+        if self._rules.keep_several:
+            require_distinct_names(template, redact(path), has_batch=has_batch)
+        self._template, self._write_on, self._writes = template, write_on, True
+        self._writer = CheckpointWriter(self._storage, template, write.max_failed_saves)
+        self._cluster = Cluster()
+        self._found = _Found()
+        self._has_named_missing = self._has_skipped = self._is_resumed = False
+        self._last_saved: _Order | None = None  # the newest file that was handed over
+        self._in_place: tuple[float | None, _Order | None] = (None, None)  # the best and the last that all know of
+        self._pending: dict[_Order, float | None] = {}  # what `best` is if that file gets in place, from old to new
         self._names = ReportedNames(_TAG, {}, None, of_batches=False, warns=False)  # until training begins
-        self._owner, self._ticket = Owner(), 0
-        self._most_failures, self._failures = write.max_failed_saves, 0  # in a row
-        self._refused: dict[int, str] = {}  # by the error's id: what the store has not taken
-        self._unpublished: _Unpublished | None = None
-        self._in_place: tuple[float | None, tuple[int, int] | None] = (None, None)  # the best, and the last, that is
-        self._notes: collections.deque[str] = collections.deque()  # what happened in the background
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Probes the directory and finds what earlier runs left there, on the workers that write.
@@ -193,56 +213,101 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
             StorageError: The directory cannot be used; raised on every worker.
         """
         super().on_train_begin(logs)
-        self._owner = Owner(still_runs(self.model))
-        cluster = Cluster.detect()
+        self._cluster = cluster = Cluster.detect()
         cluster.require_connection(self.model.distribute_strategy)
         self._writes = agree_on_writers(
             cluster, "ModelCheckpoint", self._write_on, self._storage.display(self._template)
         )
         self.reports = self._writes
         self._names = self._compare_names()
-        found = cluster.agree(lambda: self._prepare() if self._writes else _Found(), _TAG)
-        if self._write_on == "chief":
-            found = validation.convert(cluster.broadcast(msgspec.to_builtins(found), _TAG, kind=_Found), _Found)
-        self._generation, self._run_token, self._published_best = found.generation, found.run_token, found.best
-        self._report()
-        self._forget_unpublished()  # of a fit() that was interrupted
-        self._refused.clear()
-        self._failures, self._in_place = 0, (self.best, None)
+        found = cluster.agree(lambda: self._begin() if self._writes else _Found(), _TAG)
+        self._found = validation.convert(self._of_writer(msgspec.to_builtins(found), _Found), _Found)
+        self._pending.clear()
+        self._in_place, self._has_skipped = (self.best, None), False
         restored = static.attribute(self.model, "_kdc_restored_from")
-        if isinstance(restored, Restored) and self._is_in_directory(restored.path):
+        self._is_resumed = isinstance(restored, Restored) and self._is_in_directory(restored.path)
+        if self._is_resumed:
             self._take_published_best((0, 0))
+
+    def _begin(self) -> _Found:
+        own = self._writer.begin(Owner(still_runs(self.model)))
+        best = latest_best(self._storage, own, self.monitor) if self.save_best_only else None
+        return _Found(self._writer.generation, self._writer.token, best)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if `save_freq` batches have passed; raises what an earlier write ended with."""
-        self._report()
+        self._writer.report()
         self._names.after_batch(logs or {})
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if it is due; raises what an earlier write ended with."""
-        self._report()
+        """Learns what has become of the files so far, and saves if it is due; raises what a write ended with."""
+        self._cluster.agree(self._writer.report, _TAG)
+        self._learn_outcome()
         self._names.after_epoch(epoch, logs or {})
-        failed = self._unpublished
+        failed = self._writer.unpublished
         super().on_epoch_end(epoch, logs)
-        if failed is not None and self._unpublished is failed:
-            self._try_again(failed)
+        if failed is not None and self._writer.unpublished is failed:
+            self._writer.submit(failed)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until all files are in place, and notes the end of training; raises what a write ended with."""
         super().on_train_end(logs)
-        shared_writer().wait()
-        self._report()
-        self._finish()
-        self._report()
-        if self._writes:
-            ownership.check(self._storage, self._template)
-            last = self._kept[-1].name if self._kept else None
-            end_note.write(self._storage, self._template, self._generation, is_ended=True, last=last)
+        error = self._cluster.agree(lambda: self._writer.finish() if self._writes else None, _TAG)
+        self._learn_outcome()
+        if self._pending:  # the newest file could not be saved
+            self.best, self._last_saved = self._in_place
+            self._pending.clear()
+        self._cluster.agree(lambda: self._conclude(error), _TAG)
+
+    def _conclude(self, error: StorageError | None) -> None:
+        if error is not None:
+            raise error
+        if not self._writes:
+            return
+        self._writer.conclude(self._complete_rules())
+        if self._has_skipped and not self._writer.has_written and not self._is_resumed:
+            warn(
+                "ModelCheckpoint has saved nothing in this fit(), because no rule would keep it. Files of earlier "
+                f"trainings count too ('kdc ls' shows those in {self._storage.display()}): give each training a "
+                "directory of its own"
+            )
+
+    def _of_writer(self, value: Any, kind: Any) -> Any:
+        """The value of the worker that writes for this one."""
+        return self._cluster.broadcast(value, _TAG, kind=kind) if self._write_on == "chief" else value
+
+    def _learn_outcome(self) -> None:
+        """Every worker learns which file is in place; the best value of a newer one is still pending."""
+        last = self._of_writer(self._writer.published if self._writes else self._last_saved, _Order | None)
+        if last is None:
+            return
+        order = (int(last[0]), int(last[1]))
+        if order in self._pending:
+            self._in_place = self._pending[order], order
+        self._pending = {newer: best for newer, best in self._pending.items() if newer > order}
+
+    @property
+    def best_path(self) -> str | None:
+        """The file with the best value of `monitor` among those of this `filepath` that are in the directory now.
+
+        Its content is not read; `kdc.best_checkpoint` reads it. None if no file has a finite value.
+
+        Raises:
+            StorageError: The store cannot be read.
+        """
+        listing = files.find(self._storage)
+        own = files.own(listing, self._template, files.run_token(listing, self._template))
+        mode = own[-1].record.mode if own else None
+        best = retention.best_first(own, self.monitor, mode) if mode else []
+        return self._storage.display(best[0].name) if best else None
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what a backup keeps: the best value, the counters and the order of the last file."""
-        best, last = (self.best, self._last_saved) if self._unpublished is None else self._in_place
+        """Returns what a backup keeps: the best value, the counters and the order of the last file.
+
+        Of files that may not be in place yet it keeps nothing: those that are, `set_state` finds.
+        """
+        best, last = self._in_place if self._pending else (self.best, self._last_saved)
         return {
             "best": None if best is None else float(best),
             "counters": self.counters,
@@ -261,7 +326,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         generation, sequence = saved.last_saved or (0, 0)
         self._last_saved = (generation, sequence) if generation else None
         self._take_published_best((generation, sequence))
-        self._in_place = (self.best, self._last_saved)
+        self._in_place, self._is_resumed = (self.best, self._last_saved), True
+        self._pending.clear()
 
     def why_unnamed(self, epoch: int, logs: dict[str, Any]) -> str | None:
         """Returns why no file can be named in this epoch, though in a later one; raises where that is never."""
@@ -271,37 +337,31 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         return None if missing is None else f"{not_reported(missing, logs)}, and it is in the filepath"
 
     def _compare_names(self) -> ReportedNames:
-        used = {self.monitor: "monitor"} if self.save_best_only else {}
+        used = {self.monitor: "monitor"} if self.save_best_only or self.keep_best else {}
         used = {**dict.fromkeys(names_in(self._template), "filepath"), **used}
         is_epoch = self.save_freq == "epoch"
         return ReportedNames(_TAG, used, find_fit(self.model), of_batches=not is_epoch, warns=self.reports)
 
-    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
-        """Serialises the model to a temporary file and hands it to the queue, on a worker that writes.
-
-        Returns:
-            Whether it is, or will be, in place; not where no thread can be started, which is a warning.
-        """
-        record = Record(
-            template=self._template,
-            published_name=files.split_filepath(filepath)[1],
-            run_token=self._run_token,
-            generation=self._generation,
-            sequence=files.next_sequence(),
-            epoch=epoch + 1 if batch is None else epoch,
-            step=steps_trained(self.model) if self._writes else 0,
-            monitor=self.monitor,
-            value=_scalar(logs.get(self.monitor)),
-            best_only=self.save_best_only,
-        )
-        self._last_saved = record.order
-        if not self._writes:
+    def wants(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
+        """Whether a rule would keep the file: the worker that writes decides, the others follow."""
+        if self._rules.keep_newest:
             return True
+        new = self._record_of(filepath, epoch, batch, logs)
+        wanted = self._cluster.agree(lambda: self._writes and self._writer.is_worth_writing(new), _TAG)
+        wanted = bool(self._of_writer(wanted, bool))
+        self._has_skipped |= not wanted
+        return wanted
+
+    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
+        """Serialises the model to a temporary file and hands it to the queue, on a worker that writes."""
+        record = self._record_of(filepath, epoch, batch, logs)
+        self._last_saved, self._pending[record.order] = record.order, self.best
+        if not self._writes:
+            return
         if not self._has_named_missing:
             self._has_named_missing = True
             self._name_missing()
-        shared_writer().wait_for(self._ticket)  # one file at a time: a slow store must not fill the local disk
-        self._forget_unpublished()  # this one takes its place
+        self._writer.make_room()
         directory = temporary.make_directory("checkpoint")
         try:
             with temporary.writing(f"the file for {self._storage.display(record.published_name)}", within=directory):
@@ -309,24 +369,30 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         except BaseException:
             shutil.rmtree(directory)
             raise
-        what, shown = f"saving {self._storage.display(record.published_name)}", is_shown(self.verbose)
-        is_submitted = False
-        try:
-            is_submitted = self._submit(directory, record, what, shown)
-        finally:
-            if not is_submitted:
-                shutil.rmtree(directory)
-        return is_submitted
+        what = f"saving {self._storage.display(record.published_name)}"
+        self._writer.submit(SavedFile(directory, record, what, is_shown(self.verbose)))
 
-    def _submit(self, directory: Path, record: Record, what: str, shown: bool) -> bool:
-        """Hands a file to the queue; a warning, and False, where no thread can be started."""
-        try:
-            publish = functools.partial(self._publish, directory, record, what, shown)
-            self._ticket = shared_writer().submit(publish, what, self._owner)
-        except RuntimeError as error:
-            warn(f"{what} failed and training continues: {error}")
-            return False
-        return True
+    def _record_of(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> Record:
+        rules = self._complete_rules()
+        return Record(
+            template=self._template,
+            published_name=files.split_filepath(filepath)[1],
+            run_token=self._found.run_token,
+            generation=self._found.generation,
+            sequence=files.next_sequence(),
+            epoch=epoch + 1 if batch is None else epoch,
+            step=steps_trained(self.model) if self._writes else 0,
+            monitor=self.monitor,
+            value=_scalar(logs.get(self.monitor)),
+            best_only=self.save_best_only,
+            mode=rules.mode,
+            max_to_keep=rules.max_to_keep,
+            keep_best=rules.keep_best,
+            keep_every=rules.keep_every,
+        )
+
+    def _complete_rules(self) -> Rules:
+        return dataclasses.replace(self._rules, monitor=self.monitor, mode=self.better)
 
     def _name_missing(self) -> None:
         if is_multi_worker(self.model.distribute_strategy):
@@ -346,87 +412,6 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         else:
             self.model.save(target)
 
-    def _publish(self, directory: Path, record: Record, what: str, shown: bool) -> None:
-        failed = None
-        try:
-            self._put(directory / record.published_name, record, what, shown)
-            self._failures, self._in_place = 0, (record.value if record.best_only else None, record.order)
-        except StorageError as error:
-            self._failures += 1
-            if self._failures == self._most_failures:
-                raise StorageError(f"{self._failures} files in a row were not saved, the last one: {error}") from error
-            failed = _Unpublished(directory, record, what, shown, error) if self._owner.runs() else None
-            self._refused[id(error)] = what
-            raise  # the queue keeps it for `_report`, and warns if this fit() has been left
-        finally:
-            if failed is None:
-                shutil.rmtree(directory)
-            self._unpublished = failed
-
-    def _put(self, source: Path, record: Record, what: str, shown: bool) -> None:
-        with uploads(what, source.stat().st_size, shown=shown) as advance, self._storage.reporting(advance):
-            ownership.check(self._storage, self._template)
-            published = files.publish(self._storage, source, record)
-        self._kept = [one for one in self._kept if one.name != published.name] + [published]
-        say(f"Epoch {record.epoch}: saved {self._storage.display(published.name)}", verbose=shown, after_bar=True)
-        if self.max_to_keep is not None:
-            try:
-                self._kept = files.keep_newest(self._storage, self._kept, self.max_to_keep, self._generation)
-            except StorageError as error:  # they are there once more after the next file
-                self._notes.append(f"old files cannot be deleted: {error}")
-
-    def _try_again(self, failed: _Unpublished) -> None:
-        """Publishes a file that the store has not taken, in the background."""
-        self._submit(failed.directory, failed.record, failed.what, failed.shown)
-
-    def _finish(self) -> None:
-        """Makes sure that the newest file is in place, with a last try if it is not; raises why it cannot be."""
-        if self._unpublished is not None:
-            self._try_again(self._unpublished)
-            shared_writer().wait()
-        if (failed := self._unpublished) is not None:
-            shared_writer().take_failure(self._owner)
-            self._forget_unpublished()
-            raise failed.error
-
-    def _forget_unpublished(self) -> None:
-        if self._unpublished is not None:
-            shutil.rmtree(self._unpublished.directory, ignore_errors=True)
-            self._unpublished = None
-
-    def _report(self) -> None:
-        """Warns of files that the store has not taken; raises what else a write ended with, or if they are too many."""
-        while (failure := shared_writer().take_failure(self._owner)) is not None:
-            what = self._refused.pop(id(failure), None)
-            if what is None:
-                raise failure
-            warn(f"{what} failed and training continues; it is tried again unless a newer file comes first: {failure}")
-        while self._notes:
-            warn(self._notes.popleft())
-
-    def _prepare(self) -> _Found:
-        shared_writer().finish_earlier()  # a fit() that was interrupted may still be writing
-        self._storage.probe()
-        ownership.claim(self._storage, self._template)  # before anything is listed: then no earlier run adds to it
-        files.remove_unfinished(self._storage, self._template)
-        listing = files.find(self._storage)
-        token = files.run_token(listing, self._template)
-        self._kept = files.own(listing, self._template, token)
-        notes, _ = end_note.read_all(self._storage, {self._template, *listing.templates})
-        generation = 1 + max([listing.generation, *(note.generation for note in notes if note.is_ended)])
-        end_note.write(self._storage, self._template, generation, is_ended=False)
-        return _Found(generation, token, self._latest_best() if self.save_best_only else None)
-
-    def _latest_best(self) -> Record | None:
-        for checkpoint in reversed(self._kept):
-            record = checkpoint.record
-            if record.best_only and record.monitor == self.monitor and record.value is not None:
-                try:
-                    return files.verify(self._storage, checkpoint.name).record
-                except (DamagedBackupError, FileNotFoundError):
-                    continue  # it cannot be the best; latest_checkpoint reports it
-        return None
-
     def _is_in_directory(self, path: str) -> bool:
         directory = files.split_filepath(path)[0]
         if self._storage.is_local:
@@ -434,7 +419,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         return directory == self._storage.display()
 
     def _take_published_best(self, known: tuple[int, int]) -> None:
-        best = self._published_best
+        best = self._found.best
         if best is not None and best.order > known:
             self.best = best.value
             self._last_saved = best.order

@@ -7,11 +7,12 @@ Each file carries its own record, so a file may be copied, moved or renamed, by 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,8 +143,32 @@ def latest_verified(storage: Storage, template: str | None = None, *, into: Path
         BackupMismatchError: A newer version of this package wrote one of them.
     """
     listing = find(storage, template)
-    problems = list(listing.problems)
-    for candidate in listing.checkpoints:
+    newer = functools.partial(_newer_without_record, storage, listing, template)
+    return first_intact(storage, listing.checkpoints, listing.problems, into=into, explain=newer)
+
+
+def first_intact(
+    storage: Storage,
+    candidates: Iterable[Checkpoint],
+    known_problems: Iterable[str] = (),
+    *,
+    into: Path | None = None,
+    explain: Callable[[Checkpoint], list[str]] = lambda used: [],
+) -> Checkpoint | None:
+    """Returns the first of several checkpoints whose content matches its record; a warning names damaged ones.
+
+    Args:
+        storage: The directory.
+        candidates: The checkpoints.
+        known_problems: What else is damaged there, one sentence each.
+        into: A local directory that gets a copy of the file. Defaults to no copy.
+        explain: What else to say of the one that is used.
+
+    Raises:
+        DamagedBackupError: There are some, but none of them is intact.
+    """
+    problems = list(known_problems)
+    for candidate in candidates:
         try:
             found = verify(storage, candidate.name) if into is None else fetch(storage, candidate.name, into)
         except FileNotFoundError:
@@ -151,7 +176,7 @@ def latest_verified(storage: Storage, template: str | None = None, *, into: Path
         except DamagedBackupError as error:
             problems.append(str(error))
             continue
-        problems += _newer_without_record(storage, listing, template, found)
+        problems += explain(found)
         if problems:
             warn(f"{'; '.join(problems)}. {storage.display(found.name)} is used", UserWarning)
         return found
@@ -243,29 +268,6 @@ def publish(storage: Storage, source: Path, record: Record) -> Checkpoint:
     return checkpoint
 
 
-def keep_newest(storage: Storage, written: Sequence[Checkpoint], keep: int, generation: int) -> list[Checkpoint]:
-    """Deletes all but the last `keep` of the checkpoints of a run, which are ordered from old to new.
-
-    A file is deleted only if its record still says that this run, or one that it continues, published it under its
-    present name. A user's copy is never deleted.
-
-    Args:
-        storage: The directory.
-        written: The checkpoints.
-        keep: How many remain.
-        generation: That of the run.
-
-    Returns:
-        The checkpoints that remain.
-    """
-    cut = max(0, len(written) - keep)
-    for checkpoint in written[:cut]:
-        record = _record_or_none(storage, checkpoint.name)
-        if record is not None and _is_same_series(record, checkpoint) and record.generation <= generation:
-            storage.delete(checkpoint.name)
-    return list(written[cut:])
-
-
 def run_token(listing: Listing, template: str) -> str:
     """Returns the token of the run that wrote the files of this template, or a new one.
 
@@ -278,7 +280,7 @@ def run_token(listing: Listing, template: str) -> str:
 
 
 def own(listing: Listing, template: str, token: str) -> list[Checkpoint]:
-    """Returns the checkpoints that retention may delete, from old to new."""
+    """Returns the files that this run, or one that it continues, wrote and nobody renamed, from old to new."""
     candidates = (one for one in reversed(listing.checkpoints) if one.is_original)
     return [one for one in candidates if (one.record.template, one.record.run_token) == (template, token)]
 
@@ -296,15 +298,6 @@ def unfinished(infos: Iterable[FileInfo]) -> dict[str, int]:
     """Returns names and sizes of the files that interrupted writes of checkpoints left."""
     finals = ((info, final_name(info.name)) for info in infos)
     return {info.name: info.size for info, final in finals if final is not None and final.endswith(EXTENSIONS)}
-
-
-def _is_same_series(record: Record, checkpoint: Checkpoint) -> bool:
-    known = checkpoint.record
-    return (record.published_name, record.template, record.run_token) == (
-        checkpoint.name,
-        known.template,
-        known.run_token,
-    )
 
 
 def _record_or_none(storage: Storage, name: str) -> Record | None:

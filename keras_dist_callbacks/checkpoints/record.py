@@ -20,7 +20,9 @@ import msgspec
 import xxhash
 
 from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Generation, Sequence, Token
+from keras_dist_callbacks.backups.retention import Mode, Rules
 from keras_dist_callbacks.errors import DamagedBackupError
+from keras_dist_callbacks.validation import Some
 
 EXTENSIONS = (".keras", ".weights.h5")
 TAIL_BYTES = 8192
@@ -59,6 +61,10 @@ class Record:
         best_only: Whether the file was saved because `value` was the best so far.
         size: Bytes before the record.
         digest: xxh3_128 of these, in hex.
+        mode: Which values of `monitor` are better. Defaults to None: not known.
+        max_to_keep: With `keep_best` and `keep_every` the rules of the run that wrote the file.
+        keep_best: See there.
+        keep_every: See there.
     """
 
     template: Name
@@ -73,6 +79,10 @@ class Record:
     best_only: bool = False
     size: Count = 0
     digest: Digest = _NO_DIGEST
+    mode: Mode | None = None
+    max_to_keep: Some | None = None
+    keep_best: Some | None = None
+    keep_every: Some | None = None
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -82,6 +92,11 @@ class Record:
     def order(self) -> tuple[int, int]:
         """What makes one checkpoint newer than another."""
         return (self.generation, self.sequence)
+
+    @property
+    def rules(self) -> Rules:
+        """What the run that wrote the file keeps."""
+        return Rules(self.max_to_keep, self.keep_best, self.keep_every, self.monitor, self.mode or "min")
 
 
 @dataclass(frozen=True)
@@ -112,7 +127,13 @@ class Checkpoint:
         return self.record.size + len(_trailer(self.record))
 
 
-CHECKPOINT = Format("keras_dist_callbacks checkpoint", 1, Record, _MAX_BYTES)
+CHECKPOINT = Format(
+    "keras_dist_callbacks checkpoint",
+    1,
+    Record,
+    _MAX_BYTES,
+    optional=("mode", "max_to_keep", "keep_best", "keep_every"),
+)
 
 
 def kind_of(name: str) -> str:

@@ -14,7 +14,8 @@ import xxhash
 from keras_dist_callbacks import static, validation
 from keras_dist_callbacks._compat import keras_in_use
 from keras_dist_callbacks.backups.restored import NOT_IN_CHECKPOINTS, Restored
-from keras_dist_callbacks.checkpoints import files, foreign
+from keras_dist_callbacks.backups.retention import Mode
+from keras_dist_callbacks.checkpoints import files, foreign, retention
 from keras_dist_callbacks.checkpoints.foreign import ForeignCheckpoint
 from keras_dist_callbacks.checkpoints.record import EXTENSIONS, Checkpoint
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -71,6 +72,62 @@ def latest_checkpoint(
     checkpoint = files.latest_verified(storage, template)
     if checkpoint is None:
         _report_foreign(storage)
+    return _path_of(checkpoint, directory)
+
+
+@explains_arguments
+def best_checkpoint(
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    monitor: str,
+    mode: Mode,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str | None:
+    """Returns the intact checkpoint with the best value of a quantity that `ModelCheckpoint` monitored.
+
+    The values are those in the files' own records, whichever run wrote them. Of equal values the earlier one is better.
+    The file is read and compared with its record; a damaged one is named in a warning, and the next best is used.
+
+    Args:
+        checkpoint_dir: The directory, or the `filepath` given to `ModelCheckpoint`; then only files made
+            from that template count.
+        monitor: Name of the quantity, as it was given to `ModelCheckpoint`.
+        mode: `"min"` or `"max"`: which values are better.
+        storage_options: Passed to the fsspec file system (credentials, endpoint, ...).
+
+    Returns:
+        The full path or URL, or None if no checkpoint has a finite value.
+
+    Raises:
+        ConfigError: An argument is wrong, the protocol is unknown or needs a package that is not installed, or there
+            are checkpoints but none of them monitored `monitor`.
+        DamagedBackupError: No checkpoint with a value is intact.
+        StorageError: The store cannot be read.
+
+    Example:
+        ```python
+        best = kdc.best_checkpoint("checkpoints", monitor="val_loss", mode="min")
+        model = keras.models.load_model(best)
+        ```
+    """
+    directory, template = _split(checkpoint_dir)
+    monitor = validation.check("monitor", monitor, validation.Text, "the name of a quantity, such as 'val_loss'")
+    mode = validation.check("mode", mode, Mode)
+    directory, storage_options = place_of(directory, storage_options)
+    storage = Storage.open(directory, storage_options)
+    listing = files.find(storage, template)
+    monitored = {str(one.record.monitor) for one in listing.checkpoints}
+    if monitored and monitor not in monitored:
+        raise ConfigError(
+            f"no checkpoint in {storage.display()} has monitor={monitor!r}; they have "
+            f"{', '.join(map(repr, sorted(monitored)))}"
+        )
+    candidates = retention.best_first(listing.checkpoints, monitor, mode)
+    return _path_of(files.first_intact(storage, candidates, listing.problems), directory)
+
+
+def _path_of(checkpoint: Checkpoint | None, directory: str) -> str | None:
+    if checkpoint is None:
         return None
     return checkpoint.name if directory == "." else f"{directory.rstrip('/')}/{checkpoint.name}"
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 import re
 import string
+from collections.abc import Mapping
 from typing import Any
 
 from keras_dist_callbacks.errors import ConfigError
 
 _COUNTED: dict[str, Any] = {"epoch": 1, "batch": 1}
+_TRIED = range(1, 130)
 _OF_LOGS = (0.5, 1, "text")  # what a value that training reports, or a callback adds, may be
 _SIMILAR = 0.85
 
 
-def example_name(template: str, shown: str, *, has_batch: bool) -> str:
+def example_name(template: str, shown: str, *, has_batch: bool, counted: Mapping[str, Any] = _COUNTED) -> str:
     """Returns a name as Keras makes it from a template.
 
     A placeholder that is not like those of `epoch` and `batch` may be the name of a value that training reports, or
@@ -24,6 +26,7 @@ def example_name(template: str, shown: str, *, has_batch: bool) -> str:
         template: The last part of a `filepath`, as `string.Formatter` can parse it.
         shown: All of it, without credentials.
         has_batch: Whether files are saved after batches, so that `{batch}` has a value.
+        counted: Values of `epoch` and `batch`. Defaults to 1 each.
 
     Raises:
         ConfigError: No value can be put into a placeholder.
@@ -34,7 +37,7 @@ def example_name(template: str, shown: str, *, has_batch: bool) -> str:
         if field is not None:
             name = _name_of(field)
             _require_known(name, shown, has_batch=has_batch)
-            parts.append(_formatted(name, field, spec or "", conversion, shown))
+            parts.append(_formatted(name, field, spec or "", conversion, shown, counted))
     return "".join(parts)
 
 
@@ -46,6 +49,26 @@ def names_in(template: str) -> list[str]:
 
 def _name_of(field: str) -> str:
     return re.split(r"[.\[]", field)[0]
+
+
+def require_distinct_names(template: str, shown: str, *, has_batch: bool) -> None:
+    """Checks that no two files of a run can have one name, whatever is reported meanwhile.
+
+    Args:
+        template: As in `example_name`.
+        shown: As there.
+        has_batch: As there.
+
+    Raises:
+        ConfigError: Two may.
+    """
+    for name in ("epoch", "batch") if has_batch else ("epoch",):
+        names = {example_name(template, shown, has_batch=has_batch, counted=_COUNTED | {name: n}) for n in _TRIED}
+        if len(names) < len(_TRIED):
+            raise ConfigError(
+                f"filepath={shown!r} may give two of the files that are to be kept one name: add {{{name}:04d}} to it, "
+                "or keep one file, with max_to_keep=1 or keep_best=1 alone"
+            )
 
 
 def _require_known(name: str, shown: str, *, has_batch: bool) -> None:
@@ -64,11 +87,11 @@ def _require_known(name: str, shown: str, *, has_batch: bool) -> None:
         )
 
 
-def _formatted(name: str, field: str, spec: str, conversion: str | None, shown: str) -> str:
+def _formatted(name: str, field: str, spec: str, conversion: str | None, shown: str, counted: Mapping[str, Any]) -> str:
     if "{" in spec or (name != field and name not in _COUNTED):
         return ""  # what will be there depends on a value that is known later
     reason: Any = None
-    for value in (1,) if name in _COUNTED else _OF_LOGS:
+    for value in (counted[name],) if name in counted else _OF_LOGS:
         try:
             found, _ = string.Formatter().get_field(field, (), {name: value})
             return format(string.Formatter().convert_field(found, conversion), spec)

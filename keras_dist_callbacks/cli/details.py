@@ -14,8 +14,9 @@ from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.codec import dtype_of
 from keras_dist_callbacks.backups.manifest import CALLBACK, PYTHON
 from keras_dist_callbacks.backups.snapshot import JSON, VARIABLE, Manifest, WorkerRecord
-from keras_dist_callbacks.checkpoints import files
+from keras_dist_callbacks.checkpoints import files, retention
 from keras_dist_callbacks.checkpoints.record import Checkpoint
+from keras_dist_callbacks.checkpoints.retention import Standing
 from keras_dist_callbacks.cli import formatting, listing
 from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Entry, blob_sizes, judge
@@ -283,6 +284,7 @@ def describe_checkpoint(storage: Storage, checkpoint: Checkpoint, remarks: tuple
     saved_by: Mapping[str, str] = {}
     problem, written = None, None
     path = storage.display(checkpoint.name)
+    standing = retention.standings(files.find(storage)).get(checkpoint.name, Standing())
     with temporary.directory("show") as copies:
         try:
             written = storage.modified(checkpoint.name)
@@ -294,7 +296,7 @@ def describe_checkpoint(storage: Storage, checkpoint: Checkpoint, remarks: tuple
             problem = str(error)
     return CheckpointDetails(
         url=storage.display(),
-        checkpoint=listing.checkpoint_row(checkpoint),
+        checkpoint=listing.checkpoint_row(checkpoint, standing),
         state="damaged" if problem else "intact",
         problem=problem,
         template=checkpoint.record.template,
@@ -319,6 +321,7 @@ def show_checkpoint(page: Page, details: CheckpointDetails, *, every_tensor: boo
         ("written", formatting.moment(details.written, details.age_seconds)),
         ("holds", "the complete model" if row.kind == "model" else "weights and optimizer"),
         ("monitored", listing.monitored(row)),
+        ("kept by", ", ".join(row.kept_by) or "-"),
         ("template", details.template),
         *([("published as", row.published_name)] if row.name != row.published_name else []),
         ("generation", f"{row.generation}, file {details.sequence} of its run"),

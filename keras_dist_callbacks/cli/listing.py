@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import BlobInfo, Manifest, WorkerState
-from keras_dist_callbacks.checkpoints import files, foreign
+from keras_dist_callbacks.checkpoints import files, foreign, retention
 from keras_dist_callbacks.checkpoints.record import Checkpoint
+from keras_dist_callbacks.checkpoints.retention import Standing
 from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Entry, created_at, judge_all, read_entries
@@ -18,7 +19,7 @@ from keras_dist_callbacks.cli.output import Target
 from keras_dist_callbacks.validation import convert
 
 _BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
-_CHECKPOINT_HEADERS = ("checkpoint", ">epochs", "kind", ">step", "monitored", ">size")
+_CHECKPOINT_HEADERS = ("checkpoint", ">epochs", "kind", ">step", "monitored", ">size", "kept by")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,23 @@ class CommitRow:
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """One file that `ModelCheckpoint` published, by its record; the content is not read. `epoch` is how many ended."""
+    """One file that `ModelCheckpoint` published, by its record; the content is not read.
+
+    Attributes:
+        name: Its name in the directory.
+        kind: `"weights"` or `"model"`.
+        epoch: How many epochs ended.
+        step: Optimizer steps taken.
+        monitor: Name of the monitored quantity.
+        value: Its value, if it was a finite number.
+        best_only: Whether it was saved because `value` was the best so far.
+        bytes: Its size.
+        generation: The run that wrote it.
+        published_name: The name that it was saved under.
+        is_best: Whether no file of its training that is in the directory has a better value.
+        kept_by: The arguments of `ModelCheckpoint` that keep it: `"max_to_keep"`, `"keep_best"`, `"keep_every"`, or
+            `"all"` without any of them. Empty for copies, and for what is deleted after the next save.
+    """
 
     name: str
     kind: str
@@ -82,6 +99,8 @@ class CheckpointRow:
     bytes: int
     generation: int
     published_name: str
+    is_best: bool = False
+    kept_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +141,7 @@ def list_directory(target: Target) -> DirectoryListing:
     """Reads what `kdc ls` shows."""
     entries = judge_all(target.storage, read_entries(target.store))
     published = files.find(target.storage)
+    standings = retention.standings(published)
     rows: list[CommitRow] = []
     before: tuple[BlobInfo, ...] = ()
     for entry in entries:
@@ -132,7 +152,7 @@ def list_directory(target: Target) -> DirectoryListing:
         target.url,
         tuple(reversed(rows)),
         sum(blob.size for blob in blobs),
-        tuple(map(checkpoint_row, published.checkpoints)),
+        tuple(checkpoint_row(one, standings.get(one.name, Standing())) for one in published.checkpoints),
         published.problems,
         tuple(foreign.names(target.storage)),
         target.store.has_owner_records(),
@@ -170,9 +190,9 @@ def commit_row(entry: Entry, before: Collection[BlobInfo]) -> CommitRow:
     )
 
 
-def checkpoint_row(checkpoint: Checkpoint) -> CheckpointRow:
+def checkpoint_row(checkpoint: Checkpoint, standing: Standing) -> CheckpointRow:
     """One checkpoint as `kdc ls` shows it."""
-    its_own = {"name": checkpoint.name, "kind": checkpoint.kind, "bytes": checkpoint.file_size}
+    its_own = {"name": checkpoint.name, "kind": checkpoint.kind, "bytes": checkpoint.file_size, **vars(standing)}
     row: CheckpointRow = convert({**dataclasses.asdict(checkpoint.record), **its_own}, CheckpointRow)
     return row
 
@@ -204,10 +224,13 @@ def show_listing(page: Page, listing: DirectoryListing) -> None:
         page.line(f"{listing.url}: {formatting.count(len(published), 'checkpoint')}", "bold")
     if published:
         cells = (
-            (row.name, str(row.epoch), row.kind, f"{row.step:,}", monitored(row), formatting.size(row.bytes))
+            (
+                *(row.name, str(row.epoch), row.kind, f"{row.step:,}", monitored(row), formatting.size(row.bytes)),
+                ", ".join(row.kept_by) or "-",
+            )
             for row in published
         )
-        page.table(_CHECKPOINT_HEADERS, cells, only_if_wide=_CHECKPOINT_HEADERS[2:])
+        page.table(_CHECKPOINT_HEADERS, cells, only_if_wide=_CHECKPOINT_HEADERS[2:6])
         renamed = (row for row in published if row.name != row.published_name)
         page.notes((row.name, f"a copy of {row.published_name}") for row in renamed)
     page.notes((("damaged", problem) for problem in listing.checkpoint_problems), "red")
@@ -235,7 +258,7 @@ def _once_each(notes: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 def monitored(row: CheckpointRow) -> str:
     """The monitored quantity of a checkpoint and its value."""
     value = "-" if row.value is None else f"{row.monitor} {row.value:.6g}"
-    return value + (" (best)" if row.best_only else "")
+    return value + (" (best)" if row.is_best else "")
 
 
 def _commit_cells(row: CommitRow) -> tuple[Cell, ...]:

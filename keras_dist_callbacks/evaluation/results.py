@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from keras_dist_callbacks.backups import record_io
 from keras_dist_callbacks.backups.record_io import Count, Digest, Format, Time
+from keras_dist_callbacks.backups.retention import Mode
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.record import Record as CheckpointRecord
 from keras_dist_callbacks.checkpoints.record import kind_of
@@ -191,7 +192,7 @@ class BestExport:
     storage: Storage
     name: str
     monitor: str
-    mode: str
+    mode: Mode
 
     def export_if_best(self, candidate: Candidate, metrics: Mapping[str, float], model: EvaluatedModel) -> None:
         """Exports the model if it is better than what is there.
@@ -228,6 +229,7 @@ class BestExport:
                 monitor=self.monitor,
                 value=value,
                 best_only=True,
+                mode=self.mode,
             )
             files.publish(self.storage, file, record)
 

@@ -84,7 +84,8 @@ def fields_of(schema: Any) -> str:
 
 
 CHECKPOINT_FIELDS = (
-    "template published_name run_token generation sequence epoch step monitor value best_only size digest"
+    "template published_name run_token generation sequence epoch step monitor value best_only size digest "
+    "mode max_to_keep keep_best keep_every"
 )
 EVALUATION_FIELDS = "name step epoch plot_step metrics weights_digest checkpoints evaluated_at"
 

@@ -349,7 +349,7 @@ def test_the_best_file_is_tried_again_though_no_better_one_follows(tmp_path: Pat
     written = Written(checkpoint)
     with pytest.warns(RuntimeWarning, match=r"best\.keras failed and training continues.*tried again.*store is away"):
         fit(tiny_model(), SetLoss(3.0, 2.0, 2.5, 2.6, 2.7), written, checkpoint, epochs=5)
-    assert [state["best"] for state in written.states] == [None, 3.0, 3.0, 3.0, 2.0]
+    assert [state["best"] for state in written.states] == [None, None, 3.0, 3.0, 3.0], "known when the next epoch ends"
     assert listed(tmp_path).checkpoints[0].record.value == 2.0
     assert checkpoint.get_state()["best"] == 2.0
 
@@ -374,7 +374,7 @@ def test_old_files_that_cannot_be_deleted_are_a_warning(tmp_path: Path, monkeypa
         raise StorageError("must not be deleted")
 
     monkeypatch.setattr(Storage, "delete", refuse)
-    with pytest.warns(RuntimeWarning, match="old files cannot be deleted: must not"):
+    with pytest.warns(RuntimeWarning, match=r"old files cannot be deleted.*must not"):
         fit(tiny_model(), ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1), epochs=2)
     assert names(tmp_path) == ["1.keras", "2.keras"]
 

@@ -23,7 +23,7 @@ from tests.support.no_threads import refused
 
 pytestmark = [ignore_keras_warnings, pytest.mark.slow]  # complete fits
 
-NO_THREAD = r"failed and training continues: no thread can be started to write it \(can't start new thread\): raise"
+NO_THREAD = r"failed and training continues.*: no thread can be started to write it \(can't start new thread\): raise"
 
 
 @pytest.fixture
@@ -34,15 +34,16 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_a_file_for_which_there_is_no_thread_is_a_warning_and_is_not_the_best(tmp_path: Path, temporary: Path) -> None:
+@pytest.mark.parametrize("without", [{2}, {2, 3}])
+def test_a_file_for_which_there_is_no_thread_is_a_warning_and_is_tried_again(
+    tmp_path: Path, temporary: Path, without: set[int]
+) -> None:
     checkpoint = kdc.ModelCheckpoint(tmp_path / "out" / "{epoch}.keras", "loss", save_best_only=True)
-    with pytest.warns(RuntimeWarning, match=f"saving .*2.keras {NO_THREAD}"), refused(lambda number: number == 2):
+    with pytest.warns(RuntimeWarning, match=f"saving .*2.keras {NO_THREAD}"), refused(lambda number: number in without):
         fit(tiny_model(), SetLoss(3.0, 1.0, 2.0), checkpoint, epochs=3)
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.keras")) == ["1.keras", "3.keras"]
-    assert checkpoint.best == 2.0
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.keras")) == ["1.keras", "2.keras"]
+    assert checkpoint.best == 1.0
     assert leftovers(temporary) == []
-    fit(tiny_model(), SetLoss(1.5), checkpoint)
-    assert checkpoint.best == 1.5
 
 
 def test_a_backup_for_which_there_is_no_thread_fails_and_training_continues(tmp_path: Path, uninterrupted: Any) -> None:

@@ -44,7 +44,7 @@ def backup(directory: Path) -> keras.callbacks.Callback:
 
 def checkpoint(directory: Path) -> keras.callbacks.Callback:
     best = {"monitor": "accuracy", "mode": "max", "save_best_only": True, "initial_value_threshold": 0.1}
-    return kdc.ModelCheckpoint(directory / "best.weights.h5", save_weights_only=True, max_to_keep=2, **best)
+    return kdc.ModelCheckpoint(directory / "best-{epoch}.weights.h5", save_weights_only=True, max_to_keep=2, **best)
 
 
 def board(directory: Path) -> keras.callbacks.Callback:

@@ -158,34 +158,6 @@ def test_a_copied_renamed_or_uploaded_file_is_found_like_the_original(storage: S
     assert files.latest_verified(elsewhere).record == published.record  # type: ignore[union-attr]
 
 
-def test_retention_deletes_originals_of_its_own_run_and_nothing_else(storage: Storage, tmp_path: Path) -> None:
-    written = [save(storage, epoch) for epoch in (1, 2, 3)]
-    copy(storage, tmp_path, "1.keras", "release.keras")
-    save(storage, 4, name="best.keras", template="best.keras")
-    save(storage, 9, run_token=OTHER_TOKEN)
-    assert files.keep_newest(storage, written, 1, generation=1) == written[2:]
-    left = {info.name for info in storage.files()}
-    assert left == {"3.keras", "release.keras", "best.keras", "9.keras"}
-    assert files.keep_newest(storage, written[2:], 1, generation=1) == written[2:]
-
-
-def test_a_file_that_the_user_put_in_the_place_of_an_old_one_is_not_deleted(storage: Storage, tmp_path: Path) -> None:
-    written = [save(storage, epoch) for epoch in (1, 2)]
-    copy(storage, tmp_path, "2.keras", "1.keras")  # another published name in it
-    files.keep_newest(storage, written, 1, generation=1)
-    assert storage.exists("1.keras")
-    put(storage, tmp_path, "1.keras", b"theirs")
-    files.keep_newest(storage, written, 1, generation=1)
-    assert storage.exists("1.keras")
-
-
-def test_a_file_of_another_run_with_the_same_names_is_not_deleted(storage: Storage) -> None:
-    written = [save(storage, epoch) for epoch in (1, 2)]
-    save(storage, 1, run_token=OTHER_TOKEN)
-    files.keep_newest(storage, written, 1, generation=1)
-    assert storage.exists("1.keras")
-
-
 def test_a_run_continues_the_token_of_the_files_that_are_there(storage: Storage, tmp_path: Path) -> None:
     assert files.run_token(files.find(storage), TEMPLATE) != files.run_token(files.find(storage), TEMPLATE)
     save(storage, 1)
@@ -197,12 +169,11 @@ def test_a_run_continues_the_token_of_the_files_that_are_there(storage: Storage,
     assert [one.name for one in files.own(listing, TEMPLATE, TOKEN)] == ["1.keras", "2.keras"]
 
 
-def test_a_name_that_a_newer_run_published_is_neither_replaced_nor_deleted(storage: Storage) -> None:
-    older = save(storage, 1, name="best.keras")
+def test_a_name_that_a_newer_run_published_is_not_replaced(storage: Storage) -> None:
+    save(storage, 1, name="best.keras")
     newer = save(storage, 1, generation=3, name="best.keras")
     with pytest.raises(FencedError, match="generation 3, this run has 2"):
         save(storage, 9, generation=2, name="best.keras")
-    files.keep_newest(storage, [older], 0, generation=2)
     assert files.latest_verified(storage) == newer
 
 

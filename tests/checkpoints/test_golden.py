@@ -2,6 +2,7 @@
 
 They were written once with `files.publish` and `END_NOTE.encode` from a `Dense(1)` on two features with the weights
 1, 2 and 3. When a later version adds a field with a default, files of that version are added next to these.
+`2.keras` is of the same version and has the fields that are left out where they are None.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_dist_callbacks.backups.retention import Rules
 from keras_dist_callbacks.checkpoints import files
 from keras_dist_callbacks.checkpoints.end_note import END_NOTE, EndNote
 from keras_dist_callbacks.checkpoints.record import CHECKPOINT, Record
@@ -46,6 +48,13 @@ def test_a_checkpoint_of_version_1_is_read_and_loaded(name: str, tmp_path: Path)
         model.load_weights(tmp_path / name)
     for ours, expected in zip(model.get_weights(), WEIGHTS, strict=True):
         np.testing.assert_array_equal(ours, expected)
+
+
+def test_a_record_with_the_rules_of_its_run_is_read(tmp_path: Path) -> None:
+    """The fields that are left out where they are None."""
+    record = files.fetch(opened(GOLDEN / "checkpoint-v1"), "2.keras", tmp_path).record
+    assert record.rules == Rules(max_to_keep=3, keep_best=2, keep_every=10, monitor="val_auc", mode="max")
+    assert (record.epoch, record.value) == (2, 0.75)
 
 
 def test_an_end_note_of_version_1_is_read() -> None:

@@ -125,21 +125,22 @@ def test_what_several_backups_have_in_common_is_said_once(tmp_path: Path) -> Non
 
 def test_checkpoints_are_listed_by_their_records(url: str, tmp_path: Path) -> None:
     publish(url, "a-01.keras", 1, tmp_path, monitor="loss", value=0.5)
-    publish(url, "b-02.weights.h5", 2, tmp_path, monitor="auc", value=0.75, best_only=True)
+    publish(url, "b-02.weights.h5", 2, tmp_path, monitor="auc", value=0.75, mode="max", max_to_keep=1)
     rewrite(url, "foreign.keras", b"from elsewhere")
     found = kdc_json("ls", url)
     assert [(row["name"], row["kind"], row["epoch"], row["step"]) for row in found["checkpoints"]] == [
         ("b-02.weights.h5", "weights", 2, 20),
         ("a-01.keras", "model", 1, 10),
     ]
-    assert [(row["monitor"], row["value"], row["best_only"]) for row in found["checkpoints"]] == [
-        ("auc", 0.75, True),
-        ("loss", 0.5, False),
+    assert [(row["monitor"], row["value"], row["is_best"], row["kept_by"]) for row in found["checkpoints"]] == [
+        ("auc", 0.75, True, ["max_to_keep"]),
+        ("loss", 0.5, False, ["all"]),
     ]
     assert found["checkpoints"][0]["bytes"] == Storage.open(url).size("b-02.weights.h5")
     assert found["without_record"] == ["foreign.keras"]
     text = kdc("ls", url).stdout
     assert "auc 0.75 (best)" in text
+    assert "max_to_keep" in text
     assert "foreign.keras: not written by kdc.ModelCheckpoint" in text
 
 

@@ -153,6 +153,9 @@ FACADE: dict[str, Row] = {
                 "infinity": "a threshold that all values, or none, are better than",
             },
             "max_to_keep": {"None": "keep all"},
+            "keep_best": {"None": "no such rule"},
+            "keep_every": {"None": "no such rule"},
+            "start_from_epoch": {"zero": "from the first"},
             "storage_options": OPTIONS,
             "write_options": {"None": "WriteOptions()"},
             "write_on": REFUSED,
@@ -245,6 +248,16 @@ FACADE: dict[str, Row] = {
         kdc.latest_checkpoint,
         {"checkpoint_dir": PATH, "storage_options": OPTIONS, "retry": RETRY},
         lambda: {"checkpoint_dir": "none"},
+    ),
+    "best_checkpoint": Row(
+        kdc.best_checkpoint,
+        {
+            "checkpoint_dir": PATH,
+            "monitor": {"a string": "any name of a quantity", "a string with NUL": "any name of a quantity"},
+            "mode": REFUSED,
+            "storage_options": OPTIONS,
+        },
+        lambda: {"checkpoint_dir": "none", "monitor": "val_loss", "mode": "min"},
     ),
     "load_backup": Row(
         kdc.load_backup,

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keras_dist_callbacks.checkpoints import end_note, files
+from keras_dist_callbacks.backups.retention import Rules
+from keras_dist_callbacks.checkpoints import end_note, files, retention
 from keras_dist_callbacks.storage import plain_files
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support.checkpoints import record, write_model
@@ -49,11 +50,11 @@ def save(directory: Path, name: str) -> None:
     template = "best.keras" if name == "best.keras" else "{epoch}.keras"
     listing = files.find(storage)
     token = files.run_token(listing, template)
-    written = files.own(listing, template, token)
     source = write_model(directory / name, b"model 3")
     new = record(name, 3, template=template, run_token=token, generation=2)
-    written = [one for one in written if one.name != name]
-    files.keep_newest(storage, [*written, files.publish(storage, source, new)], 2, 2)
+    published = files.publish(storage, source, new)
+    own = files.own(files.find(storage), template, token)
+    retention.delete_others(storage, own, Rules(max_to_keep=2), published=published.record)
     end_note.write(storage, template, 2, is_ended=True, last=name)
 
 

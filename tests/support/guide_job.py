@@ -34,7 +34,10 @@ def run_training(checkpoint_dir: str, kills: list[str]) -> None:
     model = make_or_restore_model(checkpoint_dir)
     callbacks = [
         kdc.ModelCheckpoint(
-            filepath=checkpoint_dir + "/ckpt-loss={loss:.2f}-{batch}.keras", save_freq=1, monitor="loss", max_to_keep=3
+            filepath=checkpoint_dir + "/ckpt-loss={loss:.2f}-{epoch}-{batch}.keras",
+            save_freq=1,
+            monitor="loss",
+            max_to_keep=3,
         ),
         *(KillAt(step=int(kill), after_commit=False) for kill in kills),
     ]

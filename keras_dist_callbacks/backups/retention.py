@@ -1,0 +1,120 @@
+"""Which of the states that were saved stay: those that a rule names.
+
+Pure functions of the records: whatever a process remembers may be older than what is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from keras_dist_callbacks.validation import Some
+
+Mode = Literal["min", "max"]
+"""Which of two values of a monitored quantity is better."""
+
+Rule = Literal["all", "max_to_keep", "keep_best", "keep_every"]
+"""Why something stays; `"all"` where no rule is given."""
+
+
+class Saved(Protocol):
+    """What the rules look at."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Generation and sequence; the larger one is newer."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of finished epochs."""
+
+    @property
+    def monitor(self) -> str | None:
+        """Name of the monitored quantity."""
+
+    @property
+    def value(self) -> float | None:
+        """Its value."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What stays; each rule that is None names nothing.
+
+    Attributes:
+        max_to_keep: So many of the newest.
+        keep_best: So many with the best values of `monitor`; of equal ones the earlier. None without a finite value.
+        keep_every: The first one at or after the ends of the epochs `keep_every`, `2 * keep_every`, ...
+        monitor: Name of the monitored quantity.
+        mode: Which of its values is better.
+    """
+
+    max_to_keep: Some | None = None
+    keep_best: Some | None = None
+    keep_every: Some | None = None
+    monitor: str | None = None
+    mode: Mode = "min"
+
+    @property
+    def keep_all(self) -> bool:
+        """Whether there is no rule."""
+        return self.max_to_keep is None and self.keep_best is None and self.keep_every is None
+
+    @property
+    def keep_newest(self) -> bool:
+        """Whether whatever is saved stays at first."""
+        return self.keep_all or self.max_to_keep is not None
+
+    @property
+    def keep_best_only(self) -> bool:
+        """Whether nothing stays without a value of the monitored quantity."""
+        return self.keep_best is not None and self.max_to_keep is None and self.keep_every is None
+
+    @property
+    def keep_several(self) -> bool:
+        """Whether more than one may stay, by a rule."""
+        return self.keep_every is not None or (self.max_to_keep or 0) + (self.keep_best or 0) > 1
+
+
+def kept(records: Sequence[Saved], rules: Rules) -> list[tuple[Rule, ...]]:
+    """Returns for each record the rules that keep it; none for what may be deleted."""
+    newest = sorted(range(len(records)), key=lambda place: records[place].order, reverse=True)
+    named: dict[Rule, Collection[int]] = {
+        "all": range(len(records)) if rules.keep_all else (),
+        "max_to_keep": newest[: rules.max_to_keep or 0],
+        "keep_best": ranked(records, rules.monitor, rules.mode)[: rules.keep_best or 0],
+        "keep_every": _first_of_each(records, rules.keep_every) if rules.keep_every else (),
+    }
+    return [tuple(rule for rule, places in named.items() if place in places) for place in range(len(records))]
+
+
+def ranked(records: Sequence[Saved], monitor: str | None, mode: Mode) -> list[int]:
+    """Returns where the records with a value of the monitored quantity are, the best first; of equal ones the older."""
+    sign = 1 if mode == "min" else -1
+    values = {
+        place: sign * record.value
+        for place, record in enumerate(records)
+        if record.monitor == monitor and record.value is not None and math.isfinite(record.value)
+    }
+    return sorted(values, key=lambda place: (values[place], records[place].order))
+
+
+def _first_of_each(records: Sequence[Saved], every: int) -> list[int]:
+    """Where the first record at or after each multiple of `every` epochs is.
+
+    What a restarted run trains again takes the place of what the run before it left of the same epoch.
+    """
+
+    def position(place: int) -> tuple[int, int, int]:
+        generation, sequence = records[place].order
+        return records[place].epoch, -generation, sequence
+
+    found: list[int] = []
+    passed = 0
+    for place in sorted(range(len(records)), key=position):
+        if records[place].epoch // every > passed:
+            passed = records[place].epoch // every
+            found.append(place)
+    return found
