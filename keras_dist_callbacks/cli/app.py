@@ -423,5 +423,10 @@ def _confirmed() -> bool:
         return False
 
 
+def _unwrapped(text: str) -> str:
+    """A text with each paragraph in one line."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 for _registered in app.registered_commands:  # help is to wrap at the terminal's width, not where the source does
-    _registered.help = formatting.unwrapped(inspect.getdoc(_registered.callback) or "")
+    _registered.help = _unwrapped(inspect.getdoc(_registered.callback) or "")

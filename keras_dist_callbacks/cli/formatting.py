@@ -73,11 +73,6 @@ def position(where: Position) -> str:
     return f"after epoch {where.epoch}" if where.epoch else "before epoch 1"
 
 
-def unwrapped(text: str) -> str:
-    """A text with each paragraph in one line."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-
-
 def count(number: int, noun: str) -> str:
     """`1 backup`, `2 backups`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
