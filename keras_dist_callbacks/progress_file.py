@@ -26,6 +26,11 @@ _UNKNOWN = -1
 _STEPS = 2**40
 
 
+def unless_restarted(advice: str) -> str:
+    """Returns advice to start the job again; nothing where `kdc launch` does so, or says why it does not."""
+    return "" if os.environ.get(VARIABLE) else advice
+
+
 class Phase(IntEnum):
     """What a training process does.
 

@@ -20,6 +20,7 @@ from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import coordination
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, PeerLostError
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.progress_file import unless_restarted
 
 _T = TypeVar("_T")
 _CHUNK = 2**20  # characters; gRPC refuses messages of 4 MiB
@@ -70,7 +71,12 @@ def raise_if_lost() -> None:
     """
     known = lost()
     if known is not None:
-        raise PeerLostError(f"{known}. Training cannot continue without it: start all workers again")
+        raise PeerLostError(f"{known}{cannot_continue()}")
+
+
+def cannot_continue() -> str:
+    """Returns the end of a message about a lost worker."""
+    return f". Training cannot continue without it{unless_restarted(': start all workers again')}"
 
 
 def publish(key: str, value: bytes, timeout: float) -> int:

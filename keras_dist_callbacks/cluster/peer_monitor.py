@@ -211,9 +211,7 @@ def describe_peer_failure(role: Role, error: BaseException) -> PeerLostError:
             _say(f"lost: {who}")
         messaging.mark_peer_lost(who)
     _bound_exit()
-    return PeerLostError(
-        f"{role.name}: {who}. See its log. Training cannot continue without it: start all workers again"
-    )
+    return PeerLostError(f"{role.name}: {who}. See its log{messaging.cannot_continue()}")
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError, is_temporary
+from keras_dist_callbacks.progress_file import unless_restarted
 from keras_dist_callbacks.terminal import write_line
 
 _CALLERS = {__name__, "runpy", "importlib", "importlib.util", "importlib._bootstrap", "importlib._bootstrap_external"}
@@ -142,5 +143,6 @@ def _ask_for_a_restart(error: Exception) -> NoReturn:
         peer_monitor = importlib.import_module("keras_dist_callbacks.cluster.peer_monitor")
         shown = peer_monitor.describe_if_peer_failure(error)
     _print(shown)
-    write_line(f"exit code {RESTART_EXIT_CODE}: start this job again", to_stderr=True)
+    if advice := unless_restarted(f"exit code {RESTART_EXIT_CODE}: start this job again"):
+        write_line(advice, to_stderr=True)
     raise SystemExit(RESTART_EXIT_CODE) from error

@@ -22,6 +22,7 @@ from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.errors import ClusterError, ConfigError, KdcError, Preempted, StorageError, is_repeated
 from keras_dist_callbacks.options import ShutdownOptions
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.progress_file import unless_restarted
 from keras_dist_callbacks.shutdown.preemption_notice import Notice, NoticePoller
 from keras_dist_callbacks.shutdown.signals import SignalListener, handler_of, has_non_python_handler, let_children_end
 from keras_dist_callbacks.shutdown.time_limit import TimeLimit
@@ -197,7 +198,7 @@ class ShutdownController:
             text = f"{_cause(request, self._cluster.num_workers)} at {position}: {error}"
         if not preempted:
             raise KeyboardInterrupt(text)
-        self._say(f"{text}. Start the job again to resume")
+        self._say(text + unless_restarted(". Start the job again to resume"))
         handler = None if self._signalled is None else self._signals.previous_handler(self._signalled)
         if handler is not None and self._signalled is not None:
             handler(int(self._signalled), None)
@@ -254,7 +255,7 @@ class ShutdownController:
         reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         text = f"{_cause(pending, self._cluster.num_workers)}, then {reason}"
         self._phase = _Phase.EXITING
-        self._say(f"{text}. Start the job again to resume")
+        self._say(text + unless_restarted(". Start the job again to resume"))
         raise Preempted(text) from error
 
     def _save_at(self, error: BaseException, step: int | None, at_hand: Callable[[], Snapshot | None]) -> bool:

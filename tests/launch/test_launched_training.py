@@ -46,6 +46,10 @@ def test_a_killed_worker_is_restarted_and_the_end_is_bit_identical(tmp_path: Pat
     end, start = (line for line in err.splitlines() if line.startswith("kdc launch: "))
     assert end == f"kdc launch: worker {workers - 1} was terminated by SIGKILL, after step 13"
     assert start == "kdc launch: attempt 1 starts from the backup of step 12; 1 step is repeated"
+    logs = "".join(log.read_text() for log in (tmp_path / "logs").iterdir())
+    assert ("Training cannot continue without it" in logs) == (workers > 1)
+    assert "start all workers again" not in logs
+    assert "start this job again" not in logs
 
 
 @pytest.mark.parametrize(("workers", "again"), [(1, True), (2, False), pytest.param(2, True, marks=pytest.mark.chaos)])
@@ -63,7 +67,8 @@ def test_a_job_whose_time_is_over_is_not_restarted_and_continues_exactly_when_st
     assert code == 138, err
     asked = " on worker 0" if workers > 1 else ""
     assert f"Preempted by the end of the Slurm job{asked} at epoch 1, batch " in out
-    assert "everything is saved. Start the job again to resume" in out
+    assert "everything is saved" in out
+    assert "Start the job again" not in out  # the launcher says so
     (end,) = (line for line in err.splitlines() if line.startswith("kdc launch: "))
     assert end.endswith("its time is over, so there is no restart: start the job again")
     if not again:

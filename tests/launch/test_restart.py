@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks import errors
+from keras_dist_callbacks import errors, progress_file
 from keras_dist_callbacks.launch.restart import is_worth_a_restart
 
 
@@ -55,6 +55,16 @@ def test_what_may_pass_ends_with_138(error: Exception, capsys: pytest.CaptureFix
     shown = capsys.readouterr().err
     assert str(error) in shown
     assert "exit code 138: start this job again" in shown
+
+
+def test_under_kdc_launch_nobody_is_asked_to_start_the_job_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(progress_file.VARIABLE, "progress")
+    with pytest.raises(SystemExit) as ended, kdc.restartable():
+        raise errors.PeerLostError("worker 1 is gone")
+    assert ended.value.code == 138
+    assert capsys.readouterr().err.splitlines()[-1].endswith("PeerLostError: worker 1 is gone")
 
 
 @pytest.mark.parametrize("error", NEVER, ids=lambda error: type(error).__name__)

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks import progress_file
 from keras_dist_callbacks.engine.engine import BackupEngine
 from keras_dist_callbacks.process import shared
 from keras_dist_callbacks.shutdown import controller
@@ -59,6 +60,15 @@ WHERE = {
     "the begin of an epoch": ("on_epoch_begin", (1, 0), (1, 1)),
     "the last epoch's end": ("on_epoch_end", (2, 0), (3, 0)),
 }
+
+
+def test_under_kdc_launch_nobody_is_asked_to_start_the_job_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(progress_file.VARIABLE, str(tmp_path / "progress"))
+    with pytest.raises(kdc.Preempted):
+        fit(tmp_path / "backup", ActionAt("on_train_batch_end", (1, 2), raise_signal()), save_freq=False)
+    assert capsys.readouterr().out.splitlines()[-1].endswith("everything is saved")
 
 
 @pytest.mark.in_gate(2)
