@@ -6,12 +6,16 @@ import builtins
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import keras_dist_callbacks as kdc
-from tests.support import public
+from keras_dist_callbacks.cluster import timeouts
+from keras_dist_callbacks.process import PARTS
+from keras_dist_callbacks.training import resume_mode
+from tests.support import example_names, public
 
 
 def docstrings(name: str) -> Iterator[tuple[str, str]]:
@@ -26,6 +30,29 @@ def docstrings(name: str) -> Iterator[tuple[str, str]]:
 def section(title: str, text: str) -> str:
     found = re.search(rf"^{title}:\n((?: .*\n?|\n)+)", text, re.MULTILINE)
     return inspect.cleandoc("\n" + found[1]) if found else ""
+
+
+EXAMPLES = {
+    owner: section("Example", text).removeprefix("```python").removesuffix("```")
+    for name in public.NAMES
+    for owner, text in docstrings(name)
+    if section("Example", text)
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("owner", EXAMPLES)
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_the_example_of_a_docstring_runs(owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in (timeouts._Given, resume_mode.Runs):  # each example is a script, and a process, of its own
+        monkeypatch.setitem(PARTS, kind, kind())
+    example_names.run(EXAMPLES[owner])
+
+
+@pytest.mark.parametrize("name", ["BackupAndRestore", "Checkpointer", "SidecarEvaluator", "TensorBoard", "load_backup"])
+def test_help_shows_an_example(name: str) -> None:
+    assert name in EXAMPLES
 
 
 @pytest.mark.parametrize("name", public.NAMES)

@@ -143,6 +143,12 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
         ConfigError: An argument is wrong, `write_on="all"` has a `worker_log_dir`, a protocol is unknown, or a
             package is not installed: tensorboard, or the protocol's.
         CompatError: The installed Keras is not supported.
+
+    Example:
+        ```python
+        board = kdc.TensorBoard("gs://bucket/run1/tb", update_freq=100)
+        model.fit(dataset, epochs=12, callbacks=[board, kdc.BackupAndRestore("gs://bucket/run1/backup")])
+        ```
     """
 
     def __init__(
