@@ -181,6 +181,7 @@ FACADE: dict[str, Row] = {
             "grace_period": REFUSED,
             "signals": {"a list": "numbers of signals"},
             "notice": {"None": "nothing else", "a string": "a path that appears", "a function": "it is asked"},
+            "time_limit": {"None": "no limit"},
             "save_on_exception": FLAG,
         },
     ),
