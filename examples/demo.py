@@ -3,19 +3,22 @@
 `train_digits.py`, the user's script, is run (a) uninterrupted and (b) with one of its workers killed by SIGKILL
 in the middle of an epoch, restarted, killed again in the same epoch, and restarted. A restart resumes from the last
 backup: the steps after it are trained again. Then the final weights, optimizer, metrics and History of both are
-compared bit by bit.
+compared bit by bit, and so is the loss of each step. `losses.png` in the directory shows the losses of both runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import keras
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -31,6 +34,7 @@ KILLS = (  # the first directly after a backup, the second two steps after one
 )
 TIMEOUT = 3600.0  # only against a hang: how fast the machine is must not matter
 PARTS = ("uninterrupted", "killed")
+PICTURE = "losses.png"
 console = Console(highlight=False)
 
 
@@ -48,6 +52,14 @@ class Run:
             by_process.setdefault(step.pid, []).append(step)
         return list(by_process.values())
 
+    def losses(self, worker: int) -> list[dict[tuple[int, int], float]]:
+        """By epoch and batch the loss that a worker has logged, in each start of the job."""
+        by_process: dict[str, dict[tuple[int, int], float]] = {}
+        for line in (self.directory / f"losses-worker{worker}").read_text(encoding="ascii").splitlines():
+            pid, epoch, batch, loss = line.split()
+            by_process.setdefault(pid, {})[int(epoch), int(batch)] = float.fromhex(loss)
+        return list(by_process.values())
+
     def recording(self, worker: int) -> Path:
         """Where a worker has recorded what it ended with."""
         return self.directory / f"final-worker{worker}"
@@ -57,6 +69,24 @@ class DemoError(Exception):
     """The demo cannot continue; the message has the reason and shows the logs."""
 
 
+class LossLog(keras.callbacks.Callback):
+    """Appends `pid epoch batch loss` to a file after each step: the loss that Keras prints, the epoch's mean so far."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Remembers the epoch."""
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes a line."""
+        with self.path.open("a", encoding="ascii") as file:
+            file.write(f"{os.getpid()} {self.epoch} {batch} {float((logs or {})['loss']).hex()}\n")
+
+
 def worker(directory: Path, kill: str | None) -> None:
     """What each process of the clusters runs: the user's script, watched."""
     import train_digits
@@ -64,9 +94,12 @@ def worker(directory: Path, kill: str | None) -> None:
     from keras_dist_callbacks.advanced import Cluster
     from keras_dist_callbacks.testing import KillAt, StepLog, record_run
 
-    watchers = [StepLog(directory / "steps-worker{worker}"), *([KillAt.from_string(kill)] if kill else [])]
-    history = train_digits.train(str(directory / "job"), extra_callbacks=watchers)
-    record_run(directory / f"final-worker{Cluster.detect().worker_index}", history.model, history)
+    index = Cluster.detect().worker_index
+    watchers = [StepLog(directory / "steps-worker{worker}"), LossLog(directory / f"losses-worker{index}")]
+    history = train_digits.train(
+        str(directory / "job"), extra_callbacks=[*watchers, *([KillAt.from_string(kill)] if kill else [])]
+    )
+    record_run(directory / f"final-worker{index}", history.model, history)
 
 
 def run(directory: Path, kills: Sequence[str], progress: Progress, title: str) -> Run:
@@ -151,8 +184,68 @@ def verdict(plain: Run, killed: Run) -> list[str]:
     ]
     for what, mark in (("final weights, optimizer and metrics", ": variable "), ("History", ": history ")):
         same = not any(mark in line for line in differences)
-        console.print(f"{what}: {'[green]bit-identical' if same else '[red]DIFFERENT'} on {WORKERS} workers")
-    return differences
+        report(what, same)
+    found = [line for i in range(WORKERS) for line in different_losses(plain, killed, i)]
+    report("loss of each step, also of those that were trained again", not found)
+    return differences + found
+
+
+def report(what: str, same: bool) -> None:
+    console.print(f"{what}: {'[green]bit-identical' if same else '[red]DIFFERENT'} on {WORKERS} workers")
+
+
+def different_losses(plain: Run, killed: Run, worker: int) -> list[str]:
+    """One line for each step of the killed run whose loss is not that of the uninterrupted one."""
+    (expected,) = plain.losses(worker)
+    logged = [step for start in killed.losses(worker) for step in start.items()]
+    wrong = [
+        f"worker {worker}: loss {loss!r} in epoch {epoch + 1} step {batch + 1}, not {expected.get((epoch, batch))!r}"
+        for (epoch, batch), loss in logged
+        if loss != expected.get((epoch, batch))
+    ]
+    missing = len(expected.keys() - dict(logged).keys())
+    return [*wrong, *([f"worker {worker}: {missing} steps without a loss"] if missing else [])]
+
+
+def draw(plain: Run, killed: Run, target: Path) -> None:
+    """Draws the losses of the killed run, one color for each start, on top of those of the uninterrupted one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    (expected,), starts = plain.losses(1), killed.losses(1)
+    numbers = {place: number for number, place in enumerate(sorted(expected), start=1)}
+    figure, (complete, close) = pyplot.subplots(1, 2, figsize=(9, 3.4), width_ratios=(3, 2))
+    for axes in (complete, close):
+        axes.plot(numbers.values(), [expected[place] for place in numbers], color="0.8", linewidth=8, label=PARTS[0])
+        for count, losses in enumerate(starts):
+            steps, values = [numbers[place] for place in losses], list(losses.values())
+            label = f"restart {count}" if count else "killed twice: first start"
+            size = 6 - 2 * count if axes is close else 0  # those that were trained again are seen one in the other
+            axes.plot(steps, values, "o-", color=f"C{count}", linewidth=1.5, markersize=size, label=label)
+            if count < len(starts) - 1:
+                axes.plot(steps[-1:], values[-1:], "kx", markersize=11, label="" if count else "SIGKILL")
+        axes.set_xlabel("step")
+    complete.set_ylabel("loss, the epoch's mean so far")
+    complete.legend(fontsize=8)
+    kills = [numbers[max(losses)] for losses in starts[:-1]]
+    shown = [expected[place] for place, number in numbers.items() if kills[0] - 5 < number < kills[-1] + 6]
+    margin = 0.1 * (max(shown) - min(shown))
+    close.set(xlim=(kills[0] - 5, kills[-1] + 6), ylim=(min(shown) - margin, max(shown) + margin))
+    close.set_title("around the kills", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(target, dpi=100, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def show(plain: Run, killed: Run, target: Path) -> None:
+    try:
+        draw(plain, killed, target)
+    except ModuleNotFoundError as error:
+        console.print(f"no picture of the losses: {error.name} is not installed")
+    else:
+        console.print(f"losses: {target}", soft_wrap=True)
 
 
 def main(directory: Path) -> int:
@@ -173,6 +266,7 @@ def main(directory: Path) -> int:
             soft_wrap=True,
         )
         differences = verdict(plain, killed)
+        show(plain, killed, directory / PICTURE)
     except DemoError as error:
         console.print(str(error), markup=False, soft_wrap=True)
         return 1
@@ -184,7 +278,8 @@ def main(directory: Path) -> int:
 
 def empty(directory: Path) -> None:
     """Removes what an earlier demo left, and nothing else."""
-    others = [path.name for path in directory.iterdir() if path.name not in PARTS] if directory.exists() else []
+    found = [path.name for path in directory.iterdir()] if directory.exists() else []
+    others = [name for name in found if name not in (*PARTS, PICTURE)]
     if others:
         raise DemoError(f"{directory} holds files that are not the demo's ({others[0]}, ...): give another directory")
     shutil.rmtree(directory, ignore_errors=True)
