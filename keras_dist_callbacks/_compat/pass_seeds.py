@@ -17,14 +17,6 @@ def has_too_large_buffers(dataset: Any) -> bool:
     return sum(sizes) > LARGEST_BUFFERS
 
 
-def has_seeds(dataset: Any) -> bool:
-    """Returns whether its shuffles draw the same seeds in each process: each has a seed, its own or the global one."""
-    import tensorflow as tf
-
-    found = [(stage._seed, stage._seed2) for stage in pipeline.reshuffling_stages(dataset) if hasattr(stage, "_seed2")]
-    return all(any(tf.get_static_value(seed) != 0 for seed in seeds) for seeds in found)
-
-
 def of_iterator(iterator: Any) -> list[int] | None:
     """Returns the seeds of the shuffles of an iterator of which nothing was read; None where it does not show them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,8 +15,92 @@ _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY
 
 
 def original(dataset: Any) -> Any:
-    """Returns the dataset that a distributed one was made from; any other as it is."""
-    return getattr(dataset, "_original_dataset", dataset)
+    """Returns the user's dataset that a distributed one, or one with orders of its own, was made from."""
+    dataset = getattr(dataset, "_original_dataset", dataset)
+    return getattr(dataset, "_kdc_made_from", dataset)
+
+
+def is_distributed(dataset: Any) -> bool:
+    """Returns whether a strategy has made it of another one."""
+    return hasattr(dataset, "_original_dataset")
+
+
+def graph_of(dataset: Any) -> Any:
+    """Returns the graph of a dataset, as `graphs.dataset_graph`."""
+    return graphs.dataset_graph(dataset._variant_tensor)
+
+
+def made_from_graph(definition: Any, given: Mapping[str, Any], dataset: Any) -> Any:
+    """Returns a dataset that a changed graph of another one describes; it keeps that one, with its functions, alive.
+
+    Args:
+        definition: The graph. Its only operation without a reader is the result.
+        given: What is in the place of its placeholders, by their names: the function in which the dataset is made takes
+            it, so that variables are shared and rows are not copied once more.
+        dataset: The other one.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+
+    (end,) = [node for node in definition.node if node.op == "_Retval"]
+    definition.node.remove(end)
+
+    def make(*values: Any) -> Any:
+        inputs = {f"{name}:0": value for name, value in zip(given, values, strict=True)}
+        name = end.input[0] if ":" in end.input[0] else f"{end.input[0]}:0"
+        return tf.graph_util.import_graph_def(definition, input_map=inputs, return_elements=[name], name="")[0]
+
+    with tf.device("CPU:0"):
+        variant = tf.function(make, autograph=False)(*given.values())
+    made = dataset_ops._VariantDataset(variant, dataset.element_spec)
+    made._options_attr = dataset._options_attr
+    made._kdc_made_from = dataset
+    return made
+
+
+def captures_by_function(dataset: Any) -> dict[str, list[Any]]:
+    """Returns the tensors that functions of a dataset captured, by the names that the functions have in its graph."""
+    found = [function.function for stage in stages(dataset) for function in _functions(stage)]
+    return {_text(function.name): list(function.captured_inputs) for function in found}
+
+
+def _text(name: Any) -> str:
+    return str(name.decode()) if isinstance(name, bytes) else str(name)
+
+
+def bytes_held(dataset: Any) -> int:
+    """Returns how many bytes of data its graph would hold."""
+    found = list({id(stage): stage for stage in stages(dataset)}.values())
+    held = [tensor for stage in found for tensor in vars(stage).values()]
+    held += [tensor for stage in found for function in _functions(stage) for tensor in _captures(function)]
+    return sum({id(tensor): _size(tensor) for tensor in held}.values())
+
+
+def seeded_reshuffles(dataset: Any) -> list[Any]:
+    """Returns the stages whose next order follows from a seed and from how often the user's dataset was read before."""
+    return [stage for stage in reshuffling_stages(dataset) if has_seed(stage)]
+
+
+def has_seed(stage: Any) -> bool:
+    """Returns whether a stage that draws has a seed, its own or the global one; True of one without such arguments."""
+    import tensorflow as tf
+
+    if not hasattr(stage, "_seed2"):
+        return True
+    return any(tf.get_static_value(seed) != 0 for seed in (stage._seed, stage._seed2))
+
+
+def hidden_graphs(stage: Any) -> list[Any]:
+    """Returns the graphs of datasets that only a graph shows: those that functions captured, and what has no class."""
+    variants = [t for function in _functions(stage) for t in _captures(function) if t.dtype.name == "variant"]
+    if type(stage).__name__ == "_VariantDataset" or "Snapshot" in kind_of(stage):
+        variants.append(stage._variant_tensor)
+    return [graphs.dataset_graph(variant) for variant in variants]
+
+
+def function_graphs(stage: Any) -> list[Any]:
+    """Returns the graphs of a stage's functions."""
+    return [function.function.graph.as_graph_def() for function in _functions(stage)]
 
 
 def local_copies(dataset: Any) -> list[Any]:
@@ -312,9 +396,7 @@ def kind_of(stage: Any) -> str:
 def _orders_in_graph(stage: Any) -> list[tuple[str, str]] | None:
     if not hasattr(stage, "_inputs"):
         return []  # the function of a distributed dataset, which is a condition already
-    held = [tensor for source in stages(stage) for tensor in vars(source).values()]
-    held += [tensor for source in stages(stage) for function in _functions(source) for tensor in _captures(function)]
-    if sum(_size(tensor) for tensor in held) > _LARGEST_GRAPH:
+    if bytes_held(stage) > _LARGEST_GRAPH:
         return None
     return graphs.orders_of_dataset(stage._variant_tensor, is_source=not stage._inputs())
 
@@ -409,9 +491,9 @@ _PASS_ON = (
 
 
 def _is_read_whole(dataset: Any, places: list[tuple[int, ...]]) -> bool:
+    if is_distributed(dataset):
+        return True  # they are read ahead for their devices
     whole = original(dataset)
-    if whole is not dataset:
-        return True  # distributed datasets are read ahead for their devices
     later = [s for path, s in occurrences(whole) if any(path == place[: len(path)] != place for place in places)]
     if rng.is_deterministic() and any(function_stages(stage) for stage in later):
         return False  # TensorFlow takes the asynchronous parts out then

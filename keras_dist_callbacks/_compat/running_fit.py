@@ -116,6 +116,12 @@ class RunningFit:
         iterator._num_batches = cardinality if cardinality >= 0 else None
 
     @property
+    def pipeline(self) -> Any:
+        """What Keras makes the training data of: a `tf.data.Dataset`, or a distributed one; None of other inputs."""
+        adapter = self.epoch_iterator.data_adapter
+        return adapter.get_tf_dataset() if type(adapter).__name__ == "TFDatasetAdapter" else None
+
+    @property
     def builds_before_evaluating(self) -> bool:
         """Whether `evaluate` first creates an iterator to see a batch, as it does under a strategy."""
         return self.has_strategy
@@ -180,6 +186,10 @@ class RunningFit:
             self.model._eval_epoch_iterator = iterator
         return self.model._eval_epoch_iterator
 
+    def drop_validation_iterator(self) -> None:
+        """After an exception, Keras would read the same validation data in the next fit(), whatever that is given."""
+        self.model._eval_epoch_iterator = None
+
     @property
     def is_python_generator(self) -> bool:
         """Whether the input is a plain Python generator."""
@@ -207,6 +217,12 @@ class RunningFit:
     def clear_initial_epoch(self) -> None:
         """A later fit() must not start at the epoch that this one was resumed at."""
         self.model._initial_epoch = None
+
+
+def read_instead(epoch_iterator: Any, dataset: Any) -> None:
+    """Makes an epoch iterator, of which nothing was read, read another dataset that has the same elements."""
+    distributed = epoch_iterator._distribute_strategy.experimental_distribute_dataset(dataset)
+    epoch_iterator._distributed_dataset, epoch_iterator._current_iterator = distributed, None
 
 
 def find_fit(model: Any) -> RunningFit | None:

@@ -8,7 +8,7 @@ manifest that makes no sense is damage, for whoever reads it, before anything of
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -56,6 +56,7 @@ class _RandomStates(TypedDict):
 class _UntrackedInput(TypedDict):
     python: list[str]
     unordered: list[str]
+    unseeded: NotRequired[list[tuple[str, str, str]]]
 
 
 class _Order(TypedDict):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Position, WorkerState
 from keras_dist_callbacks.terminal import escape_controls
 
 UNTRACKED_INPUT = "untracked_input"
-"""The topic with what was found in the input: `python` code, and why it is `unordered`."""
+"""The topic with what was found in the input: `python` code, why it is `unordered`, and what of it is `unseeded`."""
 
 RANDOM_OPERATIONS = "random_operations"
 """The topic with operations of the train and test step that keep a random state in their kernel."""
@@ -58,6 +58,29 @@ class Finding:
     assertion: str = ""
 
 
+Why = Literal[
+    "fixed", "cache", "file", "function", "numbers", "large", "distributed", "epoch", "loop", "hidden", "other"
+]
+
+
+VALIDATION = "validation data"
+"""What the input of a validation is to users."""
+
+
+class Unseeded(NamedTuple):
+    """What of an input draws again after a restart, because it has no seed.
+
+    Attributes:
+        call: How users call it, such as "Dataset.shuffle(1000)".
+        why: Why it was not given a seed.
+        of: What the input is to users.
+    """
+
+    call: str
+    why: Why
+    of: str
+
+
 BECAUSE = " because "
 """Between the name of a PyDataset and why its batches may be others when they are read again."""
 _NO_DIFFERENCE = " made no difference: "
@@ -75,10 +98,26 @@ _MUST_NOT_CHANGE = (
     ("tensorflow", "the version of TensorFlow", "resume with the version as before"),
     ("seed", "the global seed", "call keras.utils.set_random_seed with the same seed"),
 )
-_UNSEEDED = (
-    "no seed was set, so shuffled orders and other random numbers differ between two runs; call "
-    "keras.utils.set_random_seed first"
+_WHY_UNSEEDED: Mapping[Why, str] = {
+    "fixed": "has no seed, and other datasets of the script may share what it draws",
+    "cache": "has no seed, and other datasets of the script may share the cache() after it",
+    "file": "has no seed, and files of cache(FILE) or snapshot() keep its order",
+    "function": "has no seed, and is called in a function",
+    "numbers": "is called in a function, without a seed",
+    "large": "has no seed, and the input has too many rows to be made again with one",
+    "distributed": "has no seed, and the dataset was distributed before",
+    "epoch": "has no seed, and EpochDataset makes it for each epoch",
+    "loop": "has no seed",
+    "hidden": "cannot be inspected, and may shuffle without a seed",
+    "other": "has no seed",
+}
+_DRAWN_AGAIN = (
+    "the order of the interrupted epoch is drawn again: some rows are trained twice, others not in this epoch"
 )
+_OTHER_ORDERS = "the epochs that follow have other orders than in an uninterrupted run"
+_OTHER_SUMS = "its metrics are added up in another order than in an uninterrupted run"
+_OTHER_NUMBERS = "it draws other numbers than in an uninterrupted run"
+_OTHER_PARTS = "; where the script splits the dataset, its parts have other rows than before"
 _LOCAL_STATE_DROPPED = "this worker's local state was too large to be saved; raise max_local_state"
 _FINALIZED = (
     "the finished run may have replaced its weights at the end (averages of the optimizer, or the best weights of "
@@ -105,8 +144,6 @@ def inexact_reasons(
         continues_after_end: Whether more epochs follow a finished run.
     """
     reasons = [_changed(saved.info, now, *row) for row in _MUST_NOT_CHANGE]
-    if now["seed"] is None:
-        reasons.append(_UNSEEDED)
     if saved.state.get(LOCAL_STATE_DROPPED):
         reasons.append(_LOCAL_STATE_DROPPED)
     if saved.state.get(NOT_SAVED):
@@ -117,6 +154,7 @@ def inexact_reasons(
     if saved.state.get(RANDOM_OPERATIONS):
         reasons.append(_random_operations_reason(saved.state[RANDOM_OPERATIONS]))
     reasons += saved.state[UNTRACKED_INPUT]["unordered"]
+    reasons += unseeded_reasons(saved.state[UNTRACKED_INPUT].get("unseeded", ()), saved.position)
     if continues_after_end and saved.state.get("is_finalized"):
         reasons.append(_FINALIZED)
     if now["replicas"] != 1 and generator:
@@ -147,6 +185,33 @@ def carried(position: Position, reasons: Iterable[str], open_conditions: Iterabl
         if not any(condition.endswith(_NO_DIFFERENCE + reason) for condition in found):
             found.append(f"the resume at {position}, which was not exact,{_NO_DIFFERENCE}{reason}")
     return found
+
+
+def unseeded_reasons(found: Iterable[Sequence[Any]], position: Position | None = None) -> list[str]:
+    """Returns why a resume is not exact where an input draws without a seed, a sentence each.
+
+    Args:
+        found: What draws, each as in `Unseeded`.
+        position: That of the backup; None for any within an epoch.
+    """
+    is_within = position is None or position.kind == "within"
+    return [_unseeded_reason(Unseeded(*unseeded), is_within) for unseeded in found]
+
+
+def _unseeded_reason(found: Unseeded, is_within: bool) -> str:
+    if found.why == "numbers":
+        effect = _OTHER_NUMBERS
+    elif found.of == VALIDATION:
+        effect = _OTHER_SUMS
+    else:
+        effect = _DRAWN_AGAIN if is_within else _OTHER_ORDERS
+    if found.why in ("fixed", "cache"):
+        effect += _OTHER_PARTS
+    advice = "call keras.utils.set_random_seed first"
+    if found.call.endswith(")") and found.why != "numbers":
+        seed = "seed=epoch" if found.why == "epoch" else "seed=1"
+        advice = f"write {found.call[:-1]}{'' if found.call.endswith('()') else ', '}{seed})"
+    return f"{found.call} of the {found.of} {_WHY_UNSEEDED[found.why]}: {effect}; {advice}"
 
 
 def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> Verdict:

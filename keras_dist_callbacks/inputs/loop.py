@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ from keras_dist_callbacks._compat.input_inspection import inspect_source
 from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.inputs import order
 from keras_dist_callbacks.inputs.sources import is_stateless
+from keras_dist_callbacks.inputs.unseeded import Orders
 from keras_dist_callbacks.inputs.variables import InputVariables
 
 _AROUND = (
@@ -40,13 +43,17 @@ class LoopInput:
     Args:
         trained: What the loop trains.
         tell: Is given what cannot be restored, one sentence each.
+        is_alone: Whether there is one worker only.
     """
 
-    def __init__(self, trained: Any, tell: Callable[[list[str]], None]) -> None:
-        self._trained, self._report = trained, tell
+    def __init__(self, trained: Any, tell: Callable[[list[str]], None], *, is_alone: bool = True) -> None:
+        self._trained, self._report, self._is_alone = trained, tell, is_alone
         self._state: InputVariables | None = None
         self._dataset: Any = None
-        self._read: Any = None
+        self._read: Any = None  # as the loop gives it, and with orders of its own
+        self._ordered: Any = None
+        self._seed: int | None = None
+        self._unseeded: list[verdict.Unseeded] = []
         self._rng_at_epoch: JSON = None
         self._past = 0
         self._resumed: WorkerState | None = None
@@ -61,6 +68,7 @@ class LoopInput:
     def resume(self, saved: WorkerState) -> None:
         """The loop continues from a backup."""
         self._past, self._resumed, self._iterations = saved.position.epoch, saved, self._optimizer_iterations()
+        self._seed = order.seed_of(saved)
         unseen = saved.state.get(verdict.CONDITIONS, ())
         self._around, self._uncounted = _AROUND in unseen, _UNCOUNTED in unseen
         epoch, before = saved.position.epoch, saved.position.step - saved.position.batch
@@ -128,11 +136,12 @@ class LoopInput:
         """
         self._given += 1
         resumed, self._resumed = self._resumed, None
-        self._read = dataset
+        self._give_order(dataset, made_for_epoch)
         inputs = self._state = self._state or InputVariables(lambda: self._read, inspect_source)
         self._report(inputs.match_backup(resumed) if resumed is not None else [])
         if not made_for_epoch:
             self._advance(dataset)
+        dataset = self._ordered
         if resumed is not None and resumed.position.kind == "within":
             return self._interrupted(dataset, batch, inputs, resumed)
         if resumed is not None:
@@ -165,7 +174,17 @@ class LoopInput:
             )
         self._dataset = dataset
         past, self._past = self._past, 0
-        replay.replay_iterators(dataset, past)
+        replay.replay_iterators(self._ordered, past)
+
+    def _give_order(self, dataset: Any, made_for_epoch: bool) -> None:
+        """Lets a dataset whose orders have no seed draw such that a resume repeats them."""
+        if dataset is self._read:
+            return
+        orders = Orders(dataset, "input", None if self._is_alone and not made_for_epoch else "loop")
+        if orders.are_own and self._seed is None:
+            self._seed = secrets.randbits(63)
+        self._read, self._unseeded = dataset, orders.named
+        self._ordered = dataset if self._seed is None else orders.made(self._seed)
 
     @property
     def keys(self) -> set[int]:
@@ -180,6 +199,7 @@ class LoopInput:
         """
         twice = [_TWICE] if within and self.is_given_again else []
         topics: dict[str, JSON] = {
+            **({} if self._seed is None else {order.TOPIC: {"seed": self._seed, "epoch": 0}}),
             "rng_at_epoch": self._rng_at_epoch,
             verdict.UNTRACKED_INPUT: {"python": [], "unordered": twice},
             verdict.CONDITIONS: self._conditions() + ([_NOT_AT_BATCH] if within and self.is_around else []),
@@ -191,6 +211,7 @@ class LoopInput:
         topics[verdict.UNTRACKED_INPUT] = {
             "python": [] if is_stateless(self._read) else list(self._state.hidden.python),
             "unordered": [*self._state.hidden.unordered, *self._state.shared(self._trains), *twice],
+            "unseeded": [list(found) for found in self._unseeded],
         }
         return topics, held
 

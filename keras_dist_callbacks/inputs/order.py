@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_dist_callbacks._compat import array_order
+from keras_dist_callbacks._compat import array_order, rng, running_fit
 from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, WorkerState
+from keras_dist_callbacks.backups.verdict import VALIDATION, Unseeded
+from keras_dist_callbacks.inputs.unseeded import Orders
 
 TOPIC = "order"
 _NOW_SEEDED = (
-    "the interrupted run had no global seed, and this one has, so that fit() reads the arrays in another order; do not "
+    "the interrupted run had no global seed, and this one has, so that fit() reads its input in another order; do not "
     "call keras.utils.set_random_seed to resume this run"
 )
+_NOW_FIXED = "the order of the interrupted run's input had no seed, and now it has one or needs none; resume without it"
 
 
 def seed_of(saved: WorkerState | None) -> int | None:
@@ -34,21 +37,39 @@ def seed_of_fit(seed: int, number: int) -> int:
 
 
 class InputOrder:
-    """The orders of one fit's passes over arrays that Keras shuffles without a seed; of any other input nothing.
+    """The orders of one fit's passes that no seed makes repeatable: over arrays, and over `tf.data` pipelines.
 
-    The number of a pass is the epoch in which it begins: with `steps_per_epoch` it may go on in the next ones.
+    Of arrays, the number of a pass is the epoch in which it begins: with `steps_per_epoch` it may go on in the next
+    ones. A pipeline counts its passes itself.
 
     Args:
         fit: The running fit.
+        is_addressed: Whether a callback gives each epoch a dataset by its number.
     """
 
-    def __init__(self, fit: RunningFit) -> None:
+    def __init__(self, fit: RunningFit, *, is_addressed: bool) -> None:
         self._fit = fit
-        self.needs_seed = array_order.is_unseeded(fit)
-        """Whether the order is another one in each run, as Keras draws it."""
+        self._of_data = Orders(fit.pipeline, "input", "epoch" if is_addressed else None)
+        self._of_validation = Orders(fit.validation_source, VALIDATION)
+        self._is_of_arrays = array_order.is_unseeded(fit)
         self._seed: int | None = None
         self._epoch = 0
         self._set_pass: Callable[[int], None] = lambda number: None
+
+    @property
+    def needs_seed(self) -> bool:
+        """Whether the order is another one in each run, as Keras or `tf.data` draws it, and can be drawn again."""
+        return self._is_of_arrays or self._of_data.are_own or self._of_validation.are_own
+
+    @property
+    def is_of_fit(self) -> bool:
+        """Whether passes over a pipeline begin with this fit, and not with the user's dataset."""
+        return self._of_data.are_own or self._of_validation.are_own
+
+    @property
+    def unseeded(self) -> list[Unseeded]:
+        """What of the input is drawn again after a restart."""
+        return [*self._of_data.named, *self._of_validation.named]
 
     def begin(self, seed: int, number: int) -> None:
         """Makes the input again, before the first epoch.
@@ -57,8 +78,13 @@ class InputOrder:
             seed: The one that backups hold.
             number: Which of the fits with this seed it is.
         """
-        self._seed = seed
-        self._set_pass = array_order.make_again(self._fit, seed_of_fit(seed, number))
+        self._seed, seed = seed, seed_of_fit(seed, number)
+        if self._is_of_arrays:
+            self._set_pass = array_order.make_again(self._fit, seed)
+        if self._of_data.are_own:
+            running_fit.read_instead(self._fit.epoch_iterator, self._of_data.made(seed))
+        if self._of_validation.are_own:
+            running_fit.read_instead(self._fit.validation_iterator(), self._of_validation.made(seed))
 
     def begin_pass(self, epoch: int) -> None:
         """A pass begins with the next batch that is asked for."""
@@ -71,9 +97,14 @@ class InputOrder:
         if topic is None:
             return []
         if self._seed is None:
-            return [_NOW_SEEDED]
+            return [_NOW_FIXED if rng.global_seed() is None else _NOW_SEEDED]
         self.begin_pass(int(topic["epoch"]))
         return []
+
+    def close(self) -> None:
+        """The fit has ended."""
+        if self._seed is not None and self._of_validation.are_own:
+            self._fit.drop_validation_iterator()
 
     def capture(self) -> dict[str, JSON]:
         """Returns the topic of a snapshot."""

@@ -27,6 +27,7 @@ _OTHER_SEEDS = (
 )
 NOT_COMPARED = "the {} were read before fit() as often as in the interrupted run, which was not compared ({})"
 _TOO_LARGE = f"shuffle buffers of more than {pass_seeds.LARGEST_BUFFERS:,} elements"
+_MIXED = "not each of their shuffles has a seed"
 HIDDEN = "under a strategy, iterators do not show their seeds"
 
 
@@ -81,13 +82,13 @@ class DatasetPasses:
             )
 
     def _forget_skipped(self) -> None:
-        for stage in pipeline.reshuffling_stages(self._fit.data):
+        for stage in pipeline.seeded_reshuffles(self._fit.data):
             shared(_Stages).skipped.pop(stage, None)
 
     def _repeat(self, count: int) -> bool:
         """Begins so many passes more, as Keras does, if only the number of the dataset's iterators counts."""
         fit, data = self._fit, self._fit.data
-        is_simple = pipeline.original(data) is data and pipeline.shuffles(data) == 1
+        is_simple = not pipeline.is_distributed(data) and pipeline.shuffles(data) == 1
         is_counted = fit.known_length is not None and not fit.steps_per_epoch
         if not (is_simple and is_counted) or pipeline.caches_randomness(data) or pipeline.draws_during_pass(data):
             return False
@@ -97,10 +98,10 @@ class DatasetPasses:
         return True
 
     def _most(self, counts: Mapping[Any, int]) -> int:
-        return max((counts.get(stage, 0) for stage in pipeline.reshuffling_stages(self._fit.data)), default=0)
+        return max((counts.get(stage, 0) for stage in pipeline.seeded_reshuffles(self._fit.data)), default=0)
 
     def _add(self, counts: MutableMapping[Any, int], count: int) -> None:
-        for stage in pipeline.reshuffling_stages(self._fit.data):
+        for stage in pipeline.seeded_reshuffles(self._fit.data):
             counts[stage] = counts.get(stage, 0) + count
 
     def compare(self, saved: WorkerState, *, addressed: bool) -> list[str]:
@@ -168,16 +169,16 @@ class FirstPass:
 
     def __init__(self, name: str, dataset: Any, *, has_strategy: bool) -> None:
         dataset = pipeline.original(dataset)
-        reshuffles = hasattr(dataset, "_inputs") and bool(pipeline.reshuffling_stages(dataset))
-        is_repeatable = reshuffles and pass_seeds.has_seeds(dataset)
-        is_too_large = is_repeatable and pass_seeds.has_too_large_buffers(dataset)
-        why = HIDDEN if has_strategy else _TOO_LARGE
+        seeded = pipeline.seeded_reshuffles(dataset) if hasattr(dataset, "_inputs") else []
+        is_mixed = bool(seeded) and len(seeded) < len(pipeline.reshuffling_stages(dataset))
+        is_too_large = bool(seeded) and pass_seeds.has_too_large_buffers(dataset)
+        why = HIDDEN if has_strategy else _MIXED if is_mixed else _TOO_LARGE
         self._name = name
-        self._looks = is_repeatable and not has_strategy and not is_too_large
+        self._looks = bool(seeded) and not has_strategy and not is_mixed and not is_too_large
         self._seeds: list[int] | None = None
         self._saved: list[int] | None = None
         self._is_known = False
-        self.conditions = [NOT_COMPARED.format(name, why)] if is_repeatable and not self._looks else []
+        self.conditions = [NOT_COMPARED.format(name, why)] if seeded and not self._looks else []
         """What was not looked at, to be read after "exact if"."""
 
     def begun(self, iterator: Any) -> None:

@@ -78,7 +78,7 @@ class DataPosition:
             iterator_persists=bool(fit.steps_per_epoch),
             of_validation=self._validation,
         )
-        self.order = InputOrder(fit)
+        self.order = InputOrder(fit, is_addressed=bool(self._addressing))
         self._epoch_ends = _EpochEndReplay(fit.input, lambda: self.epoch_begun(), lambda: self.epoch_read())
         self.epoch_begun: Callable[[], None] = lambda: None
         self.epoch_read: Callable[[], None] = lambda: None
@@ -234,6 +234,7 @@ class DataPosition:
         for iterator in (self._fit.epoch_iterator, getattr(self._fit.model, "_eval_epoch_iterator", None)):
             if iterator is not None:
                 pass_seeds.unwatch(iterator)
+        self.order.close()
 
     def restore_rng(self, state: JSON) -> None:
         """Puts random states back, but those that reading the input moves: these it has moved to where they belong."""
@@ -282,6 +283,7 @@ class DataPosition:
         return {
             "python": python,
             "unordered": [*self.reasons, *unknown, *self.hides.shared(used_by_training)],
+            "unseeded": [list(found) for found in self.order.unseeded],
         }
 
     @property
@@ -303,8 +305,13 @@ class DataPosition:
 
     @property
     def reshuffles(self) -> bool:
-        """Whether the order of a pass depends on how often the user's dataset object was read before."""
+        """Whether the order of a pass depends on the passes before it."""
         return isinstance(self._source, tf.data.Dataset) and bool(pipeline.reshuffling_stages(self._source))
+
+    @property
+    def shares_passes(self) -> bool:
+        """Whether it depends on how often the user's dataset object was read before."""
+        return isinstance(self._source, tf.data.Dataset) and bool(pipeline.seeded_reshuffles(self._source))
 
     def _unsettled(self) -> list[str]:
         """Python code that is not declared stateless."""

@@ -164,7 +164,7 @@ class Checkpointer(NotCopyable):
         self._engine.prepare()
         self._reported = progress_file()
         self._reported.begin_fit(self._storage.display())
-        self._input = LoopInput(self._trained, self._say_more)
+        self._input = LoopInput(self._trained, self._say_more, is_alone=self._cluster.num_workers == 1)
         self._begin = EpochBegin(self._trained, self.state)
         self._rates = {} if self._trained.optimizer is None else model_parts.fixed_rates(self._trained.optimizer)
         self._traced = TracedFunctions()

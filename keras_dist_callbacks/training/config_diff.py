@@ -327,7 +327,10 @@ def _changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> st
         knows_rows = any(where + rows in now for rows in _ROWS)
         what = "as many rows as before, but other values in them" if knows_rows else "other values"
         return f"the {where} has {what}; give fit() the same data"
-    return f"{_setting(name, now)} changed from {_shown(was)} to {_shown(value)}"
+    sentence = f"{_setting(name, now)} changed from {_shown(was)} to {_shown(value)}"
+    if _is_of_passes(name):  # a seed
+        sentence += "; give it the same one in each run (keras.utils.image_dataset_from_directory draws one itself)"
+    return sentence
 
 
 def _setting(name: str, facts: Mapping[str, Any]) -> str:

@@ -268,17 +268,21 @@ class FitRestore:
 
     def _begin_next_fit(self, epoch: int) -> None:
         """In a loop of fits: the script may give each fit a new dataset, or the same one again."""
-        progress = self._state.progress
-        if progress.shares_input is False:
+        progress, saved_by = self._state.progress, self._resume.saved.state[resume_mode.FIT]
+        if self._state.data.order.is_of_fit:
+            is_next = saved_by["number"] != self._state.description["number"]  # and not the same one with more epochs
+        else:
+            is_next = progress.shares_input is False
+        if is_next:
             progress.first_epoch, progress.validations = epoch, 0
-        elif progress.shares_input is None and self._state.data.reshuffles:
+        elif progress.shares_input is None and self._state.data.shares_passes:
             self._conditions.append(_SAME_DATASET)
 
     def _continue_input(self) -> None:
         """Model, callbacks and random states are as this process has left them."""
         self._resume.is_pending = False
         self._state.untracked.continue_from(self._resume.saved)
-        shares = resume_mode.same_input(self._directory, self._state.fit.input)
+        shares = resume_mode.same_input(self._directory, self._state.fit.input) and not self._state.data.order.is_of_fit
         if shares:
             self._state.progress.resume(self._resume.saved.state)
             self._state.data.continue_from(self._resume.saved)

@@ -11,6 +11,7 @@ import keras
 from keras_dist_callbacks._compat import building, keras_callbacks, rng, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks._compat.fit_hooks import control
+from keras_dist_callbacks.backups import verdict
 from keras_dist_callbacks.backups.restored import Restored
 from keras_dist_callbacks.backups.snapshot import JSON, Snapshot, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -122,7 +123,7 @@ class FitSession:
     @property
     def reasons_of_input(self) -> list[str]:
         """Why the input of this run cannot be exact, a sentence each."""
-        return self._state.data.reasons
+        return [*self._state.data.reasons, *verdict.unseeded_reasons(self._state.data.order.unseeded)]
 
     @property
     def saved(self) -> WorkerState | None:

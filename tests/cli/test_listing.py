@@ -20,6 +20,7 @@ from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json, p
 from tests.support.states import random_states
 
 url = cli_backups.url
+UNSEEDED = {"python": [], "unordered": [], "unseeded": [["Dataset.shuffle(9)", "large", "input"]]}
 
 
 # --- ls
@@ -102,25 +103,25 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     store = begin(tmp_path)
     two = [{"variable/w@0": np.zeros(3)}, {"variable/w@0": np.ones(3)}]
     commit(store, 1, two, states=({"not_saved": ["mine/x"]}, {"local_state_dropped": True}))
-    commit(store, 2, seed=None)
+    commit(store, 2, states=({"untracked_input": UNSEEDED},))
     unseeded, dropped = kdc_json("ls", tmp_path)["commits"]
     assert (unseeded["exact"], dropped["exact"]) == (False, False)
-    assert any("no seed was set" in reason for reason in unseeded["inexact_reasons"])
+    assert any("shuffle(9)" in reason for reason in unseeded["inexact_reasons"])
     assert any("mine/x" in reason for reason in dropped["inexact_reasons"])
     assert any("worker 1's local state was too large" in reason for reason in dropped["inexact_reasons"])
     text = kdc("ls", tmp_path).stdout
     assert "not exact" in text
-    assert "  1-2: no seed was set" in text
+    assert "  1-2: Dataset.shuffle(9) of the input has no seed" in text
 
 
 def test_what_several_backups_have_in_common_is_said_once(tmp_path: Path) -> None:
     store = begin(tmp_path)
     for step in range(1, 6):
-        commit(store, step, seed=None)
+        commit(store, step, states=({"untracked_input": UNSEEDED},))
     commit(store, 6)
     text = kdc("ls", tmp_path).stdout
-    assert text.count("no seed was set") == 1
-    assert "  1-5, 1-4, 1-3, ...: no seed was set" in text
+    assert text.count("has no seed") == 1
+    assert "  1-5, 1-4, 1-3, ...: Dataset.shuffle(9) of the input has no seed" in text
 
 
 def test_checkpoints_are_listed_by_their_records(url: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist_callbacks as kdc
+from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.errors import BackupError
 from tests.support import tiny
 
@@ -113,3 +115,44 @@ def test_an_iterator_of_fewer_batches_than_were_trained_is_refused(tmp_path: Pat
     with pytest.raises(BackupError, match="batch"):
         loop(tmp_path, lambda checkpointer, dataset: checkpointer.iterator(dataset.take(2)))
     assert np.array(list((tmp_path / "commits").iterdir())).size == 2
+
+
+def trained_without_a_seed(directory: Path, copy: Path | None, made_for_epoch: bool) -> tuple[list[Any], Any]:
+    """Trains three epochs; in the second one, the backups are copied as a kill would leave them."""
+    dense = keras.layers.Dense(1, kernel_initializer="zeros")
+    model, optimizer = keras.Sequential([keras.Input((6,)), dense]), keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+    dataset = tf.data.Dataset.from_tensor_slices(tiny.data()).shuffle(tiny.ROWS).batch(tiny.BATCH)
+    options = kdc.WriteOptions(when_busy="wait")
+    with kdc.Checkpointer(
+        directory, model=model, optimizer=optimizer, save_freq=1, delete_checkpoint=False, write_options=options
+    ) as checkpointer:
+        checkpointer.restore()
+        for epoch in checkpointer.epochs(3):
+            for x, y in checkpointer.batches(dataset, made_for_epoch=made_for_epoch):
+                if (epoch, checkpointer.batch) == (1, 3) and copy is not None:
+                    shared_writer().finish_earlier()
+                    shutil.copytree(directory, copy)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+                optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+                checkpointer.step()
+    return model.get_weights(), checkpointer.restored
+
+
+@pytest.mark.parametrize("made_for_epoch", [False, True])
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_a_dataset_without_a_seed_is_given_one_unless_each_epoch_has_its_own(
+    tmp_path: Path, made_for_epoch: bool
+) -> None:
+    tf.random.set_seed(None)
+    try:
+        expected, _ = trained_without_a_seed(tmp_path / "run", tmp_path / "copy", made_for_epoch)
+        resumed, restored = trained_without_a_seed(tmp_path / "copy", None, made_for_epoch)
+    finally:
+        tf.random.set_seed(7)
+    assert restored.position.kind == "within"
+    unseeded = [note for note in restored.notes if note.startswith("Dataset.shuffle(40) of the input has no seed")]
+    assert bool(unseeded) == made_for_epoch
+    if not made_for_epoch:
+        np.testing.assert_array_equal(resumed[0], expected[0])

@@ -314,7 +314,7 @@ class UserState:
     def _readers_of_the_input(self, now: Found) -> list[str]:
         """Callbacks that could read a dataset whose passes differ; one of the input's would change its order too."""
         datasets = {path: node.value for path, node in now.nodes.items() if node.kind == "dataset"}
-        shuffled = {id(stage) for stage in pipeline.reshuffling_stages(self._fit.data)} if datasets else set()
+        shuffled = {id(stage) for stage in pipeline.seeded_reshuffles(self._fit.data)} if datasets else set()
         conditions = []
         for path, dataset in datasets.items():
             owner, place = words(path)

@@ -1,0 +1,303 @@
+"""What a tf.data pipeline draws without a seed, and how its orders become repeatable.
+
+A shuffle without a seed draws another order in each process. Where no other dataset of the script can share it, the
+pipeline is made again from its serialized graph, in which the shuffle has a drawn seed and counts its passes itself.
+From then on it is like a pipeline with seeds that was made when fit() began.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_dist_callbacks import static
+from keras_dist_callbacks._compat import graphs, pipeline, rng
+from keras_dist_callbacks.backups.verdict import Unseeded, Why
+
+LARGEST = 2**28
+"""Bytes of rows that are copied into a graph: 100 MB take a second on two cores, and 400 MB of memory meanwhile."""
+
+_LARGEST_CONSTANT = 2**16
+_SHUFFLES = {"ShuffleDatasetV3": 2, "ShuffleAndRepeatDatasetV2": 2}
+_NUMBERS = {"RandomDataset": 0, "RandomDatasetV2": 0}
+_OTHERS = {
+    **dict.fromkeys(("ShuffleDataset", "ShuffleAndRepeatDataset", "SamplingDataset"), 2),
+    **{"ExperimentalRandomDataset": 0, "GlobalShuffleDataset": 1},
+}
+_PLACES: Mapping[str, int] = {**_SHUFFLES, **_NUMBERS, **_OTHERS}
+"""Operations that draw by two seeds, and which of their inputs the first one is; both 0: none was given."""
+_NAMES = {
+    **dict.fromkeys(("ShuffleAndRepeatDatasetV2", "ShuffleAndRepeatDataset"), "shuffle_and_repeat"),
+    **dict.fromkeys(("ShuffleDatasetV3", "ShuffleDataset"), "Dataset.shuffle"),
+}
+_WITHOUT_PARTS = {
+    *("Map", "ParallelMap", "Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "DenseToRaggedBatch", "Prefetch"),
+    *("Repeat", "Shuffle", "ShuffleAndRepeat", "Options", "Cache", "DirectedInterleave", "AssertCardinality"),
+    "Unbatch",
+}
+"""Stages whose dataset is no part of another one: where only these follow, no split shares an order with the rest."""
+
+
+class Orders:
+    """The orders that one dataset draws without a seed.
+
+    Args:
+        dataset: A `tf.data` pipeline, or a distributed one; anything else draws nothing here.
+        of: What it is to users.
+        never: Why it cannot be made again, if it cannot.
+
+    Attributes:
+        named: What is drawn again after a restart.
+    """
+
+    def __init__(self, dataset: Any, of: str, never: Why | None = None) -> None:
+        self.named: list[Unseeded] = []
+        self._dataset, self._of = dataset, of
+        self._never = never
+        self._graph: Any = None
+        self._drawing: list[Any] = []
+        self._caches: list[Any] = []
+        self._held: dict[str, Any] = {}
+        if static.is_a(dataset, tf.data.Dataset):
+            self._look(dataset)
+        elif static.is_a(dataset, tf.distribute.DistributedDataset):
+            self._never = "distributed"
+            if pipeline.is_distributed(dataset):
+                self._look(pipeline.original(dataset))
+            else:
+                self._name_hidden("the function that makes it on each worker")
+
+    @property
+    def are_own(self) -> bool:
+        """Whether `made` returns another dataset."""
+        return bool(self._drawing)
+
+    def made(self, seed: int) -> Any:
+        """Returns the dataset with the orders of a seed; the dataset itself if that gives it none.
+
+        Args:
+            seed: The same after each restart, and another one for each fit.
+        """
+        graph, self._graph = self._graph, None
+        if not self._drawing:
+            return self._dataset
+        for number, node in enumerate(self._drawing):
+            for place, value in enumerate(_two_seeds(seed, number), _PLACES[node.op]):
+                node.input[place] = _constant(graph, f"kdc_seed_{number}_{place}", value)
+            if node.op != "RandomDataset":  # which has no passes: each of them draws the same numbers
+                node.input[len(node.input) - 1] = _operation(graph, f"kdc_passes_{number}", "DummySeedGenerator")
+        for number, node in enumerate(self._caches):
+            node.input[2] = _operation(graph, f"kdc_cache_{number}", "DummyMemoryCache")
+        needed = _needed(graph)
+        for node in [node for node in graph.node if node.name not in needed]:
+            graph.node.remove(node)
+        held = {name: tensor for name, tensor in self._held.items() if name in needed}
+        return pipeline.made_from_graph(graph, {**held, **_rows_in(graph)}, self._dataset)
+
+    def _look(self, dataset: Any) -> None:
+        stages = list({id(stage): stage for stage in pipeline.stages(dataset)}.values())
+        for definition in (definition for stage in stages for definition in pipeline.function_graphs(stage)):
+            self._name_in_functions([definition, *definition.library.function])
+        if any(pipeline.kind_of(stage) == "DataService" for stage in stages):
+            self._name_hidden("its tf.data service")
+        calls = [call for stage in stages for call in _calls(stage)]
+        is_large = bool(calls) and self._never is None and pipeline.bytes_held(self._dataset) > LARGEST
+        # Its graph, with all rows in it, is not made for nothing.
+        graph = pipeline.graph_of(self._dataset) if calls and self._never is None and not is_large else None
+        if graph is not None:
+            self._held = _share(graph, pipeline.captures_by_function(self._dataset))
+        if graph is None or not _is_of_datasets(graph):
+            for call in calls:
+                self._name(call, self._never or ("large" if is_large else "other"))
+            return
+        after, nodes = _following(graph), {node.name: node for node in graph.node}
+        for node, call in _unseeded(graph.node):
+            later = after(node)
+            why = _why_not(node, later, nodes)
+            if why is not None:
+                self._name(call, why)
+                continue
+            self._drawing.append(node)
+            self._caches += [n for n in later if n.op == "CacheDatasetV2" and n not in self._caches]
+        self._name_in_functions(graph.library.function)
+        self._graph = graph if self._drawing else None
+
+    def _name_hidden(self, what: str) -> None:
+        if rng.global_seed() is None:
+            self._name(what, "hidden")
+
+    def _name_in_functions(self, functions: Iterable[Any]) -> None:
+        for function in functions:
+            nodes = function.node_def if hasattr(function, "node_def") else function.node
+            for _, call in _unseeded(nodes):
+                self._name(call, "function")
+            for node in nodes:
+                if graphs.is_random(node.op) and not (node.attr["seed"].i or node.attr["seed2"].i):
+                    self._name(f"TensorFlow's {node.op} ({node.name})", "numbers")
+
+    def _name(self, call: str, why: Why) -> None:
+        found = Unseeded(call, why, self._of)
+        if found not in self.named:
+            self.named.append(found)
+
+
+def _unseeded(nodes: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    """Yields the operations that have two seeds of 0, each with what users call it."""
+    known = {node.name: node for node in nodes}
+    for node in list(known.values()):
+        place = _PLACES.get(node.op)
+        if place is None:
+            continue
+        seeds = [_value_of(node.input[place + number], known) for number in (0, 1)]
+        if seeds == [0, 0]:
+            yield node, _call(node, known)
+
+
+def _value_of(name: str, nodes: Mapping[str, Any]) -> Any:
+    """Returns a constant's value; None of anything else, such as a seed that a function is given."""
+    node = nodes.get(name.split(":")[0].lstrip("^"))
+    return tf.make_ndarray(node.attr["value"].tensor).item() if node is not None and node.op == "Const" else None
+
+
+def _call(node: Any, nodes: Mapping[str, Any]) -> str:
+    name = _NAMES.get(node.op)
+    if name is not None:
+        size = _value_of(node.input[1], nodes)
+        is_fixed = not node.attr["reshuffle_each_iteration"].b
+        return f"{name}({'...' if size is None else size}{', reshuffle_each_iteration=False' * is_fixed})"
+    if node.op in _NUMBERS and any("DirectedInterleave" in other.op for other in nodes.values()):
+        return "Dataset.sample_from_datasets()"
+    return "Dataset.random()" if node.op in _NUMBERS else node.op
+
+
+def _calls(stage: Any) -> list[str]:
+    """Returns what of a stage, but not of the stages before it, draws an order without a seed."""
+    found = []
+    if not pipeline.has_seed(stage):
+        name = pipeline.kind_of(stage)
+        size = int(getattr(stage, "_buffer_size", 0))
+        found.append(f"Dataset.shuffle({size})" if name == "Shuffle" else f"Dataset.{name.lower()}()")
+    for graph in pipeline.hidden_graphs(stage):
+        found += ["a stage that cannot be read"] if graph is None else [call for _, call in _unseeded(graph.node)]
+    return found
+
+
+def _share(graph: Any, captures: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Lets functions use the script's variables and tables, of which TensorFlow has put copies into a graph.
+
+    Args:
+        graph: It gets placeholders in the places of the copies.
+        captures: What functions captured, by their names.
+
+    Returns:
+        What the placeholders stand for, by their names.
+    """
+    held: dict[str, Any] = {}
+    for node in list(graph.node):
+        functions = [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
+        if len(functions) != 1:
+            continue
+        tensors = captures.get(functions[0], ())
+        for place, tensor in enumerate(tensors, len(node.input) - len(tensors)):
+            if tensor.dtype == tf.resource:
+                name = f"kdc_held_{id(tensor)}"
+                if held.setdefault(name, tensor) is tensor:
+                    node.input[place] = _placeholder(graph, name, tf.resource)
+    return held
+
+
+def _is_of_datasets(graph: Any) -> bool:
+    """Returns whether nothing in a graph is a copy of what the script has: a variable, a table."""
+    needed = _needed(graph)
+    kinds = {node.op for node in graph.node if node.name in needed}
+    return all("Dataset" in op or op in ("Const", "Placeholder", "_Retval") for op in kinds)
+
+
+def _rows_in(graph: Any) -> dict[str, Any]:
+    """Takes large constants out of a graph, which would be copied with it; returns them by their names."""
+    rows: dict[str, Any] = {}
+    for node in graph.node:
+        if node.op == "Const" and len(node.attr["value"].tensor.tensor_content) > _LARGEST_CONSTANT:
+            rows[node.name] = tf.constant(tf.make_ndarray(node.attr["value"].tensor))
+            dtype = node.attr["dtype"].type
+            node.ClearField("attr")
+            node.op = "Placeholder"
+            node.attr["dtype"].type = dtype
+    return rows
+
+
+def _needed(graph: Any) -> set[str]:
+    """Returns the names of the operations that a graph's result needs."""
+    nodes = {node.name: node for node in graph.node}
+    waiting = [node.name for node in graph.node if node.op == "_Retval"]
+    needed: set[str] = set()
+    while waiting:
+        name = waiting.pop().split(":")[0].lstrip("^")
+        if name not in needed:
+            needed.add(name)
+            waiting += nodes[name].input
+    return needed
+
+
+def _following(graph: Any) -> Callable[[Any], list[Any]]:
+    """Returns a function that gives what reads a node's elements, up to the end of the pipeline."""
+    readers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name.split(":")[0].lstrip("^"), []).append(node)
+
+    def following(node: Any) -> list[Any]:
+        found: dict[str, Any] = {}
+        waiting = list(readers.get(node.name, ()))
+        while waiting:
+            reader = waiting.pop()
+            if reader.name not in found:
+                found[reader.name] = reader
+                waiting += readers.get(reader.name, ())
+        return list(found.values())
+
+    return following
+
+
+def _why_not(node: Any, later: list[Any], nodes: Mapping[str, Any]) -> Why | None:
+    """Returns why an operation without a seed keeps the script's order; None if nothing can share it."""
+    if node.op in _OTHERS:
+        return "other"
+    kinds = {other.op.rstrip("V1234").removesuffix("Dataset") for other in later if "Dataset" in other.op}
+    files = [_value_of(other.input[1], nodes) for other in later if other.op.startswith("CacheDataset")]
+    if any(file != b"" for file in files) or any("Snapshot" in kind for kind in kinds):
+        return "file"
+    if node.op in _SHUFFLES and not node.attr["reshuffle_each_iteration"].b:
+        return "fixed"  # such as take(n) and skip(n) of one shuffle: the other part keeps the script's order
+    has_no_parts = kinds <= _WITHOUT_PARTS
+    if node.op == "RandomDataset" and not has_no_parts:
+        return "fixed"
+    return None if has_no_parts or "Cache" not in kinds else "cache"
+
+
+def _two_seeds(seed: int, number: int) -> tuple[int, int]:
+    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    first, second = (int.from_bytes(digest[n : n + 8], "big") >> 1 for n in (0, 8))
+    return first, second | 1  # two zeros would be no seed
+
+
+def _constant(graph: Any, name: str, value: int) -> str:
+    node = graph.node.add(name=name, op="Const")
+    node.attr["dtype"].type = tf.int64.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
+    return name
+
+
+def _placeholder(graph: Any, name: str, dtype: Any) -> str:
+    if all(node.name != name for node in graph.node):
+        node = graph.node.add(name=name, op="Placeholder")
+        node.attr["dtype"].type = dtype.as_datatype_enum
+    return name
+
+
+def _operation(graph: Any, name: str, op: str) -> str:
+    graph.node.add(name=name, op=op)
+    return name
