@@ -145,7 +145,8 @@ class ShutdownOptions:
             same step, save, and exit with 138, as at a preemption. It counts from the start of `kdc launch`, for all
             restarts together, else from the start of the process; an end of Slurm's (`SLURM_JOB_END_TIME`) counts if it
             is earlier. "In time" is `grace_period` and the duration of the longest backup so far (60 seconds before the
-            first one) before the end, at which the process exits in any case. Defaults to None: no limit.
+            first one) before the end, by which a process that was asked to stop has exited in any case. Defaults to
+            None: no limit.
         save_on_exception: Save when an exception leaves training between two steps, on all workers at the same one; and
             hold the first Ctrl-C until the step is over and saved, at most 10 seconds. Defaults to True.
 

@@ -124,8 +124,10 @@ def test_a_fit_stops_in_time_and_continues_exactly(
     tmp_path: Path, clock: SimpleNamespace, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def pass_time() -> None:
-        clock.now = START + LONG.total_seconds() - FOREVER
-        wait_for(lambda: shared(controller.Runs).open[-1]._stop.pending is not None)
+        run = shared(controller.Runs).open[-1]
+        clock.now = START + LONG.total_seconds() - FOREVER - 60
+        wait_for(lambda: run._watchdog._deadline is not None)
+        assert run._watchdog.seconds == FOREVER + 60, "not the grace period alone"
 
     reference, steps = fit(None), tiny.CountSteps()
     others = [] if where == "at once" else [ActionAt("on_train_batch_end", (1, 2), pass_time)]
