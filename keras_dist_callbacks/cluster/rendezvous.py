@@ -1,32 +1,32 @@
-"""The rendezvous of all workers before the strategy is made: each says hello at the chief's own port."""
+"""The rendezvous of all workers before the strategy is made: each says hello at the chief's own port.
+
+A message is a short line of JSON; whose turn it is tells its schema, which is checked before anything is used.
+
+    worker  Hello  who it is, and whether it has a token
+    chief   Reply  its nonce and proof; or why it refuses
+    worker  Reply  its proof
+    chief   Reply  its second proof, when all workers are there
+
+The proofs are of the cluster's token, and empty without one. A process that speaks to the chief can ask it for a proof
+and then try out tokens at leisure: a token must be random, not a word that can be guessed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import hmac
+import secrets
+import selectors
 import socket
-import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from typing import Annotated, Literal, TypeVar
 
-from keras_dist_callbacks.cluster.rendezvous_protocol import (
-    FAULTS,
-    VARIABLE,
-    Answer,
-    AuthSession,
-    Challenge,
-    ClusterToken,
-    Deadline,
-    Fault,
-    Go,
-    Hello,
-    NotUnderstoodError,
-    Refusal,
-    new_nonce,
-    receive,
-    send,
-)
+import msgspec
+
+from keras_dist_callbacks.cluster.cluster_token import FILE_VARIABLE, VARIABLE, ClusterToken
 from keras_dist_callbacks.cluster.roles import split_address
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 
@@ -37,7 +37,54 @@ _CONNECT_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
 _POLL_SECONDS = 0.1
 _PARTING_SECONDS = 2.0
+_LONGEST = 512  # bytes of a message; the longest real one has about 250
 _OUT_OF_TURN = "its message is not one of a chief of this version"
+
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_Proof = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker's first words."""
+
+    cluster: _Digest
+    index: Annotated[int, msgspec.Meta(ge=1)]
+    nonce: _Digest
+    has_token: bool
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All that follows."""
+
+    proof: _Proof
+    nonce: _Proof = ""
+    refusal: Literal["", "cluster", "token"] = ""
+
+
+Speaker = Literal["worker", "chief", "go"]
+Message = TypeVar("Message", Hello, Reply)
+
+
+def encode(message: Hello | Reply) -> bytes:
+    """Returns a message as its line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode(line: bytes, kind: type[Message]) -> Message:
+    """Returns a line as its message.
+
+    Raises:
+        ConnectionError: It is none of that kind.
+    """
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (ValueError, RecursionError):
+        raise ConnectionError(_OUT_OF_TURN) from None
+
+
+def prove(token: ClusterToken | None, speaker: Literal["worker", "chief", "go"], hello: Hello, nonce: str) -> str:
+    """Returns what one side says to show that it has the token: good for one connection, in one direction."""
+    return "" if token is None else token.sign("keras_dist_callbacks rendezvous 1", speaker, hello, nonce)
 
 
 def wait_for_everyone(addresses: Sequence[str], index: int, timeout: float, token: ClusterToken | None = None) -> None:
@@ -53,18 +100,15 @@ def wait_for_everyone(addresses: Sequence[str], index: int, timeout: float, toke
         ClusterTimeoutError: A worker is missing; the message names it, and who said to be it.
         ConfigError: An address is malformed, this process' port is occupied, or this worker's token is not the chief's.
     """
-    deadline = Deadline.after(timeout)
-    cluster = hashlib.sha256(",".join(addresses).encode()).hexdigest()
     with _listen(split_address(addresses[index])[1], addresses[index]) as own:
-        if index == 0:
-            _Chief(own, addresses, cluster, token, deadline).wait()
+        if index > 0:
+            _call_chief(addresses, index, timeout, token)
         else:
-            _Worker(addresses, cluster, index, token, deadline).deliver()
+            _Chief(own, addresses, token).wait(timeout)
 
 
 def _listen(port: int, address: str) -> socket.socket:
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
+    family = socket.AF_INET6 if (dual := socket.has_dualstack_ipv6()) else socket.AF_INET
     try:
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=128)
     except OSError as error:
@@ -74,177 +118,173 @@ def _listen(port: int, address: str) -> socket.socket:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """One worker's attempts to reach the chief."""
+def _digest(addresses: Sequence[str]) -> str:
+    return hashlib.sha256(",".join(addresses).encode()).hexdigest()
 
-    addresses: Sequence[str]
-    cluster: str
-    index: int
-    token: ClusterToken | None
-    deadline: Deadline
 
-    def deliver(self) -> None:
-        """Returns when the chief has said that all workers are there."""
-        reason = "no connection"
-        while left := self.deadline.left():
-            try:
-                place = split_address(self.addresses[0])
-                with socket.create_connection(place, min(_CONNECT_SECONDS, left)) as connection:
-                    self._talk(connection)
-                    return
-            except NotUnderstoodError as error:
-                reason = str(error)
-            except (OSError, UnicodeError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-            time.sleep(min(_RETRY_SECONDS, self.deadline.left()))
-        raise ClusterTimeoutError(
-            f"worker {self.index}: the chief {self.addresses[0]} and the other workers did not start within "
-            f"{self.deadline.seconds:g} s (last: {reason}); start all workers of TF_CONFIG, or raise startup_timeout"
+def _call_chief(addresses: Sequence[str], index: int, timeout: float, token: ClusterToken | None) -> None:
+    """Returns when the chief has said that all workers are there."""
+    deadline, reason = time.monotonic() + timeout, "no connection"
+    place = split_address(addresses[0])
+    while (left := deadline - time.monotonic()) > 0:
+        hello = Hello(_digest(addresses), index, secrets.token_hex(32), token is not None)
+        try:
+            with socket.create_connection(place, min(_CONNECT_SECONDS, left)) as connection:
+                return _talk(connection, hello, addresses[index], token, deadline)
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+        time.sleep(_RETRY_SECONDS)
+    raise ClusterTimeoutError(
+        f"worker {index}: the chief {addresses[0]} and the other workers did not start within {timeout:g} s "
+        f"(last: {reason}); start all workers of TF_CONFIG, or raise startup_timeout"
+    )
+
+
+def _talk(connection: socket.socket, hello: Hello, address: str, token: ClusterToken | None, deadline: float) -> None:
+    """One attempt to start with the others."""
+    connection.sendall(encode(hello))
+    said = _receive(connection, min(deadline, time.monotonic() + STRANGER_SECONDS))
+    if said.refusal == "cluster":
+        raise ConnectionError("it belongs to another cluster: its TF_CONFIG differs from this worker's")
+    fault = ""
+    if said.refusal == "token":
+        fault = f"has a {VARIABLE}, but the chief has none" if token else f"has no {VARIABLE}, but the chief has one"
+    elif token and not hmac.compare_digest(said.proof, prove(token, "chief", hello, said.nonce)):
+        fault = f"has another {VARIABLE} than the chief"
+    if fault:
+        raise ConfigError(
+            f"worker {hello.index} ({address}) {fault}; set the same {VARIABLE} (or {FILE_VARIABLE}) for all "
+            "workers, or for none"
         )
+    connection.sendall(encode(Reply(prove(token, "worker", hello, said.nonce))))
+    go = _receive(connection, deadline)
+    if not hmac.compare_digest(go.proof, prove(token, "go", hello, said.nonce)):
+        raise ConnectionError(_OUT_OF_TURN)
 
-    def _talk(self, connection: socket.socket) -> None:
-        patience = self.deadline.within(STRANGER_SECONDS)
-        hello = Hello(self.cluster, self.index, new_nonce(), self.token is not None)
-        send(connection, hello, patience)
-        said = receive(connection, patience)
-        if isinstance(said, Refusal) and said.why == "cluster":
-            raise NotUnderstoodError("it belongs to another cluster: its TF_CONFIG differs from this worker's")
-        if isinstance(said, Refusal) and said.why == ("missing" if self.token is None else "unwanted"):
-            raise self._other_token(said.why)
-        if not isinstance(said, Challenge):
-            raise NotUnderstoodError(_OUT_OF_TURN)
-        session = AuthSession(self.token, self.cluster, self.index, hello.nonce, said.nonce)
-        if not session.is_proven("chief", said.proof):
-            if self.token is None:  # a chief with a token would have refused this worker
-                raise NotUnderstoodError(_OUT_OF_TURN)
-            raise self._other_token("different")
-        send(connection, Answer(session.proof("worker")), patience)
-        go = receive(connection, self.deadline)
-        if not isinstance(go, Go) or not session.is_proven("chief: go", go.proof):
-            raise NotUnderstoodError(_OUT_OF_TURN)
 
-    def _other_token(self, fault: Fault) -> ConfigError:
-        return ConfigError(
-            f"worker {self.index} ({self.addresses[self.index]}) {FAULTS[fault]}; set the same {VARIABLE} (or "
-            f"{VARIABLE}_FILE) for all workers, or for none"
-        )
+def _receive(connection: socket.socket, deadline: float) -> Reply:
+    line = b""
+    while not line.endswith(b"\n") and len(line) <= _LONGEST:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        if not (part := connection.recv(_LONGEST)):
+            raise ConnectionError("it closed the connection; its TF_CONFIG may differ from this worker's")
+        line += part
+    return decode(line, Reply)
 
 
 class _Chief:
-    """Waits for all workers of a cluster: one thread for each caller, which a deadline ends.
+    """Waits for all workers of a cluster, whoever else calls; it never waits for a single caller.
 
     Args:
         server: Listens on the chief's port.
         addresses: Of all workers, the chief first.
-        cluster: What distinguishes this cluster from others.
         token: What the workers have to prove that they have.
-        deadline: Of everything.
     """
 
-    def __init__(
-        self, server: socket.socket, addresses: Sequence[str], cluster: str, token: ClusterToken | None,
-        deadline: Deadline,
-    ) -> None:  # fmt: skip
+    def __init__(self, server: socket.socket, addresses: Sequence[str], token: ClusterToken | None) -> None:
         self._server = server
         self._addresses = addresses
-        self._cluster = cluster
         self._token = token
-        self._deadline = deadline
-        self._lock = threading.Lock()
-        self._callers: dict[socket.socket, None] = {}  # who are no workers yet, the oldest first
-        self._workers: dict[int, tuple[socket.socket, AuthSession]] = {}
+        self._selector = selectors.DefaultSelector()  # of the server and all callers; their data hears them
+        self._strangers: dict[socket.socket, float] = {}  # until when each may be one, the oldest first
+        self._workers: dict[int, tuple[socket.socket, bytes]] = {}  # with what each is told when all are there
         self._claims: dict[int, str] = {}  # who said to be a worker and did not prove it
 
-    def wait(self) -> None:
+    def wait(self, timeout: float) -> None:
         """Returns when every worker is there and has been informed."""
-        self._server.settimeout(_POLL_SECONDS)
+        deadline = time.monotonic() + timeout
+        self._server.setblocking(False)
+        self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         try:
-            while len(self._workers) < len(self._addresses) - 1:
-                if not self._deadline.left():
-                    raise self._timed_out()
-                self._accept()
-            for connection, session in list(self._workers.values()):
-                with contextlib.suppress(OSError):  # its thread notices
-                    send(connection, Go(session.proof("chief: go")), self._deadline.within(_PARTING_SECONDS))
-            self._await_parting()  # the workers close their connections first: TIME_WAIT stays on their side
+            while missing := sorted({*range(1, len(self._addresses))} - {*self._workers}):
+                if time.monotonic() > deadline:
+                    raise self._timed_out(missing, timeout)
+                self._poll()
+            for connection, go in list(self._workers.values()):
+                with contextlib.suppress(OSError):  # the next poll notices
+                    connection.sendall(go)
+            deadline = min(deadline, time.monotonic() + _PARTING_SECONDS)
+            while self._workers and time.monotonic() < deadline:
+                self._poll()  # the workers close their connections first: TIME_WAIT stays on their side
         finally:
-            _hang_up([*list(self._callers), *(connection for connection, _ in list(self._workers.values()))])
-            self._await_parting()
+            self._hang_up(*self._strangers, *(connection for connection, _ in self._workers.values()))
+            self._selector.close()
 
-    def _await_parting(self) -> None:
-        parting = self._deadline.within(_PARTING_SECONDS)
-        while self._workers and parting.left():
-            time.sleep(0.01)
+    def _poll(self) -> None:
+        """Hears those who have something to say now."""
+        for key, _ in self._selector.select(_POLL_SECONDS):
+            key.data()
+        self._hang_up(*[caller for caller, until in self._strangers.items() if until < time.monotonic()])
 
     def _accept(self) -> None:
         try:
             connection, (host, *_) = self._server.accept()
-        except TimeoutError:
-            return
         except OSError:  # no more descriptors, or the caller has gone already
-            _hang_up(list(self._callers)[:1])
+            self._hang_up(*list(self._strangers)[:1])
             time.sleep(0.01)
             return
-        self._callers[connection] = None
-        _hang_up(list(self._callers)[:-_MOST_STRANGERS])
-        threading.Thread(
-            target=self._serve, args=(connection, host.removeprefix("::ffff:")), name="kdc-rendezvous", daemon=True
-        ).start()
+        connection.setblocking(False)
+        talk = self._talk(connection, host.removeprefix("::ffff:"))
+        next(talk)
+        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._hear, connection, talk))
+        self._strangers[connection] = time.monotonic() + STRANGER_SECONDS
+        self._hang_up(*list(self._strangers)[:-_MOST_STRANGERS])
 
-    def _serve(self, connection: socket.socket, host: str) -> None:
-        """One caller, from its hello until it has gone."""
-        with connection, contextlib.suppress(OSError, NotUnderstoodError):  # a port scanner, or another version
-            patience = self._deadline.within(STRANGER_SECONDS)
-            hello = receive(connection, patience)
-            if isinstance(hello, Hello) and (session := self._greet(connection, host, hello, patience)) is not None:
-                answer = receive(connection, patience)
-                if isinstance(answer, Answer) and session.is_proven("worker", answer.proof):
-                    self._admit(connection, session)
-                    connection.settimeout(None)  # until `wait` hangs up
-                    connection.recv(1)  # it has nothing more to say: this is its end
-        with self._lock:
-            self._callers.pop(connection, None)
-            for index in [index for index, (worker, _) in self._workers.items() if worker is connection]:
-                del self._workers[index]
+    def _hear(self, connection: socket.socket, talk: Generator[None, bytes, None]) -> None:
+        try:
+            talk.send(connection.recv(_LONGEST))
+        except (OSError, StopIteration):  # it has gone, is a port scanner, or of another version
+            self._hang_up(connection)
 
-    def _greet(self, connection: socket.socket, host: str, hello: Hello, patience: Deadline) -> AuthSession | None:
-        if hello.cluster != self._cluster or hello.index >= len(self._addresses):
-            send(connection, Refusal("cluster"), patience)
-            return None
+    def _hang_up(self, *connections: socket.socket) -> None:
+        for connection in connections:
+            if connection.fileno() >= 0:  # it is not closed yet
+                self._selector.unregister(connection)
+                connection.close()
+            self._strangers.pop(connection, None)
+        self._workers = {index: worker for index, worker in self._workers.items() if worker[0].fileno() >= 0}
+
+    def _talk(self, connection: socket.socket, host: str) -> Generator[None, bytes, None]:
+        """Answers what one caller says, which is sent into it; the connection ends when this does."""
+        hello = decode((yield from _line()), Hello)
+        if hello.cluster != _digest(self._addresses) or hello.index >= len(self._addresses):
+            connection.sendall(encode(Reply("", refusal="cluster")))
+            return
         has_token = self._token is not None
-        if (hello.has_token or has_token) and hello.index not in self._workers:
-            how = f"but with a {VARIABLE}, and the chief has none"
+        if (has_token or hello.has_token) and hello.index not in self._workers:
+            how = f"with a {VARIABLE}, and the chief has none"
             if has_token:
-                how = f"but did not prove that it has the chief's {VARIABLE}"
-            self._claims[hello.index] = f"{host} claims to be worker {hello.index}, {how}"
-        if hello.has_token != has_token:
-            send(connection, Refusal("missing" if has_token else "unwanted"), patience)
-            return None
-        session = AuthSession(self._token, self._cluster, hello.index, hello.nonce, new_nonce())
-        send(connection, Challenge(session.chief_nonce, session.proof("chief")), patience)
-        return session
+                how = f"did not prove that it has the chief's {VARIABLE}"
+            self._claims[hello.index] = f"{host} claims to be worker {hello.index}, but {how}"
+        if has_token != hello.has_token:
+            connection.sendall(encode(Reply("", refusal="token")))
+            return
+        nonce = secrets.token_hex(32)
+        connection.sendall(encode(Reply(prove(self._token, "chief", hello, nonce), nonce)))
+        answer = decode((yield from _line()), Reply)
+        if not hmac.compare_digest(answer.proof, prove(self._token, "worker", hello, nonce)):
+            return
+        if hello.index in self._workers:  # it was restarted while the others were waited for
+            self._hang_up(self._workers[hello.index][0])
+        del self._strangers[connection]
+        self._claims.pop(hello.index, None)
+        self._workers[hello.index] = connection, encode(Reply(prove(self._token, "go", hello, nonce)))
+        yield  # until all are there; a worker has nothing more to say
 
-    def _admit(self, connection: socket.socket, session: AuthSession) -> None:
-        with self._lock:
-            if session.index in self._workers:  # it was restarted while the others were waited for
-                _hang_up([self._workers[session.index][0]])
-            self._callers.pop(connection, None)
-            self._workers[session.index] = connection, session
-            self._claims.pop(session.index, None)
-
-    def _timed_out(self) -> ClusterTimeoutError:
-        missing = [i for i in range(1, len(self._addresses)) if i not in self._workers]
-        named = ", ".join(f"worker {i} ({self._addresses[i]})" for i in missing)
-        claims = "".join(f"; {self._claims[i]}" for i in missing if i in self._claims)
+    def _timed_out(self, missing: Sequence[int], timeout: float) -> ClusterTimeoutError:
+        named = ", ".join(f"worker {index} ({self._addresses[index]})" for index in missing)
+        claims = "".join(f"; {self._claims[index]}" for index in missing if index in self._claims)
         return ClusterTimeoutError(
-            f"chief {self._addresses[0]}: no contact from {named} within {self._deadline.seconds:g} s{claims}; start "
-            f"all workers of TF_CONFIG{', with the same token' if claims else ''}, or raise startup_timeout"
+            f"chief {self._addresses[0]}: no contact from {named} within {timeout:g} s{claims}; start all workers of "
+            f"TF_CONFIG{', with the same token' if claims else ''}, or raise startup_timeout"
         )
 
 
-def _hang_up(connections: Iterable[socket.socket]) -> None:
-    """Ends what their threads wait for; these close them."""
-    for connection in connections:
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
+def _line() -> Generator[None, bytes, bytes]:
+    """Takes what comes from a socket, part by part, and returns it as a line."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) <= _LONGEST:
+        if not (part := (yield)):
+            raise ConnectionError
+        line += part
+    return line

@@ -15,7 +15,7 @@ from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import coordination, multi_worker
 from keras_dist_callbacks._compat.hard_exit import exit_process_after
 from keras_dist_callbacks.cluster import messaging, peer_monitor, rendezvous, timeouts
-from keras_dist_callbacks.cluster.rendezvous_protocol import ClusterToken
+from keras_dist_callbacks.cluster.cluster_token import ClusterToken
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.cluster.timeouts import ClusterOptions
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, ConfigError

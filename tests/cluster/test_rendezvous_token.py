@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.cluster import rendezvous, rendezvous_protocol
-from keras_dist_callbacks.cluster.rendezvous_protocol import AuthSession, ClusterToken
+from keras_dist_callbacks.cluster import rendezvous
+from keras_dist_callbacks.cluster.cluster_token import ClusterToken
+from keras_dist_callbacks.cluster.rendezvous import Hello, Reply, decode, encode, prove
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
 from keras_dist_callbacks.testing.plugin import ClusterFactory
 from tests.support.cluster_starts import ClusterStarts, is_hung_up, read_all, read_line, serving, starting
@@ -26,16 +27,12 @@ def digest(cluster: ClusterStarts) -> str:
     return hashlib.sha256(",".join(cluster.addresses).encode()).hexdigest()
 
 
-def hello(cluster: ClusterStarts, index: int = 1, *, has_token: bool = True) -> bytes:
-    return rendezvous_protocol.encode(rendezvous_protocol.Hello(digest(cluster), index, NONCE, has_token))
+def hello(cluster: ClusterStarts, index: int = 1, *, has_token: bool = True) -> Hello:
+    return Hello(digest(cluster), index, NONCE, has_token)
 
 
-def challenge_of(
-    cluster: ClusterStarts, connection: socket.socket, token: ClusterToken | None
-) -> tuple[AuthSession, str]:
-    said = rendezvous_protocol.decode(read_line(connection))
-    assert isinstance(said, rendezvous_protocol.Challenge)
-    return AuthSession(token, digest(cluster), 1, NONCE, said.nonce), said.proof
+def reply_on(connection: socket.socket) -> Reply:
+    return decode(read_line(connection), Reply)
 
 
 def error_of(start: Future[float]) -> ConfigError:
@@ -76,15 +73,16 @@ def test_a_worker_whose_token_differs_gets_an_error_and_the_chief_names_it(chief
 
 def claims(cluster: ClusterStarts, connection: socket.socket, kind: str, index: int = 1) -> None:
     """A stranger who knows all addresses says that it is a worker."""
-    connection.sendall(hello(cluster, index, has_token=kind != "has none"))
+    connection.sendall(encode(hello(cluster, index, has_token=kind != "has none")))
     if kind == "has none":
-        assert b'"missing"' in read_line(connection)
+        assert reply_on(connection).refusal == "token"
     if kind in {"guesses", "reflects", "is silent"}:
-        _, proof = challenge_of(cluster, connection, ClusterToken(OTHER.encode()))
+        proof = reply_on(connection).proof
+        assert proof
     if kind == "guesses":
-        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer("0" * 64)))
+        connection.sendall(encode(Reply("0" * 64)))
     if kind == "reflects":
-        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Answer(proof)))
+        connection.sendall(encode(Reply(proof)))
 
 
 CLAIMS = ["has none", "guesses", "reflects", "is silent", "is gone"]
@@ -128,20 +126,19 @@ def test_strangers_who_say_they_are_workers_are_named_if_the_workers_stay_away()
 def test_what_a_stranger_has_overheard_is_of_no_use() -> None:
     with starting(3) as cluster:
         cluster.begin(0, 30.0, token=TOKENS["one"]).add_done_callback(lambda start: start.exception())
-        guest = cluster.call(said=hello(cluster))
-        conversation, proof = challenge_of(cluster, guest, ClusterToken(ONE.encode()))
-        assert conversation.is_proven("chief", proof)
-        answer = rendezvous_protocol.encode(rendezvous_protocol.Answer(conversation.proof("worker")))
+        said = hello(cluster)
+        guest = cluster.call(said=encode(said))
+        challenge = reply_on(guest)
+        assert challenge.proof == prove(TOKENS["one"], "chief", said, challenge.nonce)
+        answer = encode(Reply(prove(TOKENS["one"], "worker", said, challenge.nonce)))
         guest.sendall(answer)
-        replaying = cluster.call(said=hello(cluster))
+        replaying = cluster.call(said=encode(said))
         read_line(replaying)
         replaying.sendall(answer)
         assert is_hung_up(replaying)
         worker = cluster.begin(2, token=TOKENS["one"])
-        said = read_line(guest)  # it is still the worker that has proven itself
-        go = rendezvous_protocol.decode(said)
-        assert isinstance(go, rendezvous_protocol.Go)
-        assert conversation.is_proven("chief: go", go.proof)
+        go = reply_on(guest)  # it is still the worker that has proven itself
+        assert go == Reply(prove(TOKENS["one"], "go", said, challenge.nonce))
         assert worker.result(60) < 30
         guest.close()
 
@@ -151,15 +148,15 @@ def test_a_worker_with_a_token_proves_nothing_to_an_impostor() -> None:
 
     def impostor(connection: socket.socket) -> None:
         heard.append(read_line(connection))
-        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, "0" * 64)))
+        connection.sendall(encode(Reply("0" * 64, NONCE)))
         heard.append(read_line(connection))
-        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Go("0" * 64)))
+        connection.sendall(encode(Reply("0" * 64)))
         heard.append(read_all(connection))
 
     with starting(2) as cluster, serving(cluster.addresses[0], impostor):
         error = error_of(cluster.begin(1, token=TOKENS["one"]))
     assert "has another KDC_CLUSTER_TOKEN than the chief" in str(error)
-    assert b"Answer" not in b"".join(heard)
+    assert b"proof" not in b"".join(heard)
     assert ONE.encode() not in b"".join(heard)
 
 
@@ -168,14 +165,11 @@ def test_a_worker_with_a_token_starts_for_no_one_without_it() -> None:
     """Such as who has cut in after the chief's proof."""
 
     def impostor(connection: socket.socket) -> None:
-        said = rendezvous_protocol.decode(read_line(connection))
-        assert isinstance(said, rendezvous_protocol.Hello)
-        conversation = AuthSession(TOKENS["one"], said.cluster, 1, said.nonce, NONCE)
-        connection.sendall(
-            rendezvous_protocol.encode(rendezvous_protocol.Challenge(NONCE, conversation.proof("chief")))
-        )
+        said = decode(read_line(connection), Hello)
+        proof = prove(TOKENS["one"], "chief", said, NONCE)
+        connection.sendall(encode(Reply(proof, NONCE)))
         read_line(connection)
-        connection.sendall(rendezvous_protocol.encode(rendezvous_protocol.Go(conversation.proof("chief"))))
+        connection.sendall(encode(Reply(proof)))
         read_all(connection)
 
     refused = pytest.raises(ClusterTimeoutError, match="its message is not one of a chief of this version")

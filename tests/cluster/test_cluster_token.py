@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import traceback
 from pathlib import Path
 
 import pytest
 
-from keras_dist_callbacks.cluster.rendezvous_protocol import AuthSession, ClusterToken
+from keras_dist_callbacks.cluster.cluster_token import ClusterToken
+from keras_dist_callbacks.cluster.rendezvous import Hello, prove
 from keras_dist_callbacks.errors import ConfigError
 
 SECRET = "a secret of more than 16 characters"  # noqa: S105 - of tests only
@@ -68,29 +68,29 @@ def test_both_variables_are_too_many() -> None:
 
 
 def test_a_token_is_not_printed() -> None:
-    conversation = AuthSession(ClusterToken(SECRET.encode()), "c", 1, "w", "c")
-    assert SECRET not in repr(conversation)
+    token = ClusterToken(SECRET.encode())
+    assert SECRET not in repr(token)
     try:
-        conversation.is_proven("chief", "ü")
+        token.sign(object())
     except TypeError as error:
         printed = traceback.TracebackException.from_exception(error, capture_locals=True).format()
         assert SECRET not in "".join(printed)
 
 
 def test_a_proof_is_good_for_one_side_of_one_conversation() -> None:
-    conversation = AuthSession(ClusterToken(SECRET.encode()), "c" * 64, 1, "a" * 64, "b" * 64)
-    proof = conversation.proof("worker")
-    assert conversation.is_proven("worker", proof)
-    assert not conversation.is_proven("chief", proof)
-    assert not conversation.is_proven("chief: go", proof)
-    assert not conversation.is_proven("worker", "")
-    for change in (
-        {"token": ClusterToken(b"another secret of the right length")},
-        {"token": None},
-        {"cluster": "d" * 64},
-        {"index": 2},
-        {"worker_nonce": "c" * 64},
-        {"chief_nonce": "c" * 64},
-        {"worker_nonce": "b" * 64, "chief_nonce": "a" * 64},
-    ):
-        assert not dataclasses.replace(conversation, **change).is_proven("worker", proof), change
+    token, hello, nonce = ClusterToken(SECRET.encode()), Hello("c" * 64, 1, "a" * 64, has_token=True), "b" * 64
+    proof = prove(token, "worker", hello, nonce)
+    assert proof == prove(ClusterToken(SECRET.encode()), "worker", hello, nonce)
+    others = [
+        prove(token, "chief", hello, nonce),
+        prove(token, "go", hello, nonce),
+        prove(ClusterToken(b"another secret of the right length"), "worker", hello, nonce),
+        prove(None, "worker", hello, nonce),
+        prove(token, "worker", Hello("d" * 64, 1, "a" * 64, has_token=True), nonce),
+        prove(token, "worker", Hello("c" * 64, 2, "a" * 64, has_token=True), nonce),
+        prove(token, "worker", Hello("c" * 64, 1, "c" * 64, has_token=True), nonce),
+        prove(token, "worker", hello, "c" * 64),
+        prove(token, "worker", Hello("c" * 64, 1, "b" * 64, has_token=True), "a" * 64),
+    ]
+    assert proof not in others
+    assert len(set(others)) == len(others)
