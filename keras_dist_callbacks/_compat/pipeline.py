@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from keras_dist_callbacks import static
 from keras_dist_callbacks._compat import graphs, rng
 from keras_dist_callbacks.process import Shared, shared
 
@@ -316,6 +317,14 @@ def written(stage: Any) -> list[graphs.Resource]:
         for resource in graphs.resources(function)
         if resource.key not in graphs.only_read(function)
     ]
+
+
+def seed_states(datasets: Sequence[Any]) -> set[int]:
+    """Returns the keys of the states of Keras' seed generators that functions of datasets change."""
+    found = [
+        resource for data in datasets if static.has(data, "_inputs") for s in stages(data) for resource in written(s)
+    ]
+    return {resource.key for resource in found if "seed_generator_state" in resource.name}
 
 
 def function_stages(stage: Any) -> list[str]:

@@ -62,7 +62,7 @@ def shuffled() -> Dataset:
 
 
 def augmented() -> Dataset:
-    noise = keras.layers.GaussianNoise(0.1, seed=3)
+    noise = keras.layers.GaussianNoise(0.1)
     return shuffled().batch(BATCH).map(lambda x, y: (noise(x, training=True), y))
 
 

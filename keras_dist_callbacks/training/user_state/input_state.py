@@ -7,6 +7,7 @@ compared, and if reading does not change it.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import sys
@@ -58,7 +59,9 @@ class InputState:
         self._fit = fit
         self._policy = policy
         roots = _roots_of(fit)
-        self.start = walk(roots, policy)
+        seeds = pipeline.seed_states([fit.input, fit.validation_source])  # which are restored with the input
+        of_input = dataclasses.replace(policy, saved_keys=lambda: {*policy.saved_keys(), *seeds})
+        self.start = walk(roots, of_input)
         self._roots = {path: root for path, root in roots.items() if static.is_a(root.value, keras.utils.PyDataset)}
         self._held = [root.value for root in self._roots.values()]
         weights = fit.argument("class_weight")
