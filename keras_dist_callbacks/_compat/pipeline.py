@@ -96,6 +96,7 @@ def hidden_graphs(stage: Any) -> list[Any]:
     variants = [t for function in _functions(stage) for t in _captures(function) if t.dtype.name == "variant"]
     if type(stage).__name__ == "_VariantDataset" or "Snapshot" in kind_of(stage):
         variants.append(stage._variant_tensor)
+    variants += [tensor for tensor in getattr(stage, "_tensors", ()) if tensor.dtype.name == "variant"]
     return [graphs.dataset_graph(variant) for variant in variants]
 
 

@@ -8,6 +8,7 @@ From then on it is like a pipeline with seeds that was made when fit() began.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ class Orders:
         self._dataset, self._of = dataset, of
         self._never = never
         self._graph: Any = None
-        self._drawing: list[Any] = []
+        self._drawing: dict[str, list[Any]] = {}
         self._caches: list[Any] = []
         self._held: dict[str, Any] = {}
         if static.is_a(dataset, tf.data.Dataset):
@@ -81,10 +82,19 @@ class Orders:
         Args:
             seed: The same after each restart, and another one for each fit.
         """
-        graph, self._graph = self._graph, None
         if not self._drawing:
             return self._dataset
-        for number, node in enumerate(self._drawing):
+        try:
+            return self._made(seed)
+        except Exception:  # noqa: BLE001 - an operation that TensorFlow cannot import: the script's dataset can be read
+            for call in self._drawing:
+                self._name(call, "other")
+            self._drawing = {}
+            return self._dataset
+
+    def _made(self, seed: int) -> Any:
+        graph, self._graph = self._graph, None
+        for number, node in enumerate(itertools.chain(*self._drawing.values())):
             for place, value in enumerate(_two_seeds(seed, number), _PLACES[node.op]):
                 node.input[place] = _constant(graph, f"kdc_seed_{number}_{place}", value)
             if node.op != "RandomDataset":  # which has no passes: each of them draws the same numbers
@@ -101,29 +111,43 @@ class Orders:
         stages = list({id(stage): stage for stage in pipeline.stages(dataset)}.values())
         for definition in (definition for stage in stages for definition in pipeline.function_graphs(stage)):
             self._name_in_functions([definition, *definition.library.function])
+        hidden = [graph for stage in stages for graph in pipeline.hidden_graphs(stage)]
+        if None in hidden:
+            self._name_hidden("a stage")
         if any(pipeline.kind_of(stage) == "DataService" for stage in stages):
             self._name_hidden("its tf.data service")
-        calls = [call for stage in stages for call in _calls(stage)]
-        is_large = bool(calls) and self._never is None and pipeline.bytes_held(self._dataset) > LARGEST
-        # Its graph, with all rows in it, is not made for nothing.
-        graph = pipeline.graph_of(self._dataset) if calls and self._never is None and not is_large else None
-        if graph is not None:
-            self._held = _share(graph, pipeline.captures_by_function(self._dataset))
-        if graph is None or not _is_of_datasets(graph):
+        calls = [_call_of_stage(stage) for stage in stages if not pipeline.has_seed(stage)]
+        calls += [call for graph in hidden if graph is not None for _, call in _unseeded(graph.node)]
+        why = self._plan() if calls else None  # a graph with all rows in it is not made for nothing
+        if why is not None:
             for call in calls:
-                self._name(call, self._never or ("large" if is_large else "other"))
-            return
+                self._name(call, why)
+
+    def _plan(self) -> Why | None:
+        """Finds what gets a seed, and names what does not; returns why none can be given, if so."""
+        if self._never is not None:
+            return self._never
+        if pipeline.bytes_held(self._dataset) > LARGEST:
+            return "large"
+        graph = pipeline.graph_of(self._dataset)
+        if graph is None:
+            return "other"
+        self._held = _share(graph, pipeline.captures_by_function(self._dataset))
+        found = list(_unseeded(graph.node))
+        if not found or not _is_of_datasets(graph):
+            return "other"
         after, nodes = _following(graph), {node.name: node for node in graph.node}
-        for node, call in _unseeded(graph.node):
+        for node, call in found:
             later = after(node)
             why = _why_not(node, later, nodes)
             if why is not None:
                 self._name(call, why)
                 continue
-            self._drawing.append(node)
+            self._drawing[call] = [*self._drawing.get(call, ()), node]
             self._caches += [n for n in later if n.op == "CacheDatasetV2" and n not in self._caches]
         self._name_in_functions(graph.library.function)
         self._graph = graph if self._drawing else None
+        return None
 
     def _name_hidden(self, what: str) -> None:
         if rng.global_seed() is None:
@@ -173,16 +197,10 @@ def _call(node: Any, nodes: Mapping[str, Any]) -> str:
     return "Dataset.random()" if node.op in _NUMBERS else node.op
 
 
-def _calls(stage: Any) -> list[str]:
-    """Returns what of a stage, but not of the stages before it, draws an order without a seed."""
-    found = []
-    if not pipeline.has_seed(stage):
-        name = pipeline.kind_of(stage)
-        size = int(getattr(stage, "_buffer_size", 0))
-        found.append(f"Dataset.shuffle({size})" if name == "Shuffle" else f"Dataset.{name.lower()}()")
-    for graph in pipeline.hidden_graphs(stage):
-        found += ["a stage that cannot be read"] if graph is None else [call for _, call in _unseeded(graph.node)]
-    return found
+def _call_of_stage(stage: Any) -> str:
+    if pipeline.kind_of(stage) != "Shuffle":
+        return f"Dataset.{pipeline.kind_of(stage).lower()}()"
+    return f"Dataset.shuffle({int(stage._buffer_size)})"
 
 
 def _share(graph: Any, captures: Mapping[str, Sequence[Any]]) -> dict[str, Any]:

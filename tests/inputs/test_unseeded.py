@@ -62,6 +62,7 @@ REPEATABLE: dict[str, Callable[[], Dataset]] = {
     "numpy_function": lambda: from_python().shuffle(ROWS),
     "from_generator": lambda: Dataset.from_generator(lambda: iter(range(ROWS)), output_types=tf.int64).shuffle(ROWS),
     "captured by a function": captured,
+    "within a tensor": lambda: Dataset.from_tensors(rows().shuffle(ROWS)).flat_map(lambda inner: inner),
     "list_files": lambda: Dataset.list_files(str(Path(__file__).parent / "*.py")),
     "options": with_options,
 }
@@ -191,6 +192,27 @@ def test_an_order_is_kept_where_only_numbers_are_drawn_again() -> None:
     orders = Orders(drawn_in_map(rows().shuffle(ROWS)), "input")
     assert [found.why for found in orders.named] == ["numbers"]
     assert orders.are_own
+
+
+@pytest.mark.parametrize(("seed", "named"), [(None, ["hidden"]), (7, [])])
+def test_what_cannot_be_read_is_named_without_a_global_seed(seed: int | None, named: list[str]) -> None:
+    tf.random.set_seed(seed)
+    dataset = Dataset.from_tensor_slices([rows(), rows().shuffle(ROWS)]).interleave(lambda inner: inner)
+    orders = Orders(dataset, "input")
+    assert [found.why for found in orders.named] == named
+    assert not orders.are_own
+
+
+def test_the_scripts_dataset_is_read_where_none_can_be_made_of_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> None:
+        raise ValueError("unknown operation")
+
+    monkeypatch.setattr(pipeline, "made_from_graph", fails)
+    dataset = rows().shuffle(ROWS)
+    orders = Orders(dataset, "input")
+    assert orders.made(5) is dataset
+    assert not orders.are_own
+    assert orders.named == [verdict.Unseeded("Dataset.shuffle(24)", "other", "input")]
 
 
 @pytest.mark.parametrize("rest", ["shuffle(24)", "numbers"])
