@@ -186,10 +186,6 @@ class RunningFit:
             self.model._eval_epoch_iterator = iterator
         return self.model._eval_epoch_iterator
 
-    def drop_validation_iterator(self) -> None:
-        """After an exception, Keras would read the same validation data in the next fit(), whatever that is given."""
-        self.model._eval_epoch_iterator = None
-
     @property
     def is_python_generator(self) -> bool:
         """Whether the input is a plain Python generator."""

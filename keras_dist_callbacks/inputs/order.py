@@ -101,11 +101,6 @@ class InputOrder:
         self.begin_pass(int(topic["epoch"]))
         return []
 
-    def close(self) -> None:
-        """The fit has ended."""
-        if self._seed is not None and self._of_validation.are_own:
-            self._fit.drop_validation_iterator()
-
     def capture(self) -> dict[str, JSON]:
         """Returns the topic of a snapshot."""
         return {} if self._seed is None else {TOPIC: {"seed": self._seed, "epoch": self._epoch}}

@@ -234,7 +234,6 @@ class DataPosition:
         for iterator in (self._fit.epoch_iterator, getattr(self._fit.model, "_eval_epoch_iterator", None)):
             if iterator is not None:
                 pass_seeds.unwatch(iterator)
-        self.order.close()
 
     def restore_rng(self, state: JSON) -> None:
         """Puts random states back, but those that reading the input moves: these it has moved to where they belong."""

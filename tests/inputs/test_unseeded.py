@@ -76,6 +76,7 @@ def test_functions_share_the_scripts_variables_and_tables() -> None:
         return layer(row)
 
     orders = Orders(rows().shuffle(ROWS).map(counted), "input")
+    assert orders.are_own
     made = orders.made(5)
     assert sorted(order(made)) == list(range(1, ROWS + 1))
     assert int(count) == ROWS

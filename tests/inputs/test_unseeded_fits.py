@@ -14,7 +14,6 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 from keras_dist_callbacks.engine.writer import shared_writer
-from tests.support import tiny
 
 pytestmark = [
     pytest.mark.slow,  # complete fits
@@ -197,12 +196,3 @@ def test_the_order_of_a_run_is_not_that_of_one_with_a_seed_now(tmp_path: Path) -
     with pytest.warns(RuntimeWarning, match="the resume is not exact"):
         _, restored, _ = trained(tmp_path / "copy", {"x": rows().shuffle(ROWS, seed=1).batch(BATCH)})
     assert any("has one or needs none" in note for note in restored.notes)
-
-
-def test_an_exception_leaves_no_validation_data_to_the_next_fit(tmp_path: Path) -> None:
-    built, stop = model(), tiny.StopAt(0, 2)
-    with pytest.raises(tiny.Stop):
-        built.fit(callbacks=[stop, kdc.BackupAndRestore(tmp_path)], verbose=0, shuffle=False, **FORMS["validated"]())
-    zeros = Dataset.from_tensor_slices((0 * X, 0 * Y)).batch(BATCH)
-    history = built.fit(rows().batch(BATCH), validation_data=zeros, verbose=0, shuffle=False).history
-    np.testing.assert_array_equal(history["val_loss"][0], built.evaluate(zeros, verbose=0))
