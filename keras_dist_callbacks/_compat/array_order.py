@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_dist_callbacks._compat import rng
+from keras_dist_callbacks._compat import pipeline, rng
 from keras_dist_callbacks._compat.incompatible import incompatible
 from keras_dist_callbacks._compat.running_fit import RunningFit
 
@@ -38,14 +38,29 @@ def make_again(fit: RunningFit, seed: int) -> Callable[[int], None]:
         "CPU:0"
     ):  # where orders are drawn; `tf.Variable` would be one for each replica in a strategy's scope
         number = ResourceVariable(0, dtype=tf.int64, trainable=False, name="order")
-    # Before the new one is made: each holds a copy of all rows.
-    iterator._distributed_dataset = iterator._current_iterator = None
-    with _replaced_shuffle(seed, number) as calls:
-        dataset = adapter.get_tf_dataset()
+    given, adapter._inputs = adapter._inputs, _as_held(fit.data, adapter._inputs)
+    try:
+        with _replaced_shuffle(seed, number) as calls:
+            dataset = adapter.get_tf_dataset()
+    finally:
+        adapter._inputs = given
     if not calls:
         raise incompatible("ArrayDataAdapter does not shuffle by tf.random.shuffle")
     iterator._distributed_dataset = iterator._distribute_strategy.experimental_distribute_dataset(dataset)
+    iterator._current_iterator = None
     return lambda value: number.assign(value, read_value=False)
+
+
+def _as_held(dataset: Any, inputs: Any) -> Any:
+    """Returns arrays as the tensors that the dataset made of them holds, so that no row is copied again."""
+    import keras
+    from tensorflow.python.data.util import structure
+
+    found = [stage for stage in pipeline.stages(pipeline.original(dataset)) if pipeline.kind_of(stage) == "Tensor"]
+    arrays = [array for array in keras.tree.flatten(inputs) if array is not None]
+    if len(found) != 1 or len(found[0]._tensors) != len(arrays):  # sparse ones are several tensors each
+        return inputs
+    return structure.from_tensor_list(found[0]._structure, found[0]._tensors)
 
 
 @contextlib.contextmanager

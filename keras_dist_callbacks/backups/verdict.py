@@ -86,8 +86,10 @@ BECAUSE = " because "
 _NO_DIFFERENCE = " made no difference: "
 _LOOP = (
     "your loop changes nothing but what the Checkpointer was given, and draws nothing by TensorFlow's stateful random "
-    "operations with a seed of their own"
+    "operations{}"
 )
+_LOOP_SEEDED, _LOOP_UNSEEDED = " with a seed of their own", ", for which no global seed was set"
+
 _MUST_NOT_CHANGE = (
     ("workers", "the number of workers", "resume with as many workers as before"),
     ("replicas", "the number of replicas", "resume with as many replicas as before"),
@@ -168,7 +170,8 @@ def conditions(saved: WorkerState) -> list[str]:
     found += saved.state.get(CONDITIONS, ())
     found += saved.state.get(EARLIER_RESUMES, ())
     if USER_STATE in saved.state:
-        found.append(_LOOP)
+        has_seed = saved.info.get("seed") is not None
+        found.append(_LOOP.format(_LOOP_SEEDED if has_seed else _LOOP_UNSEEDED))
     return list(dict.fromkeys(escape_controls(str(condition)) for condition in found))
 
 

@@ -111,7 +111,6 @@ class DataPosition:
             number: Which of the fits with this seed it is.
         """
         if seed is not None and self.order.needs_seed:
-            self.hides.release()
             self.order.begin(seed, number)
 
     def enter_epoch(self, epoch: int, *, resuming: bool) -> None:

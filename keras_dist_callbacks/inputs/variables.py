@@ -67,10 +67,6 @@ class InputVariables:
         self.other_files: list[str] = []
         self._refresh()
 
-    def release(self) -> None:
-        """The dataset is about to be made again: it may hold a copy of all rows."""
-        self._dataset = None
-
     def note_start(self) -> None:
         """An iterator's first batch is about to be asked for."""
         self._refresh()

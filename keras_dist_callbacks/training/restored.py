@@ -115,11 +115,6 @@ def assess(
 def reproducibility_advice(replicas: int) -> list[str]:
     """Returns what would make two uninterrupted runs of this program equal, a sentence each; empty if they are."""
     advice = []
-    if rng.global_seed() is None:
-        advice.append(
-            "No seed was set, so that two runs differ, and a resumed one from an uninterrupted one: call "
-            "keras.utils.set_random_seed first."
-        )
     unordered = environment.unordered_sums(replicas, ())
     if unordered:
         advice.append(

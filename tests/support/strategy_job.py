@@ -59,10 +59,13 @@ def model(random: bool) -> keras.Model:
     return built
 
 
-def _examples(batch: int) -> tf.data.Dataset:
+def examples() -> tuple[np.ndarray, np.ndarray]:
     images, labels = load_digits(return_X_y=True)
-    data = (images[:ROWS] / 16).astype("float32"), labels[:ROWS]
-    return tf.data.Dataset.from_tensor_slices(data).shuffle(ROWS, seed=3).batch(batch, drop_remainder=True)
+    return (images[:ROWS] / 16).astype("float32"), labels[:ROWS]
+
+
+def _examples(batch: int) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(examples()).shuffle(ROWS, seed=3).batch(batch, drop_remainder=True)
 
 
 def _of_files(directory: Path) -> tf.data.Dataset:

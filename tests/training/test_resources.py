@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -265,6 +266,42 @@ def test_seeds_of_tensorflows_operations_in_a_callback_are_a_condition(tmp_path:
 
     _, restored = resumed(tmp_path, tiny.model, lambda: [Draws()])
     assert "TensorFlow's operations with seeds of their own" in " ".join(restored.conditions)
+
+
+def by_tensorflow(x: Any, y: Any) -> float:
+    return float(tf.random.uniform(()))
+
+
+def by_a_fit_of_its_own(x: Any, y: Any) -> float:
+    return float(Probe("sgd").probe.fit(x, y, verbose=0).history["loss"][0])
+
+
+def by_a_dataset(x: Any, y: Any) -> float:
+    return float(next(iter(tf.data.Dataset.from_tensor_slices(y).shuffle(9)))[0])
+
+
+def by_numpy(x: Any, y: Any) -> float:
+    return float(np.random.uniform())
+
+
+@pytest.mark.parametrize("draw", [by_tensorflow, by_a_fit_of_its_own, by_a_dataset, by_numpy])
+def test_without_a_global_seed_what_a_callback_draws_is_a_condition_unless_its_state_is_saved(
+    tmp_path: Path, draw: Callable[..., float]
+) -> None:
+    class Draws(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.1 * draw(*tiny.data())
+
+    def unseeded() -> keras.Model:
+        model = tiny.model()
+        tf.random.set_seed(None)
+        return model
+
+    try:
+        _, restored = resumed(tmp_path, unseeded, lambda: [Draws()])
+    finally:
+        tf.random.set_seed(7)
+    assert ("may draw without a seed" in " ".join(restored.conditions)) == (draw is not by_numpy)
 
 
 @pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")

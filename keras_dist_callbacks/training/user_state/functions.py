@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks import static
-from keras_dist_callbacks._compat import library_state
+from keras_dist_callbacks._compat import library_state, rng
 from keras_dist_callbacks.training.user_state import nodes as n
 from keras_dist_callbacks.training.user_state.libraries import is_compiled_function, is_library
 from keras_dist_callbacks.training.user_state.nodes import Slot, join
@@ -138,6 +138,11 @@ def _why_unknown(reads: Reads, namespace: dict[str, Any], is_traced: bool) -> st
         return "train_on_batch returns averages since the metrics of its model were reset"
     if reads.draws_seeded:
         return "it draws by TensorFlow's operations with seeds of their own, and these count calls"
+    if reads.draws_unseeded and rng.global_seed() is None:
+        return (
+            "it may draw without a seed (by TensorFlow's operations, a dataset or a fit() of its own); call "
+            "keras.utils.set_random_seed first"
+        )
     if reads.reads_files is not None:
         return f"it may read a file that training has changed ({reads.reads_files})"
     return None

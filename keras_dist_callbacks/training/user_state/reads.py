@@ -69,6 +69,8 @@ class Reads:
         imports: Modules that it imports.
         dynamic: A name by which it can reach anything, such as `eval`; None if it uses no such name.
         draws_seeded: Whether it draws from TensorFlow's operations with seeds of their own, which count their calls.
+        draws_unseeded: Whether it may draw by what only a global seed makes repeatable: TensorFlow's operations without
+            a seed of their own, a shuffled dataset, a `fit()` of its own, which shuffles arrays.
         draws: Whether it may draw from a random state that all code shares, such as that of `np.random`.
         reads_files: A name by which it reads a file that may have changed, such as `load_weights`; None likewise.
     """
@@ -82,6 +84,7 @@ class Reads:
     reads_files: str | None
     draws: bool
     draws_seeded: bool
+    draws_unseeded: bool
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,7 +117,8 @@ def reads_of(code: types.CodeType) -> Reads:
     draws = any(_may_draw(part) for part in _codes(code))
     seeded = any(_draws_seeded(part) for part in _codes(code))
     known = (frozenset(global_names), frozenset(stores), frozenset(fills), frozenset(names), frozenset(imports))
-    return Reads(*known, dynamic, found, draws, seeded)
+    unseeded = any(_draws_unseeded(part) for part in _codes(code))
+    return Reads(*known, dynamic, found, draws, seeded, unseeded)
 
 
 def _looks_for_files(names: set[str]) -> str | None:
@@ -199,13 +203,30 @@ _JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
 
 def _draws_seeded(code: types.CodeType) -> bool:
     """Returns whether it calls something like `tf.random.normal(shape, seed=1)`."""
-    if not any("seed" in item for item in code.co_consts if isinstance(item, tuple)):
-        return False
-    found = [str(i.argval) for i in dis.get_instructions(code) if i.opname.startswith(_NAMED)]
+    has_seed = any("seed" in item for item in code.co_consts if isinstance(item, tuple))
+    return has_seed and any(map(_is_of_tensorflow, _triples(code)))
+
+
+def _draws_unseeded(code: types.CodeType) -> bool:
+    """Returns whether it calls something like `tf.random.normal(shape)`, `dataset.shuffle(9)` or `model.fit(x, y)`."""
     return any(
-        before in ("tf", "tensorflow") and this in ("random", "image", "nn") and not after.startswith(_NOT_COUNTED)
-        for before, this, after in zip(found, found[1:], found[2:], strict=False)
+        (_is_of_tensorflow(three) and any("random" in name or "dropout" in name for name in three[1:]))
+        or three[1] == "fit"
+        or (three[1] == "shuffle" and three[0] != "random")
+        for three in _triples(code)
     )
+
+
+def _triples(code: types.CodeType) -> Iterator[tuple[str, str, str]]:
+    """Yields each name that a function uses, with the one before and the one after it."""
+    found = [str(i.argval) for i in dis.get_instructions(code) if i.opname.startswith(_NAMED)]
+    return zip(["", *found], found, [*found[1:], ""], strict=False)
+
+
+def _is_of_tensorflow(names: tuple[str, str, str]) -> bool:
+    before, this, after = names
+    is_module = before in ("tf", "tensorflow") and this in ("random", "image", "nn")
+    return is_module and not after.startswith(_NOT_COUNTED)
 
 
 _NOT_COUNTED = ("stateless_", "set_seed", "Generator", "create_rng_state", "get_global_generator")

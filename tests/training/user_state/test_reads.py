@@ -174,6 +174,27 @@ def test_seeds_of_operations_are_seen() -> None:
     assert [reads_of(f.__code__).draws_seeded for f in (seeded, stateless, unseeded)] == [True, False, False]
 
 
+def test_what_only_a_global_seed_makes_repeatable_is_seen() -> None:
+    def of_a_dataset(self: Any) -> Any:
+        return self.rows.shuffle(9)
+
+    def of_a_list(rows: list[int]) -> None:
+        random.shuffle(rows)
+
+    def of_an_image(image: Any) -> Any:
+        return tf.image.random_flip_up_down(image)
+
+    def without_a_draw(image: Any) -> Any:
+        return tf.image.resize(image, (2, 2)) + tf.nn.relu(image) + tf.random.Generator.from_seed(1).normal(())
+
+    def of_a_fit(model: Any) -> Any:
+        return model.fit(model)
+
+    drawing, others = (of_a_dataset, of_an_image, of_a_fit), (of_a_list, without_a_draw)
+    assert all(reads_of(f.__code__).draws_unseeded for f in drawing)
+    assert not any(reads_of(f.__code__).draws_unseeded for f in others)
+
+
 def test_random_operations_of_keras_are_not_taken_for_those_of_python() -> None:
     def of_keras(self: Any) -> Any:
         return keras.random.uniform((2,), seed=self.seed)
