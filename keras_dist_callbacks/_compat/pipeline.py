@@ -93,10 +93,13 @@ def has_seed(stage: Any) -> bool:
 
 def hidden_graphs(stage: Any) -> list[Any]:
     """Returns the graphs of datasets that only a graph shows: those that functions captured, and what has no class."""
+    import tensorflow as tf
+
     variants = [t for function in _functions(stage) for t in _captures(function) if t.dtype.name == "variant"]
     if type(stage).__name__ == "_VariantDataset" or "Snapshot" in kind_of(stage):
         variants.append(stage._variant_tensor)
-    variants += [tensor for tensor in getattr(stage, "_tensors", ()) if tensor.dtype.name == "variant"]
+    if any(isinstance(spec, tf.data.DatasetSpec) for spec in tf.nest.flatten(stage.element_spec)):
+        variants += [tensor for tensor in getattr(stage, "_tensors", ()) if tensor.dtype.name == "variant"]
     return [graphs.dataset_graph(variant) for variant in variants]
 
 

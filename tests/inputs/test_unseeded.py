@@ -46,6 +46,11 @@ def with_options() -> Dataset:
     return rows().shuffle(ROWS).batch(4).with_options(options)
 
 
+def ragged() -> Dataset:
+    values = tf.RaggedTensor.from_row_lengths(tf.range(ROWS * 2, dtype=tf.int64), [2] * ROWS)
+    return Dataset.from_tensor_slices(values).shuffle(ROWS)
+
+
 REPEATABLE: dict[str, Callable[[], Dataset]] = {
     "shuffle": lambda: rows().shuffle(ROWS).batch(4),
     "a small buffer": lambda: rows().shuffle(5).batch(4),
@@ -65,6 +70,7 @@ REPEATABLE: dict[str, Callable[[], Dataset]] = {
     "within a tensor": lambda: Dataset.from_tensors(rows().shuffle(ROWS)).flat_map(lambda inner: inner),
     "list_files": lambda: Dataset.list_files(str(Path(__file__).parent / "*.py")),
     "options": with_options,
+    "ragged": lambda: ragged().map(lambda row: row[0]),
 }
 
 
