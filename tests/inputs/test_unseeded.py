@@ -260,6 +260,13 @@ def test_parts_of_one_order_share_no_row_when_one_is_trained() -> None:
             "write Dataset.shuffle(9, seed=1)",
         ),
         (
+            "epoch",
+            "within",
+            "Dataset.shuffle(9) of the input has no seed, and EpochDataset makes it for each epoch: the order of the "
+            "interrupted epoch is drawn again: some rows are trained twice, others not in this epoch; write "
+            "Dataset.shuffle(9, seed=epoch)",
+        ),
+        (
             "loop",
             "between",
             "Dataset.shuffle(9) of the input has no seed: the epochs that follow have other orders than in an "
@@ -269,5 +276,6 @@ def test_parts_of_one_order_share_no_row_when_one_is_trained() -> None:
 )
 def test_the_reason_names_the_stage_its_effect_and_the_line_to_write(why: Any, kind: Any, expected: str) -> None:
     position = verdict.Position(kind, 1, 2 if kind == "within" else 0, 5)
-    found = [verdict.Unseeded("Dataset.shuffle(9)", why, "input")]
+    found = Orders(rows().shuffle(9), "input", why).named
+    assert found == [verdict.Unseeded("Dataset.shuffle(9)", why, "input")]
     assert verdict.unseeded_reasons(found, position) == [expected]
