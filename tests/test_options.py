@@ -44,7 +44,8 @@ PUBLIC = {
     "latest_checkpoint": ["checkpoint_dir", "storage_options", "retry"],
     "best_checkpoint": ["checkpoint_dir", "monitor", "mode", "storage_options"],
     "make_or_restore_model": [
-        *["build_fn", "checkpoint_dir", "storage_options", "retry", "custom_objects", "compile", "adopt", "verbose"],
+        *["build_fn", "checkpoint_dir", "storage_options", "retry", "custom_objects", "compile", "adopt"],
+        *["weights_only", "verbose"],
     ],
 }
 WRITE = {"retry", "fsync", "max_bytes_per_second", "max_failed_saves", "when_busy", "max_held_bytes", "max_local_state"}

@@ -50,7 +50,10 @@ def test_the_example_of_a_docstring_runs(owner: str, tmp_path: Path, monkeypatch
     example_names.run(EXAMPLES[owner])
 
 
-@pytest.mark.parametrize("name", ["BackupAndRestore", "Checkpointer", "SidecarEvaluator", "TensorBoard", "load_backup"])
+HELP = ["BackupAndRestore", "Checkpointer", "ModelCheckpoint", "SidecarEvaluator", "TensorBoard", "load_backup"]
+
+
+@pytest.mark.parametrize("name", [*HELP, "best_checkpoint", "make_or_restore_model"])
 def test_help_shows_an_example(name: str) -> None:
     assert name in EXAMPLES
 

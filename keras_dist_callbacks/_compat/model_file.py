@@ -84,21 +84,26 @@ _NotLoaded = dict[int, tuple[Any, ValueError | None]]
 """By its id: an optimizer, and why its state does not fit; None where the file holds none."""
 
 
-def load_state(model: Any, path: Path) -> list[str]:
+def load_state(model: Any, path: Path, *, weights_only: bool = False) -> list[str]:
     """Loads weights, optimizer variables, seed generators and assets.
 
     Optimizers are built as the file says: one that had not been used then stays unbuilt. Which weights an optimizer
     that is an attribute of the model is for, only the train step knows: it takes its state when that builds it.
 
+    Args:
+        model: The model.
+        path: The file.
+        weights_only: Whether optimizers stay as they are.
+
     Returns:
-        Why a training that continues is not exact, one sentence each.
+        Why a training that continues is not exact, one sentence each; but for `weights_only`.
 
     Raises:
         StateMismatchError: They do not fit the model.
     """
     failed: set[int] = set()
     errors: dict[int, Any] = {}
-    with _stores(path) as (weights, assets), _loading_optimizers(model) as of_optimizers:
+    with _stores(path) as (weights, assets), _loading_optimizers(model, weights_only) as of_optimizers:
         saving_lib._load_state(
             model,
             weights_store=weights,
@@ -133,14 +138,17 @@ def _stores(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def _loading_optimizers(model: Any) -> Iterator[_NotLoaded]:
-    """Lets `_load_optimizer` take the place of the optimizers' method; yields those that it does not load."""
+def _loading_optimizers(model: Any, none: bool) -> Iterator[_NotLoaded]:
+    """Lets `_load_optimizer` take the place of the optimizers' method; yields those that it does not load.
+
+    With `none`, nothing takes its place.
+    """
     not_loaded: _NotLoaded = {}
     outer = optimizers_within(model)
     inner = [inner_of(optimizer) for optimizer in outer if inner_of(optimizer) is not optimizer]
-    for optimizer in outer:
+    for optimizer in () if none else outer:
         vars(optimizer)["load_own_variables"] = functools.partial(_load_optimizer, model, optimizer, not_loaded)
-    for optimizer in inner:
+    for optimizer in [*outer, *inner] if none else inner:
         vars(optimizer)["load_own_variables"] = lambda store: None  # the outer one's variables are its own and these
     try:
         yield not_loaded

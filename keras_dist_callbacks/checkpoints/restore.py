@@ -31,6 +31,7 @@ from keras_dist_callbacks.terminal import escape_controls, first_few, say, warn
 
 _TAG = "make_or_restore_model"
 _ADOPTING = "make_or_restore_model, adopting"
+_NEW_OPTIMIZER = "the optimizer starts from its initial state"
 _TIMEOUT = 1800.0  # seconds that workers wait while another one downloads
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def make_or_restore_model(
     custom_objects: Mapping[str, Any] | None = None,
     compile: bool = True,
     adopt: bool = False,
+    weights_only: bool = False,
     verbose: int = 1,
 ) -> _M:
     """Returns the model of the newest intact checkpoint, or a new one.
@@ -166,6 +168,8 @@ def make_or_restore_model(
             `.weights.h5` and legacy `.h5` files, Keras' BackupAndRestore (its weights, and the epoch that it was in)
             and `tf.train.Checkpoint` of a Keras 3 model (the model as its root or a part of it, its optimizer within
             it or next to it). They load, but are not known to be intact. Defaults to False.
+        weights_only: Load the weights alone: the optimizer is as `build_fn` made it, and may be another one. The
+            continuation is "not exact: the optimizer starts from its initial state". Defaults to False.
         verbose: 1 prints what was loaded, on the chief; 0 logs it only. Defaults to 1.
 
     Returns:
@@ -179,12 +183,21 @@ def make_or_restore_model(
             differs; or with `adopt` none of the checkpoints of other tools loads.
         DamagedBackupError: No checkpoint is intact.
         ClusterError: Another worker cannot read the checkpoint; the message names it.
+
+    Example:
+        ```python
+        model = kdc.make_or_restore_model(build_model, "checkpoints")
+        origin = kdc.restored_from(model)
+        saving = kdc.ModelCheckpoint("checkpoints/ckpt-{epoch:04d}.keras", max_to_keep=3)
+        model.fit(x, y, epochs=10, initial_epoch=origin.initial_epoch if origin else 0, callbacks=[saving])
+        ```
     """
     _require_function(build_fn)
     keras_in_use.require_backend()
     build_fn = _of_this_keras(build_fn)
     compile, objects = validation.check("compile", compile, bool), validation.mapping("custom_objects", custom_objects)
     adopt, verbose = validation.check("adopt", adopt, bool), validation.verbosity("verbose", verbose)
+    weights_only = validation.check("weights_only", weights_only, bool)
     cluster = _training_cluster()
     directory, template = _split(checkpoint_dir)
     directory, storage_options = place_of(directory, storage_options)
@@ -193,23 +206,23 @@ def make_or_restore_model(
     with temporary.directory("restore") as copies:
         checkpoint = _same_on_all(cluster, storage, template, copies, warns=not adopt)
         if checkpoint is None:
-            loaders = _loaders(build_fn, objects, compile, warns=cluster.is_chief)
+            loaders = _loaders(build_fn, objects, compile, weights_only, warns=cluster.is_chief)
             adopted = _restore_latest_loadable(cluster, storage, template, copies, loaders) if adopt else None
-            model = build_fn() if adopted is None else _say_adopted(verbose, storage, *adopted)
+            model = build_fn() if adopted is None else _say_adopted(verbose, storage, *adopted, weights_only)
             if adopted is None:
                 _say(verbose, f"no checkpoint in {storage.display()}: starting with a new model")
             return model
         path = copies / checkpoint.name
         shown, record = storage.display(checkpoint.name), checkpoint.record
         if checkpoint.kind == "weights":
-            model = _load_weights(build_fn(), path, shown, warns=cluster.is_chief)
+            model = _load_weights(build_fn(), path, shown, weights_only, warns=cluster.is_chief)
         else:
-            model = _load_model(build_fn, path, shown, objects, compile, warns=cluster.is_chief)
+            model = _load_model(build_fn, path, shown, objects, compile, weights_only, warns=cluster.is_chief)
     _report_missing(model, warns=cluster.is_chief)
-    model._kdc_origin = model._kdc_restored_from = _restored(shown, record.epoch, record.step)
+    model._kdc_origin = model._kdc_restored_from = _restored(shown, record.epoch, record.step, weights_only)
     how = f"; without BackupAndRestore, give fit() initial_epoch={record.epoch}" if record.epoch else ""
-    rates = _rates_in_words(model)
-    _say(verbose, f"model restored from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}")
+    rates, what = _rates_in_words(model), _restored_in_words(weights_only)
+    _say(verbose, f"{what} from {shown} ({record.epoch} epochs finished, step {record.step}{rates}){how}")
     return model
 
 
@@ -230,8 +243,12 @@ def restored_from(model: Any) -> Restored | None:
     return found
 
 
-def _restored(path: str, epoch: int, step: int) -> Restored:
-    return Restored(path, epoch, step, notes=(NOT_IN_CHECKPOINTS,))
+def _restored(path: str, epoch: int, step: int, weights_only: bool) -> Restored:
+    return Restored(path, epoch, step, notes=(NOT_IN_CHECKPOINTS, *([_NEW_OPTIMIZER] if weights_only else [])))
+
+
+def _restored_in_words(weights_only: bool) -> str:
+    return f"not exact: {_NEW_OPTIMIZER}; weights restored" if weights_only else "model restored"
 
 
 def _training_cluster() -> Cluster:
@@ -253,11 +270,13 @@ def _of_this_keras(build_fn: Callable[[], _M]) -> Callable[[], _M]:
     return build
 
 
-def _loaders(build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, *, warns: bool) -> dict[str, Load]:
+def _loaders(
+    build_fn: Callable[[], Any], objects: Mapping[str, Any], compile: bool, weights_only: bool, *, warns: bool
+) -> dict[str, Load]:
     return {
-        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, warns=warns),
-        "weights": lambda path: _load_weights(build_fn(), path, path.name, warns=warns),
-        "tf": lambda path: _load_tf_checkpoint(build_fn(), path),
+        "model": lambda path: _load_model(build_fn, path, path.name, objects, compile, weights_only, warns=warns),
+        "weights": lambda path: _load_weights(build_fn(), path, path.name, weights_only, warns=warns),
+        "tf": lambda path: _load_tf_checkpoint(build_fn(), path, weights_only),
     }
 
 
@@ -326,14 +345,15 @@ def _report_skipped(cluster: Cluster, storage: Storage, reasons: Sequence[str]) 
         )
 
 
-def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: ForeignCheckpoint) -> Any:
+def _say_adopted(verbose: int, storage: Storage, model: Any, adopted: ForeignCheckpoint, weights_only: bool) -> Any:
     from keras_dist_callbacks._compat.variables import steps_trained
 
     shown, step = storage.display(adopted.name), steps_trained(model)
-    model._kdc_origin = model._kdc_restored_from = _restored(shown, adopted.epoch, step)
+    model._kdc_origin = model._kdc_restored_from = _restored(shown, adopted.epoch, step, weights_only)
     where = f"{adopted.epoch} epochs finished" if adopted.epoch else "its epoch is not known"
     how = f"give fit() initial_epoch={adopted.epoch or '...'}"
-    _say(verbose, f"model adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")
+    what = f"not exact: {_NEW_OPTIMIZER}; weights" if weights_only else "model"
+    _say(verbose, f"{what} adopted from {shown}, which another tool wrote ({where}, step {step}); {how}")
     return model
 
 
@@ -374,6 +394,7 @@ def _load_model(
     shown: str,
     custom_objects: Mapping[str, Any],
     compile: bool,
+    weights_only: bool,
     *,
     warns: bool,
 ) -> Any:
@@ -383,32 +404,37 @@ def _load_model(
     config = model_file.read_config(path)
     if config is None:
         with temporary.writing(f"what Keras unpacks of {shown}", within=path.parent):
-            return model_file.load_model(path, custom_objects, compile=compile)
+            loaded = model_file.load_model(path, custom_objects, compile=compile and not weights_only)
+        if not weights_only:
+            return loaded
+        model = build_fn()
+        model.set_weights(loaded.get_weights())
+        return model
     model = build_fn()
     model_file.prepare(model, config, custom_objects, compile=compile)
     _require_built(model, shown)
     _keep_compiled_rates(model)
     found = model_file.differences(model, config, compiled=compile)
-    notes = _load_state(model, path, shown, found)
+    notes = _load_state(model, path, shown, weights_only, found)
     if found:
         notes.append(f"the model of build_fn differs from it, and is used: {'; '.join(found)}")
     _report_inexact(shown, notes if warns else [])
     return model
 
 
-def _load_state(model: Any, path: Path, shown: str, found: Sequence[str] = ()) -> list[str]:
+def _load_state(model: Any, path: Path, shown: str, weights_only: bool, found: Sequence[str] = ()) -> list[str]:
     """Loads a file's state; returns why that is not exact. `found` is what is known to differ."""
     from keras_dist_callbacks._compat import model_file
 
     try:
         with temporary.writing(f"what Keras unpacks of {shown}", within=path.parent):
-            return model_file.load_state(model, path)
+            return model_file.load_state(model, path, weights_only=weights_only)
     except model_file.StateMismatchError as error:
         advice = "Build the model as it was trained"
         if error.is_optimizer_alone:
             advice = (
-                "Build and compile the model as it was trained; or take the weights alone, for a training that begins "
-                "anew, with load_weights() on the model of build_fn"
+                "Build and compile the model as it was trained; or take the weights alone, with a new optimizer: "
+                "weights_only=True"
             )
         why = "; ".join([str(error), *found])
         raise BackupMismatchError(
@@ -457,14 +483,18 @@ def _rates_in_words(model: Any) -> str:
     )
 
 
-def _load_tf_checkpoint(model: Any, path: Path) -> Any:
+def _load_tf_checkpoint(model: Any, path: Path, weights_only: bool) -> Any:
     from keras_dist_callbacks._compat.model_file import restore_model
 
     _require_built(model, path.name)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
+    kept = optimizer.variables if optimizer is not None and weights_only else []
+    initial = [variable.numpy() for variable in kept]
     restore_model(model, str(path))
+    for variable, value in zip(kept, initial, strict=True):
+        variable.assign(value)  # it is restored with the model that it is a part of
     return model
 
 
@@ -479,10 +509,10 @@ def _require_built(model: Any, shown: str) -> None:
         )
 
 
-def _load_weights(model: Any, path: Path, shown: str, *, warns: bool) -> Any:
+def _load_weights(model: Any, path: Path, shown: str, weights_only: bool, *, warns: bool) -> Any:
     _require_built(model, shown)
     _keep_compiled_rates(model)
-    notes = _load_state(model, path, shown)
+    notes = _load_state(model, path, shown, weights_only)
     _report_inexact(shown, notes if warns else [])
     return model
 

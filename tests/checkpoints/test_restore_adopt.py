@@ -65,6 +65,30 @@ def save_net(model: keras.Model, directory: Path) -> None:
     tf.train.Checkpoint(net=model).save(f"{directory}/theirs")
 
 
+def save_legacy(model: keras.Model, directory: Path) -> None:
+    another = built()  # Keras takes the configuration of compile() from a model that it saves so
+    another.set_weights(model.get_weights())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        another.save(directory / "theirs.h5")
+
+
+@pytest.mark.parametrize("save", [save_keras, save_weights, save_legacy, save_root, save_parts, save_net])
+def test_of_what_another_tool_left_the_weights_alone_are_taken_if_asked_for(
+    theirs: keras.Model,
+    tmp_path: Path,
+    save: Callable[[keras.Model, Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save(theirs, tmp_path)
+    model = make_or_restore_model(built, tmp_path, adopt=True, weights_only=True)
+    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), theirs.get_weights(), strict=True))
+    assert [float(np.sum(v)) for v in model.optimizer.variables[2:]] == [0.0] * len(model.optimizer.variables[2:])
+    assert int(model.optimizer.iterations) == 0
+    said = f"the optimizer starts from its initial state; weights adopted from {tmp_path}/theirs"
+    assert said in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("save", [save_keras, save_weights, save_root, save_parts, save_net])
 def test_what_another_tool_left_is_taken_with_its_optimizer_and_said(
     theirs: keras.Model,

@@ -282,6 +282,7 @@ FACADE: dict[str, Row] = {
             "compile": FLAG,
             "verbose": VERBOSE,
             "adopt": FLAG,
+            "weights_only": FLAG,
         },
         lambda: {"build_fn": anything, "checkpoint_dir": "none"},
     ),
