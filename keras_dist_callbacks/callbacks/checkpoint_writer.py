@@ -97,7 +97,7 @@ class CheckpointWriter:
         is_open = handed is not None and handed.order != self.published
         try:
             present = [one.record for one in self._own()]
-        except StorageError:
+        except (StorageError, BackupMismatchError):
             return True  # writing it will tell
         if handed is not None and is_open and handed.order not in {record.order for record in present}:
             present.append(handed)
@@ -146,8 +146,12 @@ class CheckpointWriter:
             self._forget_unpublished()
         return None
 
-    def conclude(self, rules: Rules) -> None:
-        """All files are in place: deletes what a killed run could not delete, and notes the end of training."""
+    def conclude(self, rules: Rules | None) -> None:
+        """All files are in place: deletes what a killed run could not delete, and notes the end of training.
+
+        Args:
+            rules: What is kept. None: what the run that wrote the newest file keeps.
+        """
         ownership.check(self._storage, self._template)
         self._delete_others(rules, None)
         self.report()
@@ -179,13 +183,15 @@ class CheckpointWriter:
         say(f"Epoch {file.record.epoch}: saved {place}", verbose=file.shown, after_bar=True)
         self._delete_others(published.record.rules, published.record)
 
-    def _delete_others(self, rules: Rules, published: Record | None) -> None:
+    def _delete_others(self, rules: Rules | None, published: Record | None) -> None:
         """Deletes what no rule keeps. What cannot be deleted is one warning, and is tried again after the next file."""
-        if rules.keep_all:
+        if rules is not None and rules.keep_all:
             return
         try:
             own = [one for one in self._own() if one.record.generation <= self.generation]
-            retention.delete_others(self._storage, own, rules, published=published)
+            if own:
+                rules = rules or own[-1].record.rules
+                retention.delete_others(self._storage, own, rules, published=published)
         except (StorageError, BackupMismatchError) as error:
             if not self._has_warned_of_deleting:
                 self._has_warned_of_deleting = True

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -235,14 +235,15 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         return _Found(self._writer.generation, self._writer.token, best)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if `save_freq` batches have passed; raises what an earlier write ended with."""
-        self._writer.report()
+        """Saves if `save_freq` batches have passed; a single worker raises what an earlier write ended with."""
+        if self._cluster.num_workers == 1:  # several end together, at the end of the epoch
+            self._agree(self._writer.report)
         self._names.after_batch(logs or {})
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Learns what has become of the files so far, and saves if it is due; raises what a write ended with."""
-        self._cluster.agree(self._writer.report, _TAG)
+        self._agree(self._writer.report)
         self._learn_outcome()
         self._names.after_epoch(epoch, logs or {})
         failed = self._writer.unpublished
@@ -253,19 +254,27 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits until all files are in place, and notes the end of training; raises what a write ended with."""
         super().on_train_end(logs)
-        error = self._cluster.agree(lambda: self._writer.finish() if self._writes else None, _TAG)
+        error = self._agree(lambda: self._writer.finish() if self._writes else None)
         self._learn_outcome()
-        if self._pending:  # the newest file could not be saved
-            self.best, self._last_saved = self._in_place
-            self._pending.clear()
-        self._cluster.agree(lambda: self._conclude(error), _TAG)
+        self._agree(lambda: self._conclude(error))
+
+    def _agree(self, action: Callable[[], Any]) -> Any:
+        """Runs something on each worker; where it fails on one, all raise, and what is not in place is not the best."""
+        try:
+            return self._cluster.agree(action, _TAG)
+        except Exception:
+            if self._pending:
+                self.best, self._last_saved = self._in_place
+                self._pending.clear()
+            raise
 
     def _conclude(self, error: StorageError | None) -> None:
         if error is not None:
             raise error
         if not self._writes:
             return
-        self._writer.conclude(self._complete_rules())
+        has_trained = self.monitor_op is not None  # else it is not known which values are better
+        self._writer.conclude(self._complete_rules() if has_trained else None)
         if self._has_skipped and not self._writer.has_written and not self._is_resumed:
             warn(
                 "ModelCheckpoint has saved nothing in this fit(), because no rule would keep it. Files of earlier "
@@ -347,7 +356,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         if self._rules.keep_newest:
             return True
         new = self._record_of(filepath, epoch, batch, logs)
-        wanted = self._cluster.agree(lambda: self._writes and self._writer.is_worth_writing(new), _TAG)
+        wanted = self._agree(lambda: self._writes and self._writer.is_worth_writing(new))
         wanted = bool(self._of_writer(wanted, bool))
         self._has_skipped |= not wanted
         return wanted

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from keras_dist_callbacks.backups.retention import Rules, kept, ranked
+from tests.support.retention_table import TABLE, VALUES, Given
 
 
 @dataclass(frozen=True)
@@ -24,30 +25,18 @@ class Saved:
         return self.generation, self.sequence or self.epoch
 
 
-VALUES = [9.0, 4.0, None, 4.0, 7.0, 2.0, math.nan, 3.0, 2.0, 8.0, 1.0, 5.0]
 EPOCHS = [Saved(epoch, value) for epoch, value in enumerate(VALUES, 1)]
-
-KEPT = {  # max_to_keep=2, keep_best=3, keep_every=5, each given or not
-    (None, None, None): range(1, 13),
-    (2, None, None): [11, 12],
-    (None, 3, None): [6, 9, 11],
-    (None, None, 5): [5, 10],
-    (2, 3, None): [6, 9, 11, 12],
-    (2, None, 5): [5, 10, 11, 12],
-    (None, 3, 5): [5, 6, 9, 10, 11],
-    (2, 3, 5): [5, 6, 9, 10, 11, 12],
-}
 
 
 def epochs(records: list[Saved], rules: Rules) -> list[int]:
     return [one.epoch for one, why in zip(records, kept(records, rules), strict=True) if why]
 
 
-@pytest.mark.parametrize("given", list(KEPT))
-def test_what_stays_of_twelve_epochs(given: tuple[int | None, int | None, int | None]) -> None:
+@pytest.mark.parametrize("given", list(TABLE))
+def test_what_stays_of_twelve_epochs(given: Given) -> None:
     rules = Rules(*given, monitor="loss")
-    assert epochs(EPOCHS, rules) == list(KEPT[given])
-    assert epochs(EPOCHS[::-1], rules) == list(KEPT[given])[::-1], "whatever the order in which they are listed"
+    assert epochs(EPOCHS, rules) == TABLE[given][1]
+    assert epochs(EPOCHS[::-1], rules) == TABLE[given][1][::-1], "whatever the order in which they are listed"
 
 
 def test_the_rules_that_keep_a_record_are_named() -> None:

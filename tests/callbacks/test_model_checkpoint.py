@@ -354,6 +354,34 @@ def test_the_best_file_is_tried_again_though_no_better_one_follows(tmp_path: Pat
     assert checkpoint.get_state()["best"] == 2.0
 
 
+def test_a_try_that_lasts_longer_than_an_epoch_is_not_begun_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, tries, go_on = Storage.replace, [], threading.Event()
+
+    def slow(self: Storage, name: str, source: Path) -> None:
+        if name == "best.keras":
+            tries.append(name)
+            if len(tries) == 1:
+                raise StorageError("the store is away")
+            go_on.wait(30)
+        original(self, name, source)
+
+    class Hold(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                shared_writer().wait()  # the first try has failed
+            if epoch == 4:
+                go_on.set()
+
+    monkeypatch.setattr(Storage, "replace", slow)
+    checkpoint = ModelCheckpoint(memory_url() + "/best.keras", monitor="loss", save_best_only=True)
+    with pytest.warns(RuntimeWarning, match="store is away"):
+        fit(tiny_model(), SetLoss(1.0, 2.0, 2.0, 2.0, 2.0), Hold(), checkpoint, epochs=5)
+    assert tries == ["best.keras"] * 2
+    assert checkpoint.best == 1.0
+
+
 @pytest.mark.parametrize(
     ("most", "saved", "reason"), [(2, 0, "2 files in a row were not saved"), (9, 1, "store is away")]
 )

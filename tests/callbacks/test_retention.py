@@ -17,25 +17,13 @@ from keras_dist_callbacks.storage.storage import Storage
 from tests.support import tiny
 from tests.support.callback_helpers import SetLoss, fit, ignore_keras_warnings, memory_url, tiny_model
 from tests.support.checkpoints import listed
+from tests.support.retention_table import ALL, TABLE, VALUES, Given
 
 pytestmark = [
     ignore_keras_warnings,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:ModelCheckpoint saves nothing:UserWarning"),
 ]
-
-VALUES = [9.0, 4.0, None, 4.0, 7.0, 2.0, math.nan, 3.0, 2.0, 8.0, 1.0, 5.0]
-ALL = list(range(1, 13))
-TABLE = {  # max_to_keep=2, keep_best=3, keep_every=5, each given or not: epochs of the files written, and kept
-    (None, None, None): (ALL, ALL),
-    (2, None, None): (ALL, [11, 12]),
-    (None, 3, None): ([1, 2, 4, 5, 6, 8, 9, 11], [6, 9, 11]),
-    (None, None, 5): ([5, 10], [5, 10]),
-    (2, 3, None): (ALL, [6, 9, 11, 12]),
-    (2, None, 5): (ALL, [5, 10, 11, 12]),
-    (None, 3, 5): ([1, 2, 4, 5, 6, 8, 9, 10, 11], [5, 6, 9, 10, 11]),
-    (2, 3, 5): (ALL, [5, 6, 9, 10, 11, 12]),
-}
 
 
 class Values(keras.callbacks.Callback):
@@ -72,7 +60,7 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def saving(directory: Path | str, given: tuple[int | None, int | None, int | None]) -> ModelCheckpoint:
+def saving(directory: Path | str, given: Given) -> ModelCheckpoint:
     rules = dict(zip(("max_to_keep", "keep_best", "keep_every"), given, strict=True))
     return ModelCheckpoint(f"{directory}/{{epoch}}.keras", monitor="loss", **rules)
 
@@ -86,9 +74,7 @@ def of_epochs(operations: list[str], sign: str) -> list[int]:
 
 
 @pytest.mark.parametrize("given", list(TABLE))
-def test_which_files_are_written_kept_and_deleted_in_twelve_epochs(
-    given: tuple[int | None, int | None, int | None], operations: list[str]
-) -> None:
+def test_which_files_are_written_kept_and_deleted_in_twelve_epochs(given: Given, operations: list[str]) -> None:
     url, (written, kept) = memory_url(), TABLE[given]
     checkpoint = saving(url, given)
     fit(tiny_model(), Values(), checkpoint, epochs=12)
@@ -105,7 +91,7 @@ def test_which_files_are_written_kept_and_deleted_in_twelve_epochs(
 @pytest.mark.parametrize("epoch", ALL[:-1])
 @pytest.mark.parametrize("given", list(TABLE))
 def test_a_kill_in_any_epoch_changes_nothing_of_it(
-    tmp_path: Path, given: tuple[int | None, int | None, int | None], epoch: int, operations: list[str]
+    tmp_path: Path, given: Given, epoch: int, operations: list[str]
 ) -> None:
     url, (written, kept) = memory_url(), TABLE[given]
     backup = kdc.BackupAndRestore(tmp_path, delete_checkpoint=False, verbose=0)
@@ -159,6 +145,22 @@ def test_what_could_not_be_deleted_is_one_warning_and_is_deleted_later(monkeypat
         fit(tiny_model(), ModelCheckpoint(f"{url}/{{epoch}}.keras", max_to_keep=1), epochs=4)
     assert len([one for one in caught if "deleted" in str(one.message)]) == 1
     assert epochs_there(url) == [4]
+
+
+def test_a_fit_with_no_epoch_left_deletes_what_a_killed_one_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = memory_url()
+
+    def run(**arguments: Any) -> None:
+        model = tiny_model()
+        model.compile("sgd", "mse", metrics=["mae"])
+        fit(model, ModelCheckpoint(f"{url}/{{epoch}}.keras", "mae", max_to_keep=2), epochs=4, **arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "delete", lambda self, name: None)
+        run()
+    assert epochs_there(url) == [1, 2, 3, 4]
+    run(initial_epoch=4)
+    assert epochs_there(url) == [3, 4]
 
 
 @pytest.mark.parametrize(
