@@ -16,7 +16,10 @@ PART ?= tests
 PYTHONS ?=
 PAIRS ?=
 
-.PHONY: help venv demo test quick lint recipes versions chaos chaos-full bench clean
+# A Markdown file for the table of `make gpu`.
+OUT ?=
+
+.PHONY: help venv demo test quick lint recipes versions chaos chaos-full bench gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +32,7 @@ help:
 	@echo "make chaos       a share of every stress test, by seed: SEED=$(SEED) SHARE=$(SHARE)"
 	@echo "make chaos-full  every stress test completely; continues where an earlier run on this commit ended; PART=$(PART)"
 	@echo "make bench       what backups cost, next to Keras', Orbax' and TensorFlow's own"
+	@echo "make gpu         kills and resumes under each strategy on this machine's GPUs, and a snapshot's cost; OUT=FILE.md"
 	@echo "make clean       remove what these have made, .venv included"
 
 venv: $(STAMP)
@@ -78,6 +82,10 @@ chaos-full: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	$(BIN)/python -m benchmarks
+
+# without a GPU, on logical CPU devices: that it runs is all that this shows
+gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu $(if $(OUT),--out $(OUT))
 
 clean:
 	rm -rf .venv .chaos runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
