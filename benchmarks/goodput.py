@@ -1,7 +1,7 @@
 """`python -m benchmarks.goodput`: training time over wall time of a job that is killed again and again.
 
-Arms: a shell loop, `kdc launch`, `kdc launch --warm`, and Keras' own callback in a shell loop. One process is killed
-some seconds after each of its first starts.
+Arms: a shell loop, `kdc launch`, `kdc launch --standby`, and Keras' own callback in a shell loop. One process is killed
+some seconds after each of its first starts. With several rounds, the arms take turns; the end is the medians.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _JOB = str(Path(__file__).with_name("goodput_job.py"))
 _KDC = [sys.executable, "-m", "keras_dist_callbacks.cli"]
 _PARTS = ("start", "import", "join", "restore", "trace")
 _TIMEOUT_SECONDS = 1800
-ARMS = ("uninterrupted", "shell loop", "kdc launch", "kdc launch --warm", "Keras in a shell loop")
+ARMS = ("uninterrupted", "shell loop", "kdc launch", "kdc launch --standby", "Keras in a shell loop")
 
 
 def main() -> None:
@@ -35,8 +35,21 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--after", type=float, default=20.0, help="seconds from a start to its kill")
     parser.add_argument("--arm", action="append", choices=ARMS)
+    parser.add_argument("--rounds", type=int, default=1)
     asked = parser.parse_args()
-    training: float | None = None
+    goodput: dict[str, list[float]] = {}
+    for _ in range(asked.rounds):
+        for arm, share in _round(asked).items():
+            goodput.setdefault(arm, []).append(share)
+    for arm, shares in goodput.items():
+        middle, spread = round(statistics.median(shares), 3), [min(shares), max(shares)]
+        print(json.dumps({"arm": arm, "median_goodput": middle, "range": spread, "rounds": len(shares)}), flush=True)
+
+
+def _round(asked: argparse.Namespace) -> dict[str, float]:
+    """The goodput of each arm, which is printed with its parts."""
+    goodput: dict[str, float] = {}
+    training = 0.0
     for arm in ARMS if asked.arm is None else ("uninterrupted", *asked.arm):
         try:
             found = _measure(arm, asked)
@@ -45,12 +58,22 @@ def main() -> None:
             continue
         if arm == "uninterrupted":
             training = found["training"]
-        print(json.dumps({"arm": arm, "goodput": round((training or 0) / found["wall"], 3), **found}), flush=True)
+        goodput[arm] = round(training / found["wall"], 3)
+        print(json.dumps({"arm": arm, "goodput": goodput[arm], **found}), flush=True)
+    return goodput
 
 
 def _command(arm: str, arguments: list[str]) -> list[str]:
     if arm.startswith("kdc launch"):
-        return [*_KDC, "launch", *(["--warm"] if "--warm" in arm else []), "--max-restarts", "20", _JOB, *arguments]
+        return [
+            *_KDC,
+            "launch",
+            *(["--standby"] if "--standby" in arm else []),
+            "--max-restarts",
+            "20",
+            _JOB,
+            *arguments,
+        ]
     script = [*_KDC, "run", _JOB, *arguments]
     return ["sh", "-c", 'until "$@"; do [ $? -eq 137 ] || exit 1; done', "sh", *script]  # 137: killed
 

@@ -302,8 +302,8 @@ def launch(
     hang_timeout: Annotated[
         str | None, typer.Option(metavar="SECONDS|auto", help="Restart when training makes no progress for this long.")
     ] = None,
-    warm: Annotated[
-        bool, typer.Option("--warm", help="Restart from a process that has imported TensorFlow (Linux, CPU only).")
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Have a spare process per worker that has imported TensorFlow already.")
     ] = False,
     is_module: Annotated[bool, typer.Option("-m", help="Run a module, as `kdc run -m` does.")] = False,
 ) -> None:
@@ -324,7 +324,7 @@ def launch(
             log_dir=log_dir,
             gpus_per_worker=gpus_per_worker,
             hang_timeout=_seconds(hang_timeout),
-            warm=warm,
+            standby=standby,
         )
         code = launcher.launch(options)
     except (ConfigError, OSError) as error:

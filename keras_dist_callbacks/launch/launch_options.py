@@ -11,6 +11,7 @@ from typing import Literal
 from keras_dist_callbacks import progress_file, validation
 from keras_dist_callbacks.cluster.roles import tf_config
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.launch import worker
 from keras_dist_callbacks.launch.processes import LOOPBACK
 from keras_dist_callbacks.machine import process_start
 
@@ -35,10 +36,10 @@ class LaunchOptions:
         log_dir: Where each worker's output is kept; None for nowhere.
         gpus_per_worker: How many GPUs each worker sees; None for all of them.
         hang_timeout: Seconds without progress that are a hang; "auto" for five times what was seen; None for no limit.
-        warm: Fork restarted workers from a process that has imported TensorFlow.
+        standby: Have a spare interpreter for each worker that has imported TensorFlow before it is needed.
 
     Raises:
-        ConfigError: A value is wrong, or TF_CONFIG is set.
+        ConfigError: A value is wrong, TF_CONFIG is set, or `standby` is asked for a command of another kind.
     """
 
     command: tuple[str, ...]
@@ -49,7 +50,7 @@ class LaunchOptions:
     log_dir: str | None = None
     gpus_per_worker: validation.Some | None = None
     hang_timeout: validation.Seconds | Literal["auto"] | None = None
-    warm: bool = False
+    standby: bool = False
 
     def __post_init__(self) -> None:
         validation.check_fields(self)
@@ -57,13 +58,24 @@ class LaunchOptions:
         for name in ("TF_CONFIG", "KDC_CLUSTER"):
             if os.environ.get(name, "").strip():
                 raise ConfigError(f"{name} is set: its cluster has a launcher already; unset it, or use `kdc run`")
+        if self.standby and self.program is None:
+            raise ConfigError(
+                "--standby is for a Python script or module, as in `kdc launch --standby train.py`; leave it out for a "
+                "command after `--`"
+            )
         if self.gpus_per_worker is not None:
             gpus_of(0, self.gpus_per_worker, self.workers)
 
     @property
+    def program(self) -> tuple[str, ...] | None:
+        """The Python program that workers run and its arguments, as `worker.main` takes them; None for another one."""
+        size = len(worker.COMMAND)
+        return self.command[size:] if self.command[:size] == worker.COMMAND else None
+
+    @property
     def has_output_of_its_own(self) -> bool:
         """Whether workers write to pipes, and not to the launcher's own output."""
-        return self.workers > 1 or self.log_dir is not None or self.warm
+        return self.workers > 1 or self.log_dir is not None
 
     def environment(self, worker: int, attempt: int, ports: Sequence[int], progress: Path) -> dict[str, str]:
         """All variables of one worker.
@@ -81,8 +93,6 @@ class LaunchOptions:
             env.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, _cores() // self.workers)))
         if self.gpus_per_worker is not None:
             env[_GPUS] = ",".join(gpus_of(worker, self.gpus_per_worker, self.workers))
-        elif self.warm and not _gpus(os.environ):
-            env[_GPUS] = "-1"  # a fork server is for processes that can see no GPU
         return env
 
 

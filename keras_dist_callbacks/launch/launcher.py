@@ -19,20 +19,20 @@ from types import FrameType
 from keras_dist_callbacks import progress_file
 from keras_dist_callbacks.errors import RESTART_EXIT_CODE, KdcError
 from keras_dist_callbacks.launch import guard
-from keras_dist_callbacks.launch.fork_servers import Process
 from keras_dist_callbacks.launch.hang_watch import HangWatch
 from keras_dist_callbacks.launch.launch_options import LaunchOptions
 from keras_dist_callbacks.launch.processes import WorkerProcess, reserve_ports
 from keras_dist_callbacks.launch.restart_policy import Decision, RestartPolicy, WorkerEnd, code_after_signal
-from keras_dist_callbacks.launch.warm_start import WarmStart
+from keras_dist_callbacks.launch.standby import Standby
 from keras_dist_callbacks.launch.worker_output import WorkerOutput
-from keras_dist_callbacks.progress_file import NO_BACKUP
+from keras_dist_callbacks.progress_file import NO_BACKUP, Phase
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.terminal import write_line
 
 _CANNOT_START = 2
 _TICK_SECONDS = 0.5
 _ABORT_SECONDS = 5.0
+_UNREPORTED_SECONDS = 60.0  # after which a worker is taken to train, if it reports no step
 _POLL_SECONDS = 0.05  # where the system does not report the end of a process
 
 
@@ -56,9 +56,11 @@ def launch(options: LaunchOptions) -> int:
 @dataclass
 class _Worker:
     index: int
-    process: Process
+    process: WorkerProcess
+    env: dict[str, str]
     progress: Path
     watch: HangWatch
+    began: float = field(default_factory=time.monotonic)
     hang: str = ""
     kill_at: float | None = None  # once it hangs
 
@@ -113,7 +115,8 @@ class Launcher:
         self._options = options
         self._directory = directory
         self._policy = RestartPolicy(options.max_restarts, on_error=options.restart_on_error)
-        self._warm = WarmStart() if options.warm else None
+        program = options.program if options.standby else None
+        self._standby = None if program is None else Standby(program, has_pipe=options.has_output_of_its_own)
         self._selector = selectors.DefaultSelector()  # reports ends in their order
         self._arrived: list[signal.Signals] = []
         self._asked: signal.Signals | None = None  # the signal that ends the job
@@ -164,12 +167,13 @@ class Launcher:
                 self._handle_events(self._patience(run))
                 self._collect_polled(run)
                 self._pass_signals_on(run)
+                self._prepare_spares(run)
                 self._look_for_hangs(run)
                 self._kill_late(run)
         finally:
             for worker in run.running:
                 worker.process.end()
-            guard.kill_descendants(spared=() if self._warm is None else self._warm.processes)
+            guard.kill_descendants(spared=() if self._standby is None else self._standby.processes)
             for output in run.outputs:
                 self._selector.unregister(output.descriptor)
                 output.close()
@@ -187,21 +191,25 @@ class Launcher:
                 progress_file.create(progress)
                 output = self._output(run, index, attempt)
             env = self._options.environment(index, attempt, ports, progress)
-            process = self._process(env, None if output is None else output.path, is_first=attempt == 0)
-            worker = _Worker(index, process, progress, HangWatch(self._options.hang_timeout))
+            process = self._process(index, env, None if output is None else output.path)
+            worker = _Worker(index, process, env, progress, HangWatch(self._options.hang_timeout))
             run.running.append(worker)
             if (descriptor := process.end_descriptor) is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._collect, run, worker))
 
-    def _process(self, env: dict[str, str], output: Path | None, *, is_first: bool) -> Process:
-        command = self._options.command
-        if self._warm is not None and output is not None:
-            if not is_first and (forked := self._warm.start(command, env, output)) is not None:
-                return forked
-            if not is_first:
-                _say(f"a normal start, not a warm one: {self._warm.reason}")
-            self._warm.prepare(command, env)
-        return WorkerProcess(command, env, output, functools.partial(guard.end_with, os.getpid()))
+    def _process(self, index: int, env: dict[str, str], output: Path | None) -> WorkerProcess:
+        if self._standby is not None and (spare := self._standby.start(index, env, output)) is not None:
+            return spare
+        return WorkerProcess(self._options.command, env, output, functools.partial(guard.end_with, os.getpid()))
+
+    def _prepare_spares(self, run: _Run) -> None:
+        """Starts the spare of each worker once that trains, so that it does not delay the start."""
+        if self._standby is None:
+            return
+        for worker in [worker for worker in run.running if worker.index not in self._standby]:
+            trains = progress_file.read(worker.progress).entries[Phase.STEP] > 0
+            if trains or time.monotonic() > worker.began + _UNREPORTED_SECONDS:
+                self._standby.prepare(worker.index, worker.env)
 
     def _output(self, run: _Run, index: int, attempt: int) -> WorkerOutput | None:
         options = self._options

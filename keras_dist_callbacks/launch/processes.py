@@ -28,6 +28,7 @@ class WorkerProcess:
         env: The whole environment.
         log: The file for its output; None for the output of this process.
         prepare: Is called in the new process before its program; only for a process without threads.
+        stdin: A descriptor for its standard input; none by default.
 
     Raises:
         ConfigError: The program cannot be started.
@@ -39,6 +40,7 @@ class WorkerProcess:
         env: Mapping[str, str],
         log: Path | None,
         prepare: Callable[[], None] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self.log = log
         with contextlib.nullcontext() if log is None else log.open("wb") as output:
@@ -46,7 +48,7 @@ class WorkerProcess:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is the caller's own program
                     list(command),
                     env=dict(env),
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=output,
                     stderr=None if output is None else subprocess.STDOUT,
                     start_new_session=True,

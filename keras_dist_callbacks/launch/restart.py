@@ -68,7 +68,7 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool = Fal
         SystemExit: It failed; its error was printed, as the script's own.
     """
     sys.argv = [program, *arguments]
-    sys.path[0] = str(Path.cwd()) if is_module else str(Path(program).resolve().parent)
+    sys.path[0] = first_directory(program, is_module=is_module)
     try:
         require_program(program, is_module=is_module)
         if is_module:
@@ -85,6 +85,11 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool = Fal
             _ask_for_a_restart(error)
         _print(error)
         raise SystemExit(1) from error
+
+
+def first_directory(program: str, *, is_module: bool) -> str:
+    """What Python puts before `sys.path` for a program."""
+    return str(Path.cwd()) if is_module else str(Path(program).resolve().parent)
 
 
 class ProgramNotFoundError(ConfigError):

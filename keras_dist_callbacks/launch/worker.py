@@ -22,13 +22,18 @@ def main(words: Sequence[str]) -> None:
     Args:
         words: `-m` for a module, the program and its arguments.
     """
-    is_module = words[0] == "-m"
-    program, *arguments = words[1:] if is_module else words
+    is_module, name = program(words)
     try:
-        run_program(program, arguments, is_module=is_module)
+        run_program(name, words[1 + is_module :], is_module=is_module)
     except ProgramNotFoundError as error:
         write_line(f"kdc: {error}", to_stderr=True)
         sys.exit(_NOT_FOUND)
+
+
+def program(words: Sequence[str]) -> tuple[bool, str]:
+    """Whether it is a module, and its name or path."""
+    is_module = words[0] == "-m"
+    return is_module, words[is_module]
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def test_a_script_is_run_with_the_exit_codes_of_kdc_run(tmp_path: Path) -> None:
         (["nosuch.py"], "nosuch.py: script not found"),
         (["-m", "nosuch"], "no module is named 'nosuch'"),
         (["--workers", "0", "--", "true"], "workers must be"),
+        (["--standby", "--", "true"], "--standby is for a Python script or module"),
         (["--max-restarts", "-1", "--", "true"], "max_restarts must be"),
         (["--grace", "-1", "--", "true"], "grace must be"),
         (["--hang-timeout", "soon", "--", "true"], "hang_timeout must be"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.launch import worker
 from keras_dist_callbacks.testing import assert_same_run
 from keras_dist_callbacks.testing.local_cluster import _WORKER_ENV
 from tests.support import SUPPORT
@@ -30,15 +31,15 @@ def uninterrupted(directory: Path, workers: int) -> None:
         assert cluster.wait(120) == [0] * workers, cluster.tails()
 
 
+@pytest.mark.parametrize("standby", [True, False])
 @pytest.mark.parametrize("workers", [2, 1])
 @pytest.mark.in_gate(1)
-def test_a_killed_worker_is_restarted_and_the_end_is_bit_identical(tmp_path: Path, workers: int) -> None:
+def test_a_killed_worker_is_restarted_and_the_end_is_bit_identical(tmp_path: Path, workers: int, standby: bool) -> None:
     uninterrupted(tmp_path / "reference", workers)
     script = str(SUPPORT / "workload.py")
     kill = f"phase=train_batch_begin,epoch=1,batch=4,worker={workers - 1}"
-    run = [sys.executable, "-m", "keras_dist_callbacks.cli", "run", script, "--kill-first", kill]
-    options: dict[str, Any] = {"workers": workers, "log_dir": "logs"}
-    command = [*run, *arguments(tmp_path / "launched", workers)]
+    options: dict[str, Any] = {"workers": workers, "log_dir": "logs", "standby": standby}
+    command = [*worker.COMMAND, script, "--kill-first", kill, *arguments(tmp_path / "launched", workers)]
     code, _, err = Launched(tmp_path, {}, _WORKER_ENV, command=command, **options).end(270)
     assert code == 0, err
     for index in range(workers):

@@ -20,7 +20,6 @@ import pytest
 
 from keras_dist_callbacks.cluster.roles import Role
 from keras_dist_callbacks.launch.processes import is_free, reserve_ports
-from tests.support import ROOT
 from tests.support.launching import Launched, is_alive, wait_for
 
 pytestmark = pytest.mark.kill
@@ -302,7 +301,7 @@ def processes_with(text: str) -> list[int]:
 
 
 LIVES = {
-    "running": "stay()",
+    "running": "trained(1); stay()",
     "being restarted": "trained(1, int(attempt) + 1); stay() if attempt == '9' else die(9)",
 }
 
@@ -310,9 +309,10 @@ LIVES = {
 @pytest.mark.in_gate(4)
 @pytest.mark.parametrize("number", range(100))
 def test_nothing_stays_or_starts_at_whatever_instant_the_launcher_is_killed(tmp_path: Path, number: int) -> None:
-    warm, workers, life = bool(number & 1), 1 + (number >> 1 & 1), list(LIVES)[number >> 2 & 1]
+    standby, workers, life = bool(number & 1), 1 + (number >> 1 & 1), list(LIVES)[number >> 2 & 1]
     env = {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
-    job = Launched(tmp_path, {"*": LIVES[life]}, env, warm=warm, workers=workers, grace=0.5)
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('quickly')")
+    job = Launched(tmp_path, {"*": LIVES[life]}, env, standby=standby, workers=workers, grace=0.5)
     if number % 10:
         job.wait_for_starts(1)
     time.sleep(random.Random(number).uniform(0.0, 1.0))  # noqa: S311 - not for secrets
@@ -425,43 +425,3 @@ def test_reserved_ports_are_kept_from_others_and_free_for_tensorflows_server() -
         assert is_free(port)
     with socket.create_server(("127.0.0.1", port)):
         assert not is_free(port)
-
-
-def test_warm_restarts_are_forked(tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "marker.py").write_text("")
-    fresh = "if 'marker' not in sys.modules: die(9)\n"  # until the fork server is ready
-    again = "if not os.path.exists('warm'): open('warm', 'w').close(); die(9)\n"
-    env = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{tmp_path}/lib:{ROOT}"}
-    plan = {"*": f"{fresh}print(sys.argv, flush=True)\n{again}print('end')"}
-    job = Launched(tmp_path, plan, env, warm=True, preloaded=["marker"], max_restarts=9)
-    code, out, err = job.end()
-    assert (code, out) == (0, "['worker.py']\n['worker.py']\nend\n"), err
-    assert not any(map(is_alive, job.pids()))
-
-
-@pytest.mark.in_gate(2)
-@pytest.mark.parametrize(
-    ("options", "env", "reason"),
-    [
-        ({"command": ["sh", "-c", "exec $PYTHON worker.py"]}, {"PYTHON": sys.executable}, "not a Python script"),
-        ({}, {"CUDA_VISIBLE_DEVICES": "0"}, "GPUs are visible"),
-        ({"preloaded": ["time", "no_such_package", "hangs"]}, {"PYTHONPATH": f"lib:{ROOT}"}, "not ready yet"),
-        ({"preloaded": ["threads"], "max_restarts": 5}, {"PYTHONPATH": f"lib:{ROOT}"}, "has started threads"),
-    ],
-)
-def test_what_cannot_be_forked_starts_normally(
-    tmp_path: Path, options: dict[str, Any], env: dict[str, str], reason: str
-) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "hangs.py").write_text("import time\ntime.sleep(60)")
-    (tmp_path / "lib" / "threads.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
-    )
-    last = 4 if "threads" in reason else 1  # some seconds of restarts, until it is ready
-    plan = {**{str(attempt): "die(9)" for attempt in range(last)}, str(last): "print('it ran')"}
-    job = Launched(tmp_path, plan, {"CUDA_VISIBLE_DEVICES": "-1", **env}, warm=True, **options)
-    code, out, err = job.end()
-    assert (code, out) == (0, "it ran\n"), err
-    assert "a normal start, not a warm one: " in err
-    assert reason in err

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from keras_dist_callbacks.launch import worker
 from keras_dist_callbacks.progress_file import _Cell
 from keras_dist_callbacks.testing import assert_same_run
 from keras_dist_callbacks.testing.local_cluster import _WORKER_ENV
@@ -58,11 +59,10 @@ class Job:
 
     def start(self) -> None:
         script = str(SUPPORT / "workload.py")
-        run = [sys.executable, "-m", "keras_dist_callbacks.cli", "run", script]
-        command = [*run, *workload(self.directory, "--step-seconds", "0.15")]
-        options: dict[str, Any] = {"workers": WORKERS, "warm": True, "grace": 15.0, "max_restarts": 50}
+        command = [*worker.COMMAND, script, *workload(self.directory, "--step-seconds", "0.15")]
+        options: dict[str, Any] = {"workers": WORKERS, "standby": True, "grace": 15.0, "max_restarts": 50}
         env = {**_WORKER_ENV, "TMPDIR": str(self.directory / "tmp")}
-        self.launched = Launched(self.directory, {}, env, command=command, log_dir="logs", preloaded=None, **options)
+        self.launched = Launched(self.directory, {}, env, command=command, log_dir="logs", **options)
 
     def training(self) -> list[int]:
         """The processes that train."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from keras_dist_callbacks.launch import worker
 from tests.support import ROOT
 
 # Plans are keyed by "<attempt>.<worker>", or by the attempt for all its workers; what has no plan ends with 0.
@@ -50,12 +51,10 @@ plan = {plan!r}
 exec(plan.get(f"{{attempt}}.{{index}}", plan.get(attempt, plan.get("*", ""))))
 """
 LAUNCH = """
-import functools, json, sys
+import json, sys
 from keras_dist_callbacks.launch import launcher
 from keras_dist_callbacks.launch.launch_options import LaunchOptions
 options = json.loads(sys.argv[1])
-if (preloaded := options.pop("preloaded", ["json"])) is not None:
-    launcher.WarmStart = functools.partial(launcher.WarmStart, preloaded)
 sys.exit(launcher.launch(LaunchOptions(**options | {"command": tuple(options["command"])})))
 """
 
@@ -72,7 +71,8 @@ class Launched:
     ) -> None:
         self.directory = directory
         (directory / "worker.py").write_text(WORKER.format(plan=dict(plan)))
-        command = options.pop("command", [sys.executable, "worker.py"])
+        by = worker.COMMAND if options.get("standby") else (sys.executable,)
+        command = options.pop("command", [*by, "worker.py"])
         given = json.dumps({"command": command, **options})
         with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
             self.process = subprocess.Popen(

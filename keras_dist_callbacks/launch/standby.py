@@ -1,0 +1,84 @@
+"""`kdc launch --standby`: spare interpreters, which have imported TensorFlow before a worker must be restarted."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from keras_dist_callbacks.launch import guard, spare
+from keras_dist_callbacks.launch.processes import WorkerProcess
+
+_OF_AN_ATTEMPT = "TF_CONFIG"
+"""What a spare is not to see before its attempt: the ports are chosen then."""
+
+
+class _Spare:
+    """A process that becomes a worker once it is told so."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], *, has_pipe: bool) -> None:
+        self.env = {name: value for name, value in env.items() if name != _OF_AN_ATTEMPT}
+        theirs, self._order = os.pipe()
+        try:
+            end_with_this = functools.partial(guard.end_with, os.getpid())
+            log = Path(os.devnull) if has_pipe else None
+            self.process = WorkerProcess([*spare.COMMAND, *words], self.env, log, end_with_this, theirs)
+        finally:
+            os.close(theirs)
+
+    def begin(self, env: Mapping[str, str], output: Path | None) -> bool:
+        """Lets it run the program; whether it was still there to do so."""
+        changed = {name: value for name, value in env.items() if self.env.get(name) != value}
+        order = json.dumps({"env": changed, "output": None if output is None else str(output)})
+        try:
+            os.write(self._order, order.encode())
+        except BrokenPipeError:
+            return False
+        finally:
+            os.close(self._order)
+        return True
+
+
+class Standby:
+    """Has one spare for each worker.
+
+    Args:
+        words: The program and its arguments, as `worker.main` takes them.
+        has_pipe: Whether the output of workers goes to pipes.
+    """
+
+    def __init__(self, words: Sequence[str], *, has_pipe: bool) -> None:
+        self._words = words
+        self._has_pipe = has_pipe
+        self._spares: dict[int, _Spare] = {}
+
+    @property
+    def processes(self) -> list[int]:
+        """The process ids of the spares."""
+        return [spare.process.pid for spare in self._spares.values()]
+
+    def __contains__(self, worker: int) -> bool:
+        """Whether a worker has a spare, which may have ended: then there is no other one before its next start."""
+        return worker in self._spares
+
+    def prepare(self, worker: int, env: Mapping[str, str]) -> None:
+        """Starts the spare of a worker, and returns at once.
+
+        Args:
+            worker: Its index.
+            env: The environment of the worker that runs now.
+        """
+        self._spares[worker] = _Spare(self._words, env, has_pipe=self._has_pipe)
+
+    def start(self, worker: int, env: Mapping[str, str], output: Path | None) -> WorkerProcess | None:
+        """Lets the spare of a worker become that worker; None if it has none, or its spare has ended.
+
+        Args:
+            worker: Its index.
+            env: Its complete environment.
+            output: The pipe for its output; None for the launcher's own.
+        """
+        found = self._spares.pop(worker, None)
+        return found.process if found is not None and found.begin(env, output) else None
