@@ -16,8 +16,8 @@ import keras_dist_callbacks.testing
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.cluster.roles import tf_config
 from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, ConfigError
-from keras_dist_callbacks.launch.fork_servers import Process, start_process
 from keras_dist_callbacks.launch.processes import LOOPBACK, free_ports, is_free
+from keras_dist_callbacks.testing.fork_servers import Process, start_process
 
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 30

@@ -24,7 +24,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from keras_dist_callbacks._compat.hard_exit import tensorflow_has_context
-from keras_dist_callbacks.launch import fork_child
+from keras_dist_callbacks.testing import fork_child
 
 
 def main() -> None:

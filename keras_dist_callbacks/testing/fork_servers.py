@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from keras_dist_callbacks.errors import ClusterError
-from keras_dist_callbacks.launch.fork_child import program
-from keras_dist_callbacks.launch.fork_server import send
 from keras_dist_callbacks.launch.processes import WorkerProcess, note_end
 from keras_dist_callbacks.process import Shared, shared
+from keras_dist_callbacks.testing.fork_child import program
+from keras_dist_callbacks.testing.fork_server import send
 
 # Variables that must be those of the server already. They are what Python, TensorFlow, Keras and whatever they import
 # were seen to read while they were imported (getenv(3) and os.environ were both traced), by families: the members of
@@ -48,7 +48,7 @@ _MOST_IDLE = 3
 # The directory of neither this file nor the owner may be where modules are found: a worker has its own.
 _ENTRY = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); "
-    "from keras_dist_callbacks.launch.fork_server import main; main()"
+    "from keras_dist_callbacks.testing.fork_server import main; main()"
 )
 
 
@@ -93,9 +93,9 @@ class ForkServer:
                 start_new_session=True,
             )
 
-    def wait_until_ready(self, seconds: float = _IMPORT_SECONDS) -> bool:
+    def wait_until_ready(self) -> bool:
         """Waits until it can start workers; whether it can."""
-        self.ready = self.ready or "ready" in receive(self._pipe, seconds)
+        self.ready = "ready" in receive(self._pipe, _IMPORT_SECONDS)
         return self.ready
 
     @property
@@ -270,7 +270,7 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path, pre
         ConfigError: The program cannot be started.
     """
     command = [os.fspath(part) for part in command]
-    if preload and not why_not_forked(command, env) and (server := fork_servers().get(preload, env)) is not None:
+    if preload and _can_be_forked(command, env) and (server := fork_servers().get(preload, env)) is not None:
         log.open("wb").close()
         started = server.start(command, env, log)
         if started is not None:
@@ -278,12 +278,8 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path, pre
     return WorkerProcess(command, env, log)
 
 
-def why_not_forked(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Why a command cannot be started from a fork server; empty if it can."""
+def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return "only Linux can do that"
-    if not all(isinstance(part, str) for part in command):  # bytes: Popen knows them, JSON does not
-        return "the command is not made of texts"
-    if command[0] != sys.executable or program(command) is None:
-        return "the command is not a Python script or module"
-    return "" if is_cpu_only(env) else "GPUs are visible, and a CUDA driver does not survive a fork"
+        return False
+    are_texts = all(isinstance(part, str) for part in command)  # bytes: Popen knows them, JSON does not
+    return are_texts and command[0] == sys.executable and program(command) is not None and is_cpu_only(env)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from keras_dist_callbacks.launch.fork_servers import PreloadedProcess, Process, start_process
 from keras_dist_callbacks.launch.processes import WorkerProcess
 from keras_dist_callbacks.testing import LocalCluster, compare_runs
-from tests.launch.fork_child_cases import BEGINNINGS, ENDINGS
+from keras_dist_callbacks.testing.fork_servers import PreloadedProcess, Process, start_process
 from tests.support import ROOT
+from tests.testing.fork_child_cases import BEGINNINGS, ENDINGS
 
 pytestmark = pytest.mark.process
 

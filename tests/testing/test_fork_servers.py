@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from keras_dist_callbacks.errors import ClusterError, ConfigError
-from keras_dist_callbacks.launch import fork_servers as module
-from keras_dist_callbacks.launch.fork_servers import (
+from keras_dist_callbacks.launch.processes import WorkerProcess
+from keras_dist_callbacks.process import PARTS
+from keras_dist_callbacks.testing import LocalCluster, local_cluster
+from keras_dist_callbacks.testing import fork_servers as module
+from keras_dist_callbacks.testing.fork_servers import (
     ForkServers,
     PreloadedProcess,
     Process,
@@ -25,9 +28,6 @@ from keras_dist_callbacks.launch.fork_servers import (
     read_at_import,
     start_process,
 )
-from keras_dist_callbacks.launch.processes import WorkerProcess
-from keras_dist_callbacks.process import PARTS
-from keras_dist_callbacks.testing import LocalCluster, local_cluster
 from tests.support.launching import is_alive, wait_for
 
 QUICK = ("json",)
@@ -155,7 +155,7 @@ def test_everything_is_gone_with_the_owner(tmp_path: Path, end: str) -> None:
     (tmp_path / "owner.py").write_text(f"""
 import os, sys, time
 from pathlib import Path
-from keras_dist_callbacks.launch.fork_servers import start_process
+from keras_dist_callbacks.testing.fork_servers import start_process
 env = {{**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}}
 process = start_process([sys.executable, "program.py"], env, Path("log"), ["json"])
 while "up" not in Path("log").read_text(): time.sleep(0.01)
@@ -174,7 +174,7 @@ def test_a_fork_of_the_owner_neither_ends_the_workers_nor_keeps_them(tmp_path: P
     (tmp_path / "owner.py").write_text("""
 import os, sys, time
 from pathlib import Path
-from keras_dist_callbacks.launch.fork_servers import start_process
+from keras_dist_callbacks.testing.fork_servers import start_process
 env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
 process = start_process([sys.executable, "program.py"], env, Path("log"), ["json"])
 if os.fork() == 0:
