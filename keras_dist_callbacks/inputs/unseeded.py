@@ -39,7 +39,7 @@ _WITHOUT_PARTS = {
     *("Repeat", "Shuffle", "ShuffleAndRepeat", "Options", "Cache", "DirectedInterleave", "AssertCardinality"),
     "Unbatch",
 }
-"""Stages whose dataset is no part of another one: where only these follow, no split shares an order with the rest."""
+"""Stages that leave no element to another dataset: where only these follow, no split shares an order with the rest."""
 
 
 class Orders:
@@ -139,7 +139,7 @@ class Orders:
         after, nodes = _following(graph), {node.name: node for node in graph.node}
         for node, call in found:
             later = after(node)
-            why = _why_not(node, later, nodes)
+            why = _why_not(node, nodes, after)
             if why is not None:
                 self._name(call, why)
                 continue
@@ -280,20 +280,31 @@ def _following(graph: Any) -> Callable[[Any], list[Any]]:
     return following
 
 
-def _why_not(node: Any, later: list[Any], nodes: Mapping[str, Any]) -> Why | None:
-    """Returns why an operation without a seed keeps the script's order; None if nothing can share it."""
+def _why_not(node: Any, nodes: Mapping[str, Any], after: Callable[[Any], list[Any]]) -> Why | None:
+    """Returns why an operation without a seed keeps the script's order; None if nothing can share it.
+
+    Args:
+        node: The operation.
+        nodes: All operations of the graph, by their names.
+        after: Returns what reads the elements of an operation.
+    """
     if node.op in _OTHERS:
         return "other"
-    kinds = {other.op.rstrip("V1234").removesuffix("Dataset") for other in later if "Dataset" in other.op}
-    files = [_value_of(other.input[1], nodes) for other in later if other.op.startswith("CacheDataset")]
-    if any(file != b"" for file in files) or any("Snapshot" in kind for kind in kinds):
+    later = after(node)
+    caches = [other for other in later if other.op.startswith("CacheDataset")]
+    if any(_value_of(cache.input[1], nodes) != b"" for cache in caches) or any("Snapshot" in n.op for n in later):
         return "file"
     if node.op in _SHUFFLES and not node.attr["reshuffle_each_iteration"].b:
         return "fixed"  # such as take(n) and skip(n) of one shuffle: the other part keeps the script's order
-    has_no_parts = kinds <= _WITHOUT_PARTS
-    if node.op == "RandomDataset" and not has_no_parts:
+    if node.op == "RandomDataset" and _may_be_part(later):
         return "fixed"
-    return None if has_no_parts or "Cache" not in kinds else "cache"
+    return "cache" if any(_may_be_part(after(cache)) for cache in caches) else None
+
+
+def _may_be_part(later: list[Any]) -> bool:
+    """Returns whether other datasets may have what operations leave out of those before them."""
+    kinds = {node.op.rstrip("V1234").removesuffix("Dataset") for node in later if "Dataset" in node.op}
+    return not kinds <= _WITHOUT_PARTS
 
 
 def _two_seeds(seed: int, number: int) -> tuple[int, int]:

@@ -56,6 +56,7 @@ REPEATABLE: dict[str, Callable[[], Dataset]] = {
     "a small buffer": lambda: rows().shuffle(5).batch(4),
     "cached before": lambda: rows().cache().shuffle(ROWS).batch(4).prefetch(2),
     "cached after": lambda: rows().shuffle(ROWS).cache().batch(4),
+    "files cached after": lambda: rows().shuffle(ROWS).interleave(Dataset.from_tensors).cache().shuffle(ROWS).batch(4),
     "mapped in parallel": lambda: rows().shuffle(ROWS).map(lambda row: row + 0, num_parallel_calls=2).batch(4),
     "two shuffles": lambda: rows().shuffle(6).batch(2).shuffle(9).unbatch(),
     "zip": lambda: Dataset.zip((rows().shuffle(ROWS), rows())).map(lambda row, _: row),
