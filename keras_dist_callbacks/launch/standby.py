@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from keras_dist_callbacks.errors import ConfigError
 from keras_dist_callbacks.launch import guard, spare
 from keras_dist_callbacks.launch.processes import WorkerProcess
 
@@ -52,15 +54,15 @@ class Standby:
     def __init__(self, words: Sequence[str], *, has_pipe: bool) -> None:
         self._words = words
         self._has_pipe = has_pipe
-        self._spares: dict[int, _Spare] = {}
+        self._spares: dict[int, _Spare | None] = {}
 
     @property
     def processes(self) -> list[int]:
         """The process ids of the spares."""
-        return [spare.process.pid for spare in self._spares.values()]
+        return [spare.process.pid for spare in self._spares.values() if spare is not None]
 
     def __contains__(self, worker: int) -> bool:
-        """Whether a worker has a spare, which may have ended: then there is no other one before its next start."""
+        """Whether it has been prepared for a worker; what has ended or could not start is not prepared again."""
         return worker in self._spares
 
     def prepare(self, worker: int, env: Mapping[str, str]) -> None:
@@ -70,7 +72,9 @@ class Standby:
             worker: Its index.
             env: The environment of the worker that runs now.
         """
-        self._spares[worker] = _Spare(self._words, env, has_pipe=self._has_pipe)
+        self._spares[worker] = None
+        with contextlib.suppress(ConfigError, OSError):  # no memory for it, say: the worker that runs goes on
+            self._spares[worker] = _Spare(self._words, env, has_pipe=self._has_pipe)
 
     def start(self, worker: int, env: Mapping[str, str], output: Path | None) -> WorkerProcess | None:
         """Lets the spare of a worker become that worker; None if it has none, or its spare has ended.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from keras_dist_callbacks.launch import spare, worker
+from keras_dist_callbacks.launch.standby import Standby
 from tests.support import ROOT
 from tests.support.launching import Launched, is_alive, wait_for
 
@@ -104,6 +105,37 @@ def _family(pid: int) -> list[int]:
     return [pid, *(each for child in children for each in _family(child))]
 
 
+def test_a_spare_that_cannot_be_started_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "COMMAND", ("no-such-program",))
+    standby = Standby(["train.py"], has_pipe=False)
+    standby.prepare(0, dict(os.environ))
+    assert 0 in standby
+    assert (standby.processes, standby.start(0, {}, None)) == ([], None)
+
+
+def run_spare(directory: Path, *words: str) -> str:
+    """What a spare prints whose worker is needed at once."""
+    ended = subprocess.run(
+        [*spare.COMMAND, *words],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=json.dumps({"env": {}, "output": None}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_its_imports_find_what_is_next_to_the_script(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "train.py").write_text("import sys; print(sys.modules['tensorflow'].__file__)")
+    (tmp_path / "there" / "tensorflow.py").write_text("")
+    (tmp_path / "there" / "keras.py").write_text("raise ImportError('the end of what a spare imports')")
+    assert run_spare(tmp_path, "there/train.py") == f"{tmp_path}/there/tensorflow.py\n"
+
+
 @pytest.mark.slow
 def test_it_has_imported_everything_and_touched_no_device(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
@@ -112,15 +144,4 @@ def test_it_has_imported_everything_and_touched_no_device(tmp_path: Path) -> Non
         "from keras_dist_callbacks._compat.hard_exit import tensorflow_has_context\n"
         "print(tensorflow_has_context())"
     )
-    order = json.dumps({"env": {}, "output": None})
-    ended = subprocess.run(
-        [*spare.COMMAND, "train.py", "a"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        input=order,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.stdout == "True ['train.py', 'a']\nFalse\n", ended.stderr
-    assert ended.returncode == 0
+    assert run_spare(tmp_path, "train.py", "a") == "True ['train.py', 'a']\nFalse\n"
