@@ -146,7 +146,7 @@ def _loading_optimizers(model: Any, none: bool) -> Iterator[_NotLoaded]:
     not_loaded: _NotLoaded = {}
     outer = optimizers_within(model)
     inner = [inner_of(optimizer) for optimizer in outer if inner_of(optimizer) is not optimizer]
-    for optimizer in () if none else outer:
+    for optimizer in outer:
         vars(optimizer)["load_own_variables"] = functools.partial(_load_optimizer, model, optimizer, not_loaded)
     for optimizer in [*outer, *inner] if none else inner:
         vars(optimizer)["load_own_variables"] = lambda store: None  # the outer one's variables are its own and these

@@ -55,6 +55,15 @@ def test_where_newer_files_take_the_place_of_the_refused_best_it_is_the_best_on_
 
 
 @pytest.mark.parametrize(("strategy", "workers"), STRATEGIES)
+def test_all_workers_follow_the_rules_and_nothing_worse_takes_the_place_of_a_refused_best(
+    tmp_path: Path, strategy: str, workers: int
+) -> None:
+    found, epochs = run(tmp_path, strategy, workers, "--refused", "2", "--rules", json.dumps({"keep_best": 1}))
+    assert epochs == [3]
+    assert [(worker["path"], worker["end"]) for worker in found] == [("3.keras", "fit() returns")] * workers
+
+
+@pytest.mark.parametrize(("strategy", "workers"), STRATEGIES)
 def test_a_store_that_is_down_at_the_end_ends_training_on_every_worker(
     tmp_path: Path, strategy: str, workers: int
 ) -> None:
