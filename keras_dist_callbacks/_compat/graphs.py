@@ -19,7 +19,7 @@ _RANDOM = (
     *("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler"),
     *("FixedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "AllCandidateSampler", "FractionalM"),
 )
-_NO_RANDOM_NUMBERS = ("RandomDataset", "RandomShuffleQueue")
+_NO_RANDOM_NUMBERS = ("RandomDataset", "RandomShuffleQueue", "RandomIndexShuffle")
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _WRITES = (
     "Assign",

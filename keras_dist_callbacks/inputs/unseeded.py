@@ -159,7 +159,8 @@ class Orders:
             for _, call in _unseeded(nodes):
                 self._name(call, "function")
             for node in nodes:
-                if graphs.is_random(node.op) and not (node.attr["seed"].i or node.attr["seed2"].i):
+                seeds = [node.attr[name].i for name in ("seed", "seed2") if name in node.attr]
+                if graphs.is_random(node.op) and seeds == [0, 0]:
                     self._name(f"TensorFlow's {node.op} ({node.name})", "numbers")
 
     def _name(self, call: str, why: Why) -> None:

@@ -46,6 +46,14 @@ def with_options() -> Dataset:
     return rows().shuffle(ROWS).batch(4).with_options(options)
 
 
+def numbered(dataset: Dataset) -> Dataset:
+    """By operations that draw nothing of their own."""
+    index = tf.random.experimental.index_shuffle
+    return dataset.map(lambda row: index(row, [1, 2], ROWS - 1)).map(
+        lambda row: row + tf.random.stateless_uniform((), tf.stack([1, row]), maxval=1, dtype=tf.int64)
+    )
+
+
 def ragged() -> Dataset:
     values = tf.RaggedTensor.from_row_lengths(tf.range(ROWS * 2, dtype=tf.int64), [2] * ROWS)
     return Dataset.from_tensor_slices(values).shuffle(ROWS)
@@ -71,6 +79,7 @@ REPEATABLE: dict[str, Callable[[], Dataset]] = {
     "within a tensor": lambda: Dataset.from_tensors(rows().shuffle(ROWS)).flat_map(lambda inner: inner),
     "list_files": lambda: Dataset.list_files(str(Path(__file__).parent / "*.py")),
     "options": with_options,
+    "numbers with seeds": lambda: numbered(rows().shuffle(ROWS)),
     "ragged": lambda: ragged().map(lambda row: row[0]),
 }
 
