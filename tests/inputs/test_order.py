@@ -175,3 +175,24 @@ def test_a_seed_that_only_the_resumed_run_sets_is_named(tmp_path: Path) -> None:
     tf.random.set_seed(3)
     _, restored = trained(tmp_path / "copy")
     assert [note for note in restored.notes if "had no global seed, and this one has" in note]
+
+
+@pytest.mark.chaos
+@pytest.mark.filterwarnings("ignore:an earlier fit:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+@pytest.mark.parametrize("continues", [True, False], ids=["initial_epoch", "epochs=1"])
+def test_a_loop_of_fits_that_is_resumed_in_one_of_them_has_the_orders_of_those_that_follow(
+    tmp_path: Path, continues: bool
+) -> None:
+    def train(backup: Path, *callbacks: Any) -> keras.Model:
+        model = drops_out()
+        callback = kdc.BackupAndRestore(backup, save_freq=1, delete_checkpoint=not continues)
+        for fit in range(4):
+            epochs = {"initial_epoch": fit, "epochs": fit + 1} if continues else {"epochs": 1}
+            model.fit(X, X, batch_size=BATCH, verbose=0, callbacks=[*callbacks[fit : fit + 1], callback], **epochs)
+        return model
+
+    nothing = keras.callbacks.Callback()
+    copy = CopyAt(tmp_path / "backup", 2 if continues else 0, 3)
+    expected = train(tmp_path / "backup", nothing, nothing, copy)
+    tiny.assert_same(train(tmp_path / "copy"), expected)
