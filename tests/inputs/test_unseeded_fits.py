@@ -196,3 +196,24 @@ def test_the_order_of_a_run_is_not_that_of_one_with_a_seed_now(tmp_path: Path) -
     with pytest.warns(RuntimeWarning, match="the resume is not exact"):
         _, restored, _ = trained(tmp_path / "copy", {"x": rows().shuffle(ROWS, seed=1).batch(BATCH)})
     assert any("has one or needs none" in note for note in restored.notes)
+
+
+@pytest.mark.filterwarnings("ignore:the resume is not exact:RuntimeWarning")
+def test_a_seed_that_a_utility_of_keras_draws_is_named(tmp_path: Path) -> None:
+    def series() -> Fit:
+        return {"x": keras.utils.timeseries_dataset_from_array(X, Y[:-1], 1, batch_size=BATCH, shuffle=True)}
+
+    built = keras.Sequential([keras.Input((1, 2)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    built.compile("sgd", "mse")
+    options = {"save_freq": 1, "delete_checkpoint": False}
+    copy = CopyAt(tmp_path / "run", 1, 2)
+    built.fit(
+        epochs=2,
+        verbose=0,
+        shuffle=False,
+        callbacks=[copy, kdc.BackupAndRestore(tmp_path / "run", **options)],
+        **series(),
+    )
+    callback = kdc.BackupAndRestore(tmp_path / "copy", **options)
+    built.fit(epochs=2, verbose=0, shuffle=False, callbacks=[callback], **series())
+    assert any(note.endswith("image_dataset_from_directory draws one itself)") for note in callback.restored.notes)
