@@ -274,7 +274,7 @@ def test_what_a_background_thread_shows_was_decided_in_the_users(tmp_path: Path)
     assert not is_shown()
     saver = kdc.ModelCheckpoint(tmp_path / "{epoch}.keras", verbose=1)
     seen: list[bool] = []
-    publish = saver._publish
-    saver._publish = lambda *given: (seen.append(given[-1]), publish(*given))  # type: ignore[assignment]
+    publish = saver._writer._publish
+    saver._writer._publish = lambda file: (seen.append(file.shown), publish(file))  # type: ignore[assignment]
     fit(tiny_model(), saver)
     assert seen == [False]
