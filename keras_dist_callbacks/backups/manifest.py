@@ -56,7 +56,7 @@ class _RandomStates(TypedDict):
 class _UntrackedInput(TypedDict):
     python: list[str]
     unordered: list[str]
-    unseeded: NotRequired[list[tuple[str, str, str]]]
+    unseeded: NotRequired[list[tuple[str, verdict.Why, str]]]
 
 
 class _Order(TypedDict):

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from keras_dist_callbacks.backups import manifest as manifest_format
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.cli.app import app
+from keras_dist_callbacks.errors import DamagedBackupError
 from keras_dist_callbacks.storage.storage import Storage
 from tests.support import cli_backups
 from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json, publish, rewrite
@@ -112,6 +113,12 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
     text = kdc("ls", tmp_path).stdout
     assert "not exact" in text
     assert "  1-2: Dataset.shuffle(9) of the input has no seed" in text
+
+
+def test_a_reason_without_a_seed_that_is_not_known_is_damage(tmp_path: Path) -> None:
+    unknown = {**UNSEEDED, "unseeded": [["Dataset.shuffle(9)", "mood", "input"]]}
+    with pytest.raises(DamagedBackupError, match="untracked_input"):  # what is written is checked as what is read
+        commit(begin(tmp_path), 1, states=({"untracked_input": unknown},))
 
 
 def test_what_several_backups_have_in_common_is_said_once(tmp_path: Path) -> None:
