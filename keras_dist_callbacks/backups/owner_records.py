@@ -64,9 +64,10 @@ class OwnerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def has_ended(self) -> bool:
         """Whether the process is known to have ended; on another machine or in another container, nothing is known."""
-        if self.began is None or self.namespace is None or self.namespace != machine.process_namespace():
+        if self.began is None or self.namespace is None:
             return False
-        return machine.has_ended(self.pid, self.began)
+        here = _host(), machine.process_namespace()  # copies of a virtual machine share all but the name
+        return (self.host, self.namespace) == here and machine.has_ended(self.pid, self.began)
 
 
 OWNER = Format("keras_dist_callbacks owner", 1, OwnerRecord)
@@ -86,11 +87,15 @@ def describe_owner(info: Mapping[str, JSON], by: str, *, made_directory: bool) -
         by: What claims the directory.
         made_directory: As in `OwnerRecord`.
     """
-    script, host = os.path.basename(sys.argv[0])[:255], platform.node()[:255]  # noqa: PTH119 - not a path
+    script, host = os.path.basename(sys.argv[0])[:255], _host()  # noqa: PTH119 - not a path
     pid, token = os.getpid(), uuid.uuid4().hex
     identity = machine.process_namespace(), machine.process_began(pid)
     owner = OwnerRecord(time.time(), token, made_directory, by, script, host, pid, dict(info), *identity)
     return OWNER.encode(owner)
+
+
+def _host() -> str:
+    return platform.node()[:255]
 
 
 def take_next(storage: Storage, newest: int, content: bytes) -> int:

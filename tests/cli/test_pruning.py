@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from keras_dist_callbacks import machine
+from keras_dist_callbacks.backups import owner_records
 from keras_dist_callbacks.backups.snapshot import Position
 from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cli import inventory, upkeep
@@ -237,7 +238,7 @@ def test_after_a_kill_of_a_process_of_this_machine_it_does_not_wait(tmp_path: Pa
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("what", ["another machine or container", "a process that lives"])
+@pytest.mark.parametrize("what", ["another container", "another machine", "a process that lives"])
 def test_what_is_not_known_to_have_ended_is_judged_by_its_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -246,7 +247,8 @@ def test_what_is_not_known_to_have_ended_is_judged_by_its_signs_of_life(
         commit(begin(tmp_path, age=30), 1, age=20)
     else:
         killed(tmp_path)
-        monkeypatch.setattr(machine, "process_namespace", lambda: "another one")
+        where = (machine, "process_namespace") if what == "another container" else (owner_records.platform, "node")
+        monkeypatch.setattr(*where, lambda: "another one")
     before = everything(tmp_path)
     result = kdc("prune", tmp_path, "--keep", 1, "--yes")
     assert result.exit_code == 1
