@@ -54,13 +54,24 @@ def test_where_newer_files_take_the_place_of_the_refused_best_it_is_the_best_on_
     assert [(worker["path"], worker["end"]) for worker in found] == [("6.keras", "fit() returns")] * workers
 
 
-@pytest.mark.parametrize(("strategy", "workers"), STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "workers", "best_only"),
+    [
+        ("default", 1, False),
+        ("multi-worker", 2, True),
+        pytest.param("mirrored", 1, False, marks=pytest.mark.chaos),
+        pytest.param("multi-worker", 2, False, marks=pytest.mark.chaos),
+    ],
+)
 def test_all_workers_follow_the_rules_and_nothing_worse_takes_the_place_of_a_refused_best(
-    tmp_path: Path, strategy: str, workers: int
+    tmp_path: Path, strategy: str, workers: int, best_only: bool
 ) -> None:
-    found, epochs = run(tmp_path, strategy, workers, "--refused", "2", "--rules", json.dumps({"keep_best": 1}))
+    rules = json.dumps({"keep_best": 1, "save_best_only": best_only})
+    found, epochs = run(tmp_path, strategy, workers, "--refused", "2", "--rules", rules)
     assert epochs == [3]
-    assert [(worker["path"], worker["end"]) for worker in found] == [("3.keras", "fit() returns")] * workers
+    best = 1.0 if best_only else None
+    expected = {"path": "3.keras", "end": "fit() returns", "best": best, "state": best}
+    assert [{name: worker[name] for name in expected} for worker in found] == [expected] * workers
 
 
 @pytest.mark.parametrize(("strategy", "workers"), STRATEGIES)
