@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
@@ -27,7 +27,6 @@ ASSUMED_SAVE_SECONDS = 60.0
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=Callable[..., Any])
-_OF_CLUSTER = ("startup_timeout", "heartbeat_timeout", "peer_timeout", "timeout")
 
 
 def explains_arguments(target: _C) -> _C:
@@ -39,7 +38,7 @@ def explains_arguments(target: _C) -> _C:
     def checked(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in known:
-                raise TypeError(_advice(target.__name__, name, kwargs[name], known))
+                raise TypeError(_advice(target.__name__, name, known))
         return call(*args, **kwargs)
 
     if not isinstance(target, type):
@@ -48,34 +47,16 @@ def explains_arguments(target: _C) -> _C:
     return target
 
 
-def _advice(owner: str, name: str, value: Any, known: list[str]) -> str:
-    text, elsewhere = f"{owner}() has no argument {name!r}", _elsewhere(known)
-    if name in elsewhere:
-        shown = repr(value) if isinstance(value, bool | int | float | str | None) else "..."
-        return f"{text}: give {elsewhere[name].format(shown)}"
-    close = difflib.get_close_matches(name, [*known, *elsewhere], n=1)
-    if close and close[0] in elsewhere:
-        return f"{text}: give {elsewhere[close[0]].format('...')}"
-    return f"{text}: did you mean {close[0]!r}?" if close else f"{text}; it has {', '.join(known)}"
-
-
-def _elsewhere(known: Collection[str]) -> dict[str, str]:
-    """Arguments that belong to another place than a call that has the known ones; `{0}` is where the value goes."""
-    if "signals" in known:
-        return {"preemption_signals": "signals={0}", "preemption_notice": "notice={0}"}
-    if "cluster_options" in known:
-        return {name: f"cluster_options=kdc.ClusterOptions({name}={{0}})" for name in _OF_CLUSTER}
-    if "write_options" not in known:
-        return {"write_options": "retry=kdc.RetryPolicy(...); the other options are about writing"}
-    group = "write_options=kdc.WriteOptions({}={{0}})"
-    found = {one.name: group.format(one.name) for one in fields(WriteOptions)}
-    if "shutdown_options" in known:
-        group = "shutdown_options=kdc.ShutdownOptions({}={{0}})"
-        found |= {one.name: group.format(one.name) for one in fields(ShutdownOptions)}
-        found |= {f"preemption_{name}": group.format(name) for name in ("signals", "notice")}
-        strategy = "kdc.make_strategy(cluster_options=kdc.ClusterOptions({}={{0}})), or KDC_{} in the environment"
-        found |= {name: strategy.format(name, name.upper()) for name in _OF_CLUSTER}
-    return found
+def _advice(owner: str, name: str, known: list[str]) -> str:
+    groups = {"write_options": WriteOptions, "shutdown_options": ShutdownOptions}
+    # An option of a group may be meant, too: `save_before_preemption` is an argument of the callback of Keras 2.
+    meant = {
+        option.name: f"{group}=kdc.{kind.__name__}({option.name}=...)"
+        for group, kind in groups.items() if group in known for option in fields(kind)
+    } | {own: repr(own) for own in known}  # fmt: skip
+    close = difflib.get_close_matches(name, meant, n=1)
+    advice = f": did you mean {meant[close[0]]}?" if close else f"; it has {', '.join(known)}"
+    return f"{owner}() has no argument {name!r}{advice}"
 
 
 @explains_arguments
