@@ -35,9 +35,9 @@ def escape_controls(text: str, keep: str = "") -> str:
 
 
 def first_few(texts: Sequence[str], most: int = 4) -> list[str]:
-    """Returns the first of many texts, and how many more there are."""
+    """Returns the first of many texts, and at the end how many more there are, such as `and 3 more`."""
     more = len(texts) - most
-    return [*texts[:most], *([f"and {more} more such differences"] if more > 0 else [])]
+    return [*texts[:most], *([f"and {more} more"] if more > 0 else [])]
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:

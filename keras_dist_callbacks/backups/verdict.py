@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from keras_dist_callbacks.backups.snapshot import JSON, LOCAL_STATE_DROPPED, Position, WorkerState
-from keras_dist_callbacks.terminal import escape_controls
+from keras_dist_callbacks.terminal import escape_controls, first_few
 
 UNTRACKED_INPUT = "untracked_input"
 """The topic with what was found in the input: `python` code, why it is `unordered`, and what of it is `unseeded`."""
@@ -260,9 +260,8 @@ def _unused_code(owner: str, finding: Finding) -> str:
 
 def _unused_by_traces(owner: str, found: list[Finding]) -> str:
     places = list(dict.fromkeys(finding.place or "the code" for finding in found))
-    more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
     return (
-        f"no function that TensorFlow traced before the change uses {', '.join(places[:_SHOWN])}{more} of {owner}; "
+        f"no function that TensorFlow traced before the change uses {_some(places)} of {owner}; "
         "keep a number that changes in a keras.Variable"
     )
 
@@ -273,8 +272,7 @@ def _lost(owner: str, found: list[Finding]) -> str:
 
 
 def _places(found: list[Finding]) -> str:
-    shown = [f"{f.place or 'its code'} ({f.why})" for f in found[:_SHOWN]]
-    return ", ".join(shown) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    return _some([f"{f.place or 'its code'} ({f.why})" for f in found])
 
 
 def unused_random_numbers(function: str, labels: Sequence[str]) -> str:
@@ -286,7 +284,7 @@ def unused_random_numbers(function: str, labels: Sequence[str]) -> str:
 
 
 def _some(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:_SHOWN]) + (f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else "")
+    return ", ".join(first_few(labels))
 
 
 def _random_operations_reason(labels: list[str]) -> str:
@@ -316,9 +314,8 @@ def _untracked_in_input(name: str) -> str:
 def not_saved_reason(names: list[str]) -> str:
     """Returns the sentence about variables that backups do not hold."""
     return (
-        f"variables that are neither in model.variables nor in model.optimizer are not saved ({', '.join(names[:3])}"
-        f"{', ...' if len(names) > 3 else ''}); in layers of your own, make them with add_weight; or use "
-        "Checkpointer(variables=...)"
+        f"variables that are neither in model.variables nor in model.optimizer are not saved ({_some(names)}); in "
+        "layers of your own, make them with add_weight; or use Checkpointer(variables=...)"
     )
 
 

@@ -36,7 +36,7 @@ from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.local_files import final_name
 from keras_dist_callbacks.storage.storage import Storage
 from keras_dist_callbacks.storage.transfer import FileInfo
-from keras_dist_callbacks.terminal import warn
+from keras_dist_callbacks.terminal import first_few, warn
 
 _READERS = 16
 _PLACEHOLDER = re.compile(r"\\\{.*?\\\}")
@@ -198,10 +198,9 @@ def _newer_without_record(storage: Storage, listing: Listing, template: str | No
     newer = [storage.display(name) for name, time in zip(names, times, strict=True) if time > reference]
     if not newer:
         return []
-    shown = newer[0] if len(newer) == 1 else f"{newer[0]} and {len(newer) - 1} more"
     return [
-        f"{shown} without a record: another program wrote or rewrote it, so it is not used (make_or_restore_model(..., "
-        "adopt=True) uses such files if there are no others)"
+        f"{', '.join(first_few(newer))} without a record: another program wrote or rewrote it, so it is not used "
+        "(make_or_restore_model(..., adopt=True) uses such files if there are no others)"
     ]
 
 

@@ -27,7 +27,7 @@ from keras_dist_callbacks.storage.redaction import redact
 from keras_dist_callbacks.storage.retry import RetryPolicy
 from keras_dist_callbacks.storage.spelling import require_plain
 from keras_dist_callbacks.storage.storage import Storage
-from keras_dist_callbacks.terminal import escape_controls, first_few, say, warn
+from keras_dist_callbacks.terminal import first_few, say, warn
 
 _TAG = "make_or_restore_model"
 _ADOPTING = "make_or_restore_model, adopting"
@@ -532,7 +532,7 @@ def _report_foreign(storage: Storage) -> None:
     if names:
         warn(
             f"{storage.display()} holds {len(names)} checkpoint(s) without a record "
-            f"({escape_controls(names[0])}, ...): "
+            f"({', '.join(first_few(names))}): "
             "another program wrote or rewrote them, or they are incomplete. They cannot be verified and are not used; "
             "make_or_restore_model(..., adopt=True) starts from the newest that loads",
             UserWarning,

@@ -16,6 +16,7 @@ from keras_dist_callbacks.cli import formatting
 from keras_dist_callbacks.cli.formatting import Cell, Page
 from keras_dist_callbacks.cli.inventory import Entry, created_at, judge_all, read_entries
 from keras_dist_callbacks.cli.output import Target
+from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.validation import convert
 
 _BACKUP_HEADERS = ("backup", "position", ">step", ">age", ">size", ">new", ">gen", "resume", "")
@@ -252,7 +253,7 @@ def _once_each(notes: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     commits: dict[str, list[str]] = {}
     for commit, text in notes:
         commits.setdefault(text, []).append(commit)
-    return ((", ".join(names[:3]) + ", ..." * (len(names) > 3), text) for text, names in commits.items())
+    return ((", ".join(first_few(names)), text) for text, names in commits.items())
 
 
 def monitored(row: CheckpointRow) -> str:

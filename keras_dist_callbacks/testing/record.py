@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks.errors import ConfigError
+from keras_dist_callbacks.terminal import first_few
 
-_SHOWN = 12
 PathLike = str | os.PathLike[str]
 
 
@@ -86,8 +86,7 @@ def assert_same_run(a: PathLike, b: PathLike) -> None:
     """
     differences = compare_runs(a, b)
     if differences:
-        more = [f"and {len(differences) - _SHOWN} more"] if len(differences) > _SHOWN else []
-        lines = "\n  ".join(differences[:_SHOWN] + more)
+        lines = "\n  ".join(first_few(differences, most=12))
         raise AssertionError(f"{os.fspath(a)} and {os.fspath(b)} differ in {len(differences)} places:\n  {lines}")
 
 

@@ -23,6 +23,7 @@ from keras_dist_callbacks.backups.snapshot import (
 )
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import capture_callbacks, restore_callbacks
 
 Array = np.ndarray[Any, Any]
@@ -56,9 +57,6 @@ def redistribute(values: Sequence[Array], aggregation: str, count: int) -> list[
 
 def _is_real(value: Array) -> bool:
     return bool(value.dtype.kind == "f" or value.dtype.name == "bfloat16")
-
-
-_NAMED_IN_ERROR = 3
 
 
 def capture(
@@ -306,7 +304,4 @@ def _number(value: Any) -> Any:
 
 
 def _some(names: Sequence[str]) -> str:
-    if not names:
-        return "none"
-    more = len(names) - _NAMED_IN_ERROR
-    return ", ".join(names[:_NAMED_IN_ERROR]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(first_few(names)) or "none"

@@ -15,6 +15,7 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState, strip_counters
 from keras_dist_callbacks.backups.verdict import RANDOM_OPERATIONS
 from keras_dist_callbacks.errors import BackupMismatchError
+from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.capture import saved_variables
 
 TOPIC = "untracked_variables"
@@ -231,7 +232,7 @@ def set_owned(model: Any, saved: WorkerState) -> list[str]:
 
 
 def _lost(wanted: list[JSON], why: str) -> str:
-    names = ", ".join(str(name) for name, _ in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
+    names = ", ".join(first_few([str(name) for name, _ in wanted]))
     return f"variables that the train step uses and Keras does not list ({names}) are not restored: {why}"
 
 

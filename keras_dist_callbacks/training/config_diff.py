@@ -27,7 +27,6 @@ from keras_dist_callbacks.terminal import first_few
 
 _TENSOR = "description/facts"
 _RATE = "learning rate"
-_NAMED = 4
 _VALUES, _ROWS = f"/{input_values.VALUES}", ("/rows", "/shapes")
 _SAMPLES, _TIMES, _UNREAD = "/samples", "/files/times", f"/{input_values.UNREAD}"
 _FIRST_ROWS = f"/{input_values.FIRST_ROWS}"
@@ -286,7 +285,7 @@ def _changes_of_trainable(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
             called = now.get(f"{layer}/name", layer)
             was, is_now = (words.get(str(facts[name]), facts[name]) for facts in (before, now))
             found.append(f"layer {called!r} was {was} in the interrupted run and is {is_now} now")
-    return found[:_NAMED] + (["and further layers"] if len(found) > _NAMED else [])
+    return first_few(found)
 
 
 def _changes_of_rate(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

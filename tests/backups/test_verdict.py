@@ -87,4 +87,4 @@ def test_kernels_with_a_state_and_open_orders_are_reasons() -> None:
 def test_many_random_operations_are_one_reason() -> None:
     state = saved(**{verdict.RANDOM_OPERATIONS: [f"RandomUniform (dropout_{number})" for number in range(7)]})
     (reason,) = verdict.inexact_reasons(state, NOW)
-    assert "RandomUniform (dropout_2) and 4 more, whose state" in reason
+    assert "RandomUniform (dropout_3), and 3 more, whose state" in reason

@@ -128,7 +128,7 @@ def test_what_several_backups_have_in_common_is_said_once(tmp_path: Path) -> Non
     commit(store, 6)
     text = kdc("ls", tmp_path).stdout
     assert text.count("has no seed") == 1
-    assert "  1-5, 1-4, 1-3, ...: Dataset.shuffle(9) of the input has no seed" in text
+    assert "  1-5, 1-4, 1-3, 1-2, and 1 more: Dataset.shuffle(9) of the input has no seed" in text
 
 
 def test_checkpoints_are_listed_by_their_records(url: str, tmp_path: Path) -> None:

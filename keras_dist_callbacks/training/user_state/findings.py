@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 from keras_dist_callbacks import static
 from keras_dist_callbacks.backups.verdict import Finding, group
+from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.user_state.edits import Edits
 from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import words
@@ -24,7 +25,7 @@ def set_otherwise(paths: Collection[str]) -> list[str]:
     if not paths:
         return []
     places = [f"{place} of {owner}" for owner, place in map(words, paths)]
-    shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+    shown = ", ".join(first_few(places))
     return [f"other values after set_state than in the interrupted run do not affect training: {shown}"]
 
 
@@ -66,14 +67,14 @@ def edit_conditions(found: Edits) -> list[str]:
         file, _, function = name.partition(": ")
         files.setdefault(file, []).append(f"`{function.replace('<locals>.', '')}`")
     for file, functions in files.items():
-        shown = ", ".join(functions[:3]) + (", ..." if len(functions) > 3 else "")
+        shown = ", ".join(first_few(functions))
         conditions.append(f"the changes in {file} ({shown}) do not affect training")
     if found.callbacks:
-        shown = ", ".join(found.callbacks[:3]) + (", ..." if len(found.callbacks) > 3 else "")
+        shown = ", ".join(first_few(found.callbacks))
         conditions.append(f"callbacks that only one of the two runs has do not affect training: {shown}")
     if found.others:
         names = [_other_value(path, numbers) for path, numbers in found.others.items()]
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        shown = ", ".join(first_few(names))
         conditions.append(f"other values than in the interrupted run do not affect training: {shown}")
     return conditions
 
