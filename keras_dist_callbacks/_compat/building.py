@@ -102,9 +102,9 @@ def weights_of_partial_slots(model: Any) -> list[int]:
     return [place for place, variable in enumerate(model.trainable_variables) if id(variable) in trained]
 
 
-def build_optimizer_for(model: Any, places: Iterable[int]) -> None:
-    """Builds `model.optimizer` for those of the trainable variables."""
-    if not model.optimizer.built:
+def build_optimizer_for(model: Any, places: Collection[int]) -> None:
+    """Builds `model.optimizer` for those of the trainable variables, if any are named."""
+    if places and not model.optimizer.built:
         weights = model.trainable_variables
         with model.distribute_strategy.scope():
             model.optimizer.build([weights[place] for place in places if place < len(weights)])

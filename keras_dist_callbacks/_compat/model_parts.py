@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from keras_dist_callbacks import static
-from keras_dist_callbacks._compat.running_fit import RunningFit
 
 
 def finalize(model: Any) -> None:
@@ -138,80 +136,6 @@ def idle_variables(part: Any) -> list[Any]:
     """
     own = (static.attribute(part, "_iterations"), static.attribute(part, "_learning_rate"))
     return [v for v in own if static.has(v, "path")] if static.has(part, "inner_optimizer") else []
-
-
-def optimizer_config(optimizer: Any) -> dict[str, Any] | None:
-    """Returns what makes an optimizer again; None if only the script can, because a class is not Keras' own."""
-    inner = [optimizer, *(found for _, found in inner_optimizers(optimizer))]
-    if any(static.attribute(found, "_exclude_from_weight_decay") is not None for found in inner):
-        return None  # `exclude_from_weight_decay` was called, which a config does not include
-    return _config(optimizer)
-
-
-def compile_config(model: Any) -> dict[str, Any] | None:
-    """The losses and metrics of `compile()`; None if only the script can make them, or has a `compile()` of its own."""
-    import keras
-
-    if type(model).compile is not keras.Model.compile:
-        return None
-    losses, metrics = model._compile_loss, model._compile_metrics
-    return _config(
-        {
-            "loss": losses and losses._user_loss,
-            "loss_weights": losses and losses._user_loss_weights,
-            "metrics": metrics and metrics._user_metrics,
-            "weighted_metrics": metrics and metrics._user_weighted_metrics,
-        }
-    )
-
-
-def _config(made: Any) -> dict[str, Any] | None:
-    import keras
-
-    try:
-        config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(made)))
-    except (TypeError, ValueError, NotImplementedError):  # what is not JSON, or has no config
-        return None
-    return config if can_make(config) else None
-
-
-def can_make(config: Any) -> bool:
-    """Returns whether everything in a config is of Keras' own classes."""
-    if isinstance(config, list):
-        return all(map(can_make, config))
-    if not isinstance(config, dict):
-        return True
-    is_known = "class_name" not in config or str(config.get("module")).partition(".")[0] == "keras"
-    return is_known and not config.get("registered_name") and all(map(can_make, config.values()))
-
-
-def make(fit: RunningFit, config: dict[str, Any]) -> Any:
-    """Makes what a config describes, under the model's strategy."""
-    import keras
-
-    with fit.model.distribute_strategy.scope():
-        return keras.saving.deserialize_keras_object(config, safe_mode=True)
-
-
-def compile_again(fit: RunningFit, config: dict[str, Any]) -> None:
-    """Compiles the model with its optimizer and modes, and the losses and metrics of a config."""
-    model = fit.model
-    with model.distribute_strategy.scope():
-        model.compile(
-            model.optimizer,
-            **make(fit, config),
-            run_eagerly=model.run_eagerly,
-            jit_compile=model.jit_compile,
-            steps_per_execution=model.steps_per_execution,
-            auto_scale_loss=False,
-        )
-    model.make_train_function(force=True)
-
-
-def replace_optimizer(fit: RunningFit, optimizer: Any) -> None:
-    """Gives the model another optimizer; the next step is traced again."""
-    fit.model.optimizer = optimizer
-    fit.model.make_train_function(force=True)
 
 
 def _number(value: Any) -> float:

@@ -32,7 +32,9 @@ TRACED = "traced_state"
 """The same, as it was when TensorFlow last traced the train step; none before that, and none in eager mode."""
 
 COMPILED = "compiled"
-"""The topic with what callbacks have changed of the compiled model: the config of a new optimizer, modes."""
+"""The topic of a run that has compiled its model again during fit(), or given it another optimizer."""
+OPTIMIZED = "optimized_weights"
+"""The topic with the places of the weights for which an optimizer was built, where the names of slots do not tell."""
 
 MANIFEST = Format("keras_dist_callbacks backup", 1, Manifest, MAX_MANIFEST_BYTES, allow_nan=True)
 TOPICS = frozenset(
@@ -40,7 +42,7 @@ TOPICS = frozenset(
         *("rng", "rng_at_epoch", "rng_before_epoch", "rng_at_input", "fit", "num_batches", "first_epoch"),
         *("num_validations", "shares_input", "is_finalized", "stop_training", "logs", "metric_variables"),
         *("input", "input_variables", "order", "untracked_variables", "epochs_by_count", LOCAL_STATE_DROPPED),
-        *(PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED, USER_STATE),
+        *(PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED, OPTIMIZED, USER_STATE),
         *(verdict.LOST, verdict.UNTRACKED_INPUT, verdict.RANDOM_OPERATIONS, verdict.NOT_SAVED),
         *(verdict.CONDITIONS, verdict.EARLIER_RESUMES, verdict.CALLBACKS_NOT_CALLED),
     ]
@@ -66,16 +68,17 @@ class _Order(TypedDict):
 
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("rng_at_epoch", "rng_before_epoch", "rng_at_input"), _RandomStates | None),
-    **dict.fromkeys((PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT, COMPILED), dict[str, JSON] | None),
+    **dict.fromkeys((PYTHON, TRACED, INPUT_PYTHON, ENVIRONMENT), dict[str, JSON] | None),
     **dict.fromkeys(("metric_variables", verdict.NOT_SAVED, verdict.LOST, verdict.CONDITIONS), list[str]),
     **dict.fromkeys((verdict.EARLIER_RESUMES, verdict.CALLBACKS_NOT_CALLED), list[str]),
     **dict.fromkeys(("first_epoch", "num_validations"), int),
-    **dict.fromkeys(("is_finalized", "stop_training", LOCAL_STATE_DROPPED), bool),
+    **dict.fromkeys(("is_finalized", "stop_training", LOCAL_STATE_DROPPED, COMPILED), bool),
     **dict.fromkeys(("fit", "logs"), dict[str, JSON]),
     **dict.fromkeys((verdict.RANDOM_OPERATIONS, "input_variables", "untracked_variables"), list[JSON]),
     "rng": _RandomStates,
     "shares_input": bool | None,
     "epochs_by_count": list[list[int]],
+    OPTIMIZED: list[int],
     verdict.UNTRACKED_INPUT: _UntrackedInput,
     "order": _Order,
 }

@@ -233,8 +233,7 @@ def _partners(current: Sequence[str], stored: Sequence[str], metrics: set[str]) 
         raise BackupMismatchError(
             f"this model does not match the backup. Only in the model: {_some(missing)}; only in the backup: "
             f"{_some(surplus)}. The backup is unchanged: build and compile the model as before to resume, or use "
-            "another directory to start again; if a callback compiles it again at an epoch, do that in on_epoch_begin "
-            "of that epoch or a later one, and save within epochs (save_freq=100)"
+            "another directory to start again"
         )
     ours, theirs = ([n for n in names if n in metrics] for names in (current, stored))
     return {**partners, **(match_names(ours, theirs) or {name: name for name in ours if name in set(theirs)})}

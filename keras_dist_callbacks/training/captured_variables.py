@@ -12,6 +12,7 @@ from typing import Any
 
 from keras_dist_callbacks._compat import building, environment, graphs, model_parts, variables
 from keras_dist_callbacks._compat.running_fit import RunningFit
+from keras_dist_callbacks.backups.manifest import OPTIMIZED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedTensor, WorkerState, strip_counters
 from keras_dist_callbacks.backups.verdict import RANDOM_OPERATIONS
 from keras_dist_callbacks.errors import BackupMismatchError
@@ -39,6 +40,7 @@ def build_like(saved: WorkerState, fit: RunningFit) -> None:
         except Exception:
             if building.unbuilt_layers(model):
                 raise
+    building.build_optimizer_for(model, saved.state.get(OPTIMIZED) or [])
     building.build_optimizer_like(model.optimizer, model, listed)
     building.build_metrics(fit)
     building.build_other_optimizers_like(model, [name for name, _ in hidden])
@@ -62,7 +64,7 @@ class NotBuiltError(BackupMismatchError):
 
 
 def build(fit: RunningFit, saved: WorkerState) -> None:
-    """Builds what the interrupted run's first step has built, or a callback has compiled again.
+    """Builds what the interrupted run's first step has built.
 
     Raises:
         BackupMismatchError: The step cannot be traced.
@@ -128,7 +130,11 @@ class CapturedVariables:
         self._inspect()
         specs: list[JSON] = [[r.name, r.dtype.name] for r in self._found]
         held: dict[str, SharedTensor] = {f"{_TENSOR}/{i}": r.hold() for i, r in enumerate(self._found)}
-        return {TOPIC: specs, RANDOM_OPERATIONS: self._random}, held
+        topics: dict[str, JSON] = {TOPIC: specs, RANDOM_OPERATIONS: self._random}
+        if self._model.run_eagerly and self._model.optimizer is not None:
+            places = building.weights_of_partial_slots(self._model)
+            topics.update({OPTIMIZED: places} if places else {})
+        return topics, held
 
     @property
     def captured_keys(self) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from keras_dist_callbacks._compat import building, keras_callbacks, replay, variables
 from keras_dist_callbacks._compat import running_fit as seam
 from keras_dist_callbacks.backups.json_values import from_json
-from keras_dist_callbacks.backups.manifest import COMPILED
+from keras_dist_callbacks.backups.manifest import COMPILED, PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, CommitId, WorkerState
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.schedule import Schedule
@@ -24,6 +25,10 @@ from keras_dist_callbacks.training.snapshots import FitState
 _SAME_DATASET = (
     "the script gives this fit() the dataset object of the fit() before it (a new dataset would start its shuffled "
     "orders again)"
+)
+_AS_COMPILED = (
+    "what the interrupted run has compiled during fit() is not made again: the optimizer, and which layers are frozen, "
+    "are as the script has them"
 )
 
 
@@ -121,8 +126,7 @@ class Resume:
 
     def is_to_build(self, fit: seam.RunningFit) -> bool:
         """Returns whether the model is to be built like the interrupted run's before the first epoch."""
-        replaced = COMPILED in self.saved.state  # which is compiled again first
-        return not replaced and not is_built_later(fit, self.saved)
+        return not is_built_later(fit, self.saved)
 
 
 def is_built_later(fit: seam.RunningFit, saved: WorkerState) -> bool:
@@ -316,13 +320,32 @@ class FitRestore:
         return end + 1
 
     def _apply(self) -> list[str]:
-        state, saved = self._state, self._resume.saved
-        moved_by_input = variables.global_seed_keys() & state.data.hides.keys
-        notes = apply_variables(state.fit.model, saved, self._cluster, leave=moved_by_input)
+        state = self._state
+        notes, saved = self._apply_variables()
         of_callbacks: list[str] = []
         notes += state.untracked.restore(
             saved, lambda: of_callbacks.extend(apply_callbacks(state.callbacks, saved)), state.callbacks
         )
         if state.untracked.has_set_states:  # of the user's, which may have changed what the model holds
-            apply_variables(state.fit.model, saved, self._cluster, leave=moved_by_input)
+            self._apply_variables()
         return notes + of_callbacks
+
+    def _apply_variables(self) -> tuple[list[str], WorkerState]:
+        """Returns what is not as it was, and what is left to restore."""
+        state, saved = self._state, self._resume.saved
+        moved_by_input = variables.global_seed_keys() & state.data.hides.keys
+        try:
+            return apply_variables(state.fit.model, saved, self._cluster, leave=moved_by_input), saved
+        except BackupMismatchError:
+            if COMPILED not in saved.state:
+                raise
+        with state.fit.model.distribute_strategy.scope():
+            loading.apply(state.fit.model, saved, self._cluster)
+        return [_AS_COMPILED], _without_frozen_layers(saved)
+
+
+def _without_frozen_layers(saved: WorkerState) -> WorkerState:
+    """Leaves out which layers training has frozen: the script's optimizer has no variables for others than its own."""
+    python = {path: r for path, r in (saved.state.get(PYTHON) or {}).items() if not path.endswith("/_trainable")}
+    state = {topic: value for topic, value in saved.state.items() if topic != TRACED}
+    return dataclasses.replace(saved, state={**state, PYTHON: python})

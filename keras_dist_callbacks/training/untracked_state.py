@@ -17,7 +17,6 @@ from keras_dist_callbacks.terminal import warn
 from keras_dist_callbacks.training import resume_mode
 from keras_dist_callbacks.training.captured_variables import CapturedVariables, build
 from keras_dist_callbacks.training.config_diff import Fingerprint
-from keras_dist_callbacks.training.recompiled import Recompiled
 from keras_dist_callbacks.training.user_state.state import UserState
 
 
@@ -42,8 +41,6 @@ class UntrackedState:
         self._step = CapturedVariables(fit)
         self._user = user
         user.saved_keys = self._saved_keys
-        self._recompiled = Recompiled(fit)
-        user.remade_losses = self._recompiled.remade_losses
         self._environment = environment.describe()
         self.conditions: list[str] = []
         self.earlier_resumes: list[str] = []
@@ -73,8 +70,8 @@ class UntrackedState:
         if self.earlier_resumes:
             topics[verdict.EARLIER_RESUMES] = list(self.earlier_resumes)
         topics[ENVIRONMENT] = self._environment
-        topics.update(self._recompiled.capture(self._user.place_of_optimizer))
-        topics[verdict.LOST] += [*self._recompiled.lost, *environment.changes_in_training(self._environment)]
+        topics.update(self._user.compiled.capture())
+        topics[verdict.LOST] += [*self._user.compiled.changes, *environment.changes_in_training(self._environment)]
         return topics, tensors
 
     def note_earlier_fit(self, saved: WorkerState) -> None:
@@ -84,18 +81,18 @@ class UntrackedState:
     def continue_from(self, saved: WorkerState) -> None:
         """An earlier fit of this process ended with this backup: what it did not save is still not saved."""
         self._lost_before = list(saved.state.get(verdict.LOST) or ())
+        self._user.compiled.continue_from(saved)
         held = (saved.state.get(topic) or () for topic in (verdict.CONDITIONS, verdict.EARLIER_RESUMES))
         self.earlier_resumes = list(dict.fromkeys(itertools.chain.from_iterable(held)))
 
     def build(self, saved: WorkerState) -> None:
-        """Builds what the interrupted run's first step has built, as a callback had compiled it."""
-        self._recompiled.put_back(saved, self._user)
+        """Builds what the interrupted run's first step has built."""
         build(self._fit, saved)
         self._user.note_trace()
 
     def note_trace(self) -> None:
         """The step was traced, or may have been, and no callback was called yet."""
-        self._recompiled.note_function()
+        self._user.compiled.note_built()
         self._user.note_trace()
 
     def note_epoch(self, *, is_read: bool) -> None:

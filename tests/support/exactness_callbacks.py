@@ -187,7 +187,12 @@ CALLBACK_CASES: dict[str, Case] = {
     "callback with a list of tensors": _with("exact", ListsTensors),
     "callback with a generator": _with("exact", DrawsOfItsOwn),
     # under MirroredStrategy, TensorFlow fails in the step after it, without this package too
-    "callback that compiles again": _with("exact", CompilesAgain, strategies=("default", "multi_worker")),
+    "callback that compiles again": Case(
+        "not exact",
+        callbacks=lambda: [CompilesAgain()],
+        says=r"compile\(\) was called during fit\(\)",
+        strategies=("default", "multi_worker"),
+    ),
     "callback with get_state": _with("exact", SavesItself),
     "callback without any state": _with("exact", KeepsNothing),
     "callback with settings alone": _with("exact", OnlySettings, 0.8),

@@ -1,15 +1,17 @@
-"""Interrupts fits under a strategy and resumes with other models; prints the refusals, and how exact the others are."""
+"""Interrupts fits under a strategy and resumes with other models; prints what is said of them."""
 
 from __future__ import annotations
 
 import json
 import sys
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+import keras_dist_callbacks as kdc
 from keras_dist_callbacks.errors import BackupMismatchError
 from tests.support import tiny
 from tests.support.refused_models import CHANGES, Unfreeze, compiled
@@ -39,13 +41,17 @@ def refusal(strategy: Any, directory: str, **arguments: bool) -> str:
     return "it was taken"
 
 
-def resumes_exactly(strategy: Any, directory: str, stop: tuple[int, int]) -> bool:
+def notes_of_resume(strategy: Any, directory: str, stop: tuple[int, int]) -> list[str]:
+    """Resumes a run in which a callback has compiled the model; the script's optimizer is for fewer layers."""
     stopped(strategy, directory, stop, Unfreeze(1), trainable=False)
-    reference, model = (made(strategy, trainable=False) for _ in range(2))
-    tiny.fit(reference, None, [Unfreeze(1)])
-    tiny.fit(model, directory, [Unfreeze(1)], options={"strict": True})
-    pairs = zip(model.get_weights(), reference.get_weights(), strict=True)
-    return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
+    model, backup = made(strategy, trainable=False), kdc.BackupAndRestore(directory)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the resume is not exact")
+        tiny.fit(model, None, [backup])
+    assert backup.restored is not None
+    assert not model.layers[0].trainable
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    return list(backup.restored.notes)
 
 
 if __name__ == "__main__":
@@ -57,7 +63,7 @@ if __name__ == "__main__":
         stopped(strategy, f"{directory}/{number}", (1, 2), **before)
         refusals.append(refusal(strategy, f"{directory}/{number}", **now))
     # Under Mirrored, Keras 3.15 alone cannot train on what was compiled again within fit(): "You must feed a value for"
-    stops = () if kind == "mirrored" else ((0, 3), (1, 2), (2, 2))
-    exact = [resumes_exactly(strategy, f"{directory}/{stop}", stop) for stop in stops]
+    stops = () if kind == "mirrored" else ((1, 2), (2, 2))
+    notes = [notes_of_resume(strategy, f"{directory}/{stop}", stop) for stop in stops]
     with open(f"{result}{strategy.cluster_resolver.task_id if kind == 'multi_worker' else 0}", "w") as file:
-        json.dump({"refusals": refusals, "exact": exact}, file)
+        json.dump({"refusals": refusals, "notes": notes}, file)

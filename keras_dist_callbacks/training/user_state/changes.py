@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,16 +69,15 @@ _PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """How the state of an object is stored that is put back in its own way."""
 
 
-def changes_between(start: Found, now: Found, tensors: str = "python", remade: Collection[str] = ()) -> Changes:
+def changes_between(start: Found, now: Found, tensors: str = "python") -> Changes:
     """Returns what differs between two walks of one run.
 
     Args:
         start: The earlier walk.
         now: The later one.
         tensors: How the names of the arrays begin.
-        remade: The roots that a restart makes again from their configs, and that are not compared.
     """
-    return _Comparison(start, now, tensors, remade).run()
+    return _Comparison(start, now, tensors).run()
 
 
 def digest_of(node: Node | None) -> str:
@@ -102,11 +101,10 @@ def digests(found: Found, path: str) -> tuple[str, str]:
 
 
 class _Comparison:
-    def __init__(self, start: Found, now: Found, tensors: str, remade: Collection[str]) -> None:
+    def __init__(self, start: Found, now: Found, tensors: str) -> None:
         self._start = start
         self._now = now
         self._tensors = tensors
-        self._remade = remade
         self._paths = {id(node.value): path for path, node in now.nodes.items() if node.kind != "ref"}
         self._referred = {node.token[1] for node in now.nodes.values() if node.kind == "ref"}
         self._changes = Changes()
@@ -120,9 +118,7 @@ class _Comparison:
             if node.kind == "container" and node.slot and library_state.are_slots(node.value, node.slot.owner):
                 self._inline.add(path)
                 continue
-            if path.partition("/")[0] in self._remade or (
-                self._moved and not self._moved.isdisjoint(with_parents(path))
-            ):
+            if self._moved and not self._moved.isdisjoint(with_parents(path)):
                 continue
             if before is not None and self._is_moved(path, before, node):
                 self._moved.add(path)
@@ -132,7 +128,7 @@ class _Comparison:
                 self._note(whole, self._start.nodes.get(whole), self._now.nodes[whole])
         for path, before in self._start.nodes.items():
             is_there = getattr(self._now.nodes.get(path), "slot", None) is not None
-            if before.slot is not None and not is_there and path.partition("/")[0] not in self._remade:
+            if before.slot is not None and not is_there:
                 self._note_absence(path)
         records = self._changes.records
         self._changes.records = {path: record for path, record in records.items() if not self._is_below_lost(path)}

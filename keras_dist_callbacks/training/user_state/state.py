@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +17,10 @@ from keras_dist_callbacks._compat.running_fit import RunningFit
 from keras_dist_callbacks.backups.manifest import PYTHON, TRACED
 from keras_dist_callbacks.backups.snapshot import JSON, SharedArray, SharedTensor
 from keras_dist_callbacks.backups.verdict import group
-from keras_dist_callbacks.errors import BackupMismatchError
 from keras_dist_callbacks.process import Shared, shared
 from keras_dist_callbacks.terminal import first_few
 from keras_dist_callbacks.training.callback_state import is_asserted, listed_callbacks, own_state, walked_callbacks
+from keras_dist_callbacks.training.compiled_model import CompiledModel
 from keras_dist_callbacks.training.user_state import changes, edits, restoring
 from keras_dist_callbacks.training.user_state.findings import edit_conditions, finding, not_restored, set_otherwise
 from keras_dist_callbacks.training.user_state.input_state import InputState
@@ -29,7 +28,6 @@ from keras_dist_callbacks.training.user_state.libraries import is_library
 from keras_dist_callbacks.training.user_state.nodes import parent_of, with_parents, words
 from keras_dist_callbacks.training.user_state.traced_reads import (
     DRAWN,
-    LOSSES,
     changed_since_traced,
     drawing_in_traces,
     may_be_traced,
@@ -62,8 +60,7 @@ class UserState:
         conditions: As of the last `capture`: what could not be inspected, to be read after "exact if".
         lost: As of the last `capture`: what has changed and is not saved, a sentence each.
         variable_keys: Likewise: the variables that only the user's code holds.
-        remade_losses: Says which of loss, metrics and weighted metrics a restart compiles again as they are now.
-        place_of_optimizer: Likewise: where else the model's optimizer has been since the start; None if nowhere.
+        compiled: The compiled model.
     """
 
     def __init__(self, fit: RunningFit, callbacks: Sequence[Any], directory: str = "") -> None:
@@ -72,8 +69,7 @@ class UserState:
         self._callbacks = walked_callbacks(callbacks)
         self._listed = {id(callback) for callback in listed_callbacks(callbacks)}
         self.saved_keys: Callable[[], Collection[int]] = lambda: variables.variable_set(fit.model).keys
-        self._compilation = model_config.compilation(fit.model)
-        self.remade_losses: Callable[[], Collection[str]] = lambda: ()
+        self.compiled = CompiledModel(fit.model)
         self.input = InputState(fit, self._policy(), self._callbacks)
         self._start = Found()
         self._start = self._walk()
@@ -91,7 +87,6 @@ class UserState:
         self.conditions: list[str] = []
         self.lost: list[str] = []
         self.variable_keys: set[int] = set()
-        self.place_of_optimizer: str | None = None
         self._differing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by dataset
         self._first_trace = getattr(fit.model, "train_function", None), graphs.trace_count(fit.model)
         self._function, self._trace_count = self._first_trace
@@ -104,7 +99,7 @@ class UserState:
         """Returns what has changed since the start, as topics and tensors of a snapshot."""
         self.note_trace()
         now = self._walk()
-        found = changes.changes_between(self._start, now, remade=self._remade(now))
+        found = changes.changes_between(self._start, now)
         traces_step = not self._fit.model.run_eagerly
         unknown, code, lost = (
             {path: why for path, why in places.items() if path in now.changed_sets or not now.is_below_own_state(path)}
@@ -116,7 +111,6 @@ class UserState:
             *(finding("code", path, DRAWN, now) for path in drawing_in_traces(now, traces_step=traces_step)),
             *(finding("traced", path, "", now) for path in self._changed_after_a_trace(now, found)),
             *(finding("lost", path, why, now) for path, why in lost.items()),
-            *(finding("lost", path, _SHARED, now) for path in self._newly_compiled(now)),
             *(finding("lost", path, _ADAPTED, now) for path in self._adapted_again(now)),
         ]
         self.conditions, self.lost = group(findings)
@@ -124,8 +118,6 @@ class UserState:
         self.conditions += self._changed_tables(now, found)
         own = (node.value for node in now.nodes.values() if node.kind == "variable")
         self.variable_keys = {variables.key(c) for variable in own for c in variables.components(variable)}
-        held = now.nodes.get("optimizer")
-        self.place_of_optimizer = str(held.token[1]) if held is not None and held.kind == "ref" else None
         tensors = {**found.tensors, _DESCRIPTION: self._tensor}
         if not self._traced:
             return ({PYTHON: found.records} if found.records else {}), tensors
@@ -153,18 +145,6 @@ class UserState:
     def has_set_states(self) -> bool:
         """Whether an object of the user's has `set_state`."""
         return bool(self._start.with_own_state)
-
-    def object_at(self, path: str) -> Any:
-        """One of the user's objects, by a path such as `place_of_optimizer`.
-
-        Raises:
-            BackupMismatchError: It was not found.
-        """
-        node = self._walk().nodes.get(path)
-        if node is None:
-            owner, place = words(path)
-            raise BackupMismatchError(f"`{place}` of {owner}, which was the model's optimizer, was not found")
-        return node.value
 
     def _since_trace(self, now: Found) -> tuple[Found, Found]:
         """Returns what had changed when the step was last traced: as it was then, and as it is now."""
@@ -232,10 +212,6 @@ class UserState:
         nodes = self._walk(only_traced=True).nodes
         return any(path in nodes or parent_of(path)[0] in nodes for path in saved)
 
-    def restore_trainable(self, saved: Mapping[str, JSON], tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Freezes and unfreezes layers as training had, before an optimizer is built for what can be trained."""
-        restoring.restore({path: r for path, r in saved.items() if path.endswith("/_trainable")}, tensors, self._walk())
-
     def restore(
         self,
         saved: Mapping[str, JSON],
@@ -296,11 +272,11 @@ class UserState:
         self._function, self._trace_count = model.train_function, graphs.trace_count(model)
         self._last_trace = self._walk(only_traced=True)
         _remember_trace(model, self._last_trace)
-        found = changes.changes_between(self._start, self._last_trace, "traced", self._remade(self._last_trace))
+        found = changes.changes_between(self._start, self._last_trace, "traced")
         self._traced.append(found)
 
     def _walk(self, *, only_traced: bool = False) -> Found:
-        roots = _roots_of(self._fit, self._callbacks)
+        roots = _roots_of(self._fit, self._callbacks, compiled=not self.compiled.is_another)
         roots = {path: root for path, root in roots.items() if root.is_traced or not only_traced}
         policy = dataclasses.replace(self._policy(), is_asserted=self._is_asserted)
         return walk(roots, policy, start=self._start if self._start.nodes else None)
@@ -351,7 +327,7 @@ class UserState:
 
     def _changed_after_a_trace(self, now: Found, found: changes.Changes) -> list[str]:
         """Values that a function of TensorFlow's may have read before they changed."""
-        paths = [*self._unlike_in_traces(now), *self._changed_in_remade(now), *changed_since_traced(now, found)]
+        paths = [*self._unlike_in_traces(now), *changed_since_traced(now, found)]
         return list(dict.fromkeys(paths))
 
     def _unlike_in_traces(self, now: Found) -> list[str]:
@@ -366,19 +342,6 @@ class UserState:
         lost = [path for found in self._traced for path in found.lost]
         return [path for path in dict.fromkeys([*unlike, *lost]) if may_be_traced(path, now)]
 
-    def _remade(self, now: Found) -> list[str]:
-        """Returns what training has given the model instead of what it had, and a restart makes again as it is now."""
-        is_there = "optimizer" in self._start.nodes and "optimizer" in now.nodes
-        is_replaced = is_there and not _is_same_object(self._start, now, "optimizer")
-        return [*(["optimizer"] if is_replaced else []), *self.remade_losses()]
-
-    def _changed_in_remade(self, now: Found) -> list[str]:
-        """Values of these that have changed since the step was traced."""
-        remade = self._remade(now) if self._traced else []
-        then = self._last_trace.nodes
-        found = [path for path in now.nodes if path.partition("/")[0] in remade and path in then]
-        return [path for path in found if "/" in path and then[path].token != now.nodes[path].token]
-
     def _adapted_again(self, now: Found) -> list[str]:
         """The preprocessing layers of which training has called `adapt`: what they derive is not in their variables."""
         found = []
@@ -388,13 +351,6 @@ class UserState:
             if node is not None and is_there and library_state.is_adapted_otherwise(node.value, before):
                 found.append(path)
         return found
-
-    def _newly_compiled(self, now: Found) -> list[str]:
-        """Returns where else the losses and metrics are that training has compiled; a restart has others."""
-        if model_config.compilation(self._fit.model) is self._compilation:
-            return []
-        before, after = _places_of_losses(self._start), _places_of_losses(now)
-        return [path for path in after.keys() - before if not _is_same_object(self._start, now, after[path])]
 
     def _unlike_since_an_earlier_fit(self, now: Found) -> list[str]:
         """Values that the step read when it was traced in an earlier `fit()`, and that are others now."""
@@ -408,13 +364,13 @@ class UserState:
         return [path for path in unlike if may_be_traced(path, now)]
 
 
-def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
-    """Returns what a training runs: its model, and the callbacks by name."""
+def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any], *, compiled: bool) -> dict[str, Root]:
+    """Returns what a training runs: its model, what it was compiled with if a restart has that too, callbacks."""
     model = fit.model
     is_traced = not model.run_eagerly
     roots = {"model": Root(model, is_traced)}
     for name, value in {"optimizer": model.optimizer, **model_config.compiled_objects(model)}.items():
-        if value is not None:
+        if compiled and value is not None:
             roots[name] = Root(value, is_traced)
     for name, callback in callbacks.items():
         roots[f"callback {name}"] = Root(callback)
@@ -428,7 +384,6 @@ def _roots_of(fit: RunningFit, callbacks: Mapping[str, Any]) -> dict[str, Root]:
 
 
 _ADAPTED = "training has called adapt() of this layer; call it before fit()"
-_SHARED = "training compiled it; compile it before fit()"
 
 
 def is_called(path: str, now: Found) -> bool:
@@ -439,29 +394,6 @@ def is_called(path: str, now: Found) -> bool:
         return True
     extends_library = any(is_library(base.__module__) for base in owner.value.__mro__[:-1])
     return extends_library or name in now.names or "getattr" in now.names
-
-
-def _may_keep_state(value: Any) -> bool:
-    """Not a function, a list of names, or a loss of Keras' own."""
-    if static.is_a(value, type | types.FunctionType | list | tuple | dict):
-        return False
-    return not is_library(type(value).__module__) or (library_state.is_layer(value) and bool(value.variables))
-
-
-def _is_same_object(start: Found, now: Found, path: str) -> bool:
-    before, after = start.nodes.get(path), now.nodes.get(path)
-    return before is not None and after is not None and before.value is after.value
-
-
-def _places_of_losses(found: Found) -> dict[str, str]:
-    """Returns where else an object is that was compiled as a loss or metric, with its place there."""
-    places = {}
-    for path, node in found.nodes.items():
-        if node.kind == "ref" and _may_keep_state(node.value):
-            ends = sorted((path, str(node.token[1])), key=lambda end: end.partition("/")[0] in LOSSES)
-            is_compiled = [end.partition("/")[0] in LOSSES for end in ends]
-            places.update({ends[0]: ends[1]} if is_compiled == [False, True] else {})
-    return places
 
 
 _STARTS = "_kdc_starts_of_fits"
