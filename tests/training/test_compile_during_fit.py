@@ -51,6 +51,7 @@ class FirstStep(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self.weights is None:
             self.batch, self.weights = batch, self.model.get_weights()
+            self.config = self.model.optimizer.get_config()
             self.of_optimizer = {v.path: v.numpy() for v in self.model.optimizer.variables}
 
 
@@ -112,7 +113,8 @@ def test_training_goes_on_with_the_optimizer_of_the_script(tmp_path: Path, act: 
     assert first.batch == 2
     assert reason in restored.notes
     assert AS_SCRIPT in " ".join(restored.notes)
-    assert {path.partition("/")[0] for path in first.of_optimizer} == {"momentum"}
+    assert len(restored.notes) == 2
+    assert first.config == tiny.model().optimizer.get_config()
 
 
 @pytest.mark.parametrize(("act", "reason"), OTHER_OPTIMIZERS.values(), ids=OTHER_OPTIMIZERS)
