@@ -17,6 +17,7 @@ import contextlib
 import functools
 import hashlib
 import hmac
+import json
 import secrets
 import selectors
 import socket
@@ -26,6 +27,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from keras_dist_callbacks import validation
 from keras_dist_callbacks.cluster.cluster_token import FILE_VARIABLE, VARIABLE, ClusterToken
 from keras_dist_callbacks.cluster.roles import split_address
 from keras_dist_callbacks.errors import ClusterTimeoutError, ConfigError
@@ -77,7 +79,8 @@ def decode(line: bytes, kind: type[Message]) -> Message:
         ConnectionError: It is none of that kind.
     """
     try:
-        return msgspec.json.decode(line, type=kind)
+        message: Message = validation.convert(json.loads(line), kind)
+        return message
     except (ValueError, RecursionError):
         raise ConnectionError(_OUT_OF_TURN) from None
 
