@@ -37,7 +37,7 @@ class Limits:
     Attributes:
         nodes: Objects.
         bytes: Bytes of arrays.
-        seconds: Time.
+        seconds: Processor time.
     """
 
     nodes: int = 200_000
@@ -144,7 +144,7 @@ class Walker:
         self._policy = policy
         self._limits = limits
         self._bytes = 0
-        self._end = time.monotonic() + limits.seconds
+        self._end = time.thread_time() + limits.seconds  # a machine that pauses leaves nothing out
         self._paths: dict[int, str] = {}
         self._alive: list[Any] = []  # an id is unique only while its object lives
         self._queue: deque[tuple[str, Slot | None, Any, bool]] = deque()
@@ -173,7 +173,7 @@ class Walker:
     def _drain(self) -> None:
         while self._queue:
             path, slot, value, is_traced = self._queue.popleft()
-            if len(self.found.nodes) > self._limits.nodes or time.monotonic() > self._end:
+            if len(self.found.nodes) > self._limits.nodes or time.thread_time() > self._end:
                 self.found.unknown[path] = "there is too much to inspect"
                 self._queue.clear()
                 return

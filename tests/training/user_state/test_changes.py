@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import random
 import threading
+import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -787,3 +788,13 @@ def test_a_walk_over_a_model_asks_once_which_variables_are_saved() -> None:
 
     assert sum(node.kind == "variable" for node in found.nodes.values()) == 10
     assert len(asked) == 1
+
+
+def test_a_pause_of_the_machine_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = Holder(first=[1], second=[2])
+    expected = looked_at(holder).nodes.keys()
+    with monkeypatch.context() as paused:
+        paused.setattr(time, "monotonic", itertools.count(0, 3600).__next__)  # an hour between two looks at the clock
+        found = looked_at(holder)
+    assert found.nodes.keys() == expected
+    assert found.unknown == {}
