@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -33,7 +34,7 @@ from keras_dist_callbacks.checkpoints.template import example_name, names_in, re
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.cluster.strategy import enable_for_cluster
 from keras_dist_callbacks.engine.writer import Owner
-from keras_dist_callbacks.errors import ConfigError, StorageError
+from keras_dist_callbacks.errors import ConfigError, PeerLostError, StorageError
 from keras_dist_callbacks.options import WriteOptions, explains_arguments, group_of, open_to_write
 from keras_dist_callbacks.storage import temporary
 from keras_dist_callbacks.storage.redaction import redact, reject_credentials
@@ -257,6 +258,8 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         error = self._agree(lambda: self._writer.finish() if self._writes else None)
         self._learn_outcome()
         self._agree(lambda: self._conclude(error))
+        with contextlib.suppress(PeerLostError):  # everything is done: a worker that is lost now may have ended
+            self._cluster.leave(_TAG)
 
     def _agree(self, action: Callable[[], Any]) -> Any:
         """Runs something on each worker; where it fails on one, all raise, and what is not in place is not the best."""

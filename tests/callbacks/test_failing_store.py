@@ -95,3 +95,8 @@ def test_too_many_refused_files_in_a_row_end_training_on_every_worker(
         assert "2 files in a row were not saved" in worker["end"]
         assert len(worker["bests"]) == 4, "at the end of the epoch after the second failure"
         assert worker["state"] == 4.0
+
+
+def test_the_chief_stays_until_all_workers_have_heard_how_training_ended(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, "multi-worker", 2, "--slow-to-hear", "1")
+    assert [worker["end"] for worker in found] == ["fit() returns"] * 2

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import tensorflow as tf
 
 import keras_dist_callbacks as kdc
 import tests.support.busy_machine  # noqa: F401 - it changes this process on request
+from keras_dist_callbacks.cluster import messaging
+from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.writer import shared_writer
 from keras_dist_callbacks.storage.storage import Storage
 
@@ -44,6 +47,24 @@ class Bests(keras.callbacks.Callback):
         self.seen.append(self.checkpoint.get_state()["best"])
 
 
+class SlowToHear(keras.callbacks.Callback):
+    """At the end of training a worker hears seconds later what the chief said."""
+
+    def __init__(self, worker: int | None) -> None:
+        super().__init__()
+        self.worker = worker
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        fetch = messaging.fetch
+
+        def late(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(3)
+            return fetch(*args, **kwargs)
+
+        if self.worker == Cluster.detect().worker_index:
+            messaging.fetch = late
+
+
 def refuse(numbers: list[int], first_of_all: int) -> None:
     """The store takes neither the files with these numbers nor any from a first one on."""
     replace, calls = Storage.replace, itertools.count()
@@ -64,6 +85,7 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--refused", type=int, nargs="*", default=[])
     parser.add_argument("--away-from", type=int, default=99)
+    parser.add_argument("--slow-to-hear", type=int)
     parser.add_argument("--most", type=int, default=10)
     parser.add_argument("--rules", type=json.loads, default={"save_best_only": True})
     asked = parser.parse_args()
@@ -92,7 +114,9 @@ def main() -> None:
     refuse(asked.refused, asked.away_from)
     end = "fit() returns"
     try:
-        model.fit(data, epochs=len(LOSSES), verbose=0, callbacks=[Losses(), checkpoint, bests])
+        model.fit(
+            data, epochs=len(LOSSES), verbose=0, callbacks=[SlowToHear(asked.slow_to_hear), Losses(), checkpoint, bests]
+        )
     except (kdc.StorageError, kdc.ClusterError) as error:
         end = str(error)
     found = {"bests": bests.seen, "best": checkpoint.best, "state": checkpoint.get_state()["best"], "end": end}
