@@ -40,8 +40,11 @@ def watch_files(plan: Plan) -> None:
     seen.is_watching = True
     ignored = (*_ignored_directories(plan), *_NOT_FILES)
     records.note(plan, "watching")  # opens the file of the records
+    is_finalizing = sys.is_finalizing
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if is_finalizing():  # after all atexit functions: the names of modules, this one's too, become None one by one
+            return
         if event in _TEMPORARY:
             seen.temporary.add(_absolute(arguments[0]) or "")
         if event not in ("open", "sqlite3.connect") or seen.is_noting:

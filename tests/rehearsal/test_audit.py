@@ -25,7 +25,9 @@ def opened(tmp_path: Path, code: str) -> list[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: str(tmp_path / "plan.json")}
     plan = Plan(str(tmp_path / "scratch"), str(place), str(tmp_path / "out"), 4, 2, 1)
     with published(tmp_path / "plan.json", plan):
-        subprocess.run([sys.executable, "-c", BEGIN + code], cwd=directory, env=env, check=True, timeout=60)
+        run = [sys.executable, "-c", BEGIN + code]
+        ended = subprocess.run(run, cwd=directory, env=env, check=True, timeout=60, stderr=subprocess.PIPE, text=True)
+    assert not ended.stderr
     (process,) = records.read(place)
     return [os.path.relpath(r["path"], directory) for r in process if r["event"] == "file"]
 
@@ -38,6 +40,7 @@ WRITES = {
     "from pathlib import Path; Path('a').write_text('x')": ["a"],
     "import os; os.close(os.open('a', os.O_WRONLY | os.O_CREAT))": ["a"],
     "import sqlite3; sqlite3.connect('a.db').close()": ["a.db"],
+    "import atexit; atexit.register(lambda: open('a', 'w').close())": ["a"],
     "import csv; f = open('log.csv', 'w'); csv.writer(f).writerow([1]); f.close(); open('b', 'w').close()": [
         "log.csv", "b",
     ],
@@ -55,6 +58,11 @@ NOT_NAMED = {
     "the scratch directory": "import os; os.makedirs('../scratch'); open('../scratch/a', 'w').close()",
     "{out}": "import os; os.makedirs('../out/deep'); open('../out/deep/a', 'w').close()",
     "a database in memory": "import sqlite3; sqlite3.connect(':memory:').close()",
+    "what is opened while modules are torn down": (
+        "import json, sys, keras_dist_callbacks.rehearsal.audit as audit\n"
+        "class Late:\n def __del__(self, open=open): open('/etc/hostname').close()\n"
+        "json.late, sys.kept = Late(), [json, audit]"  # audit was imported later, and is torn down before json
+    ),
     "compiled code": "import os; os.makedirs('__pycache__'); open('__pycache__/a.pyc', 'wb').close()",
 }
 
