@@ -38,7 +38,6 @@ _MOST_STRANGERS = 256
 _CONNECT_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
 _POLL_SECONDS = 0.1
-_PARTING_SECONDS = 2.0
 _LONGEST = 512  # bytes of a message; the longest real one has about 250
 _OUT_OF_TURN = "its message is not one of a chief of this version"
 
@@ -112,7 +111,7 @@ def wait_for_everyone(addresses: Sequence[str], index: int, timeout: float, toke
 
 def _listen(port: int, address: str) -> socket.socket:
     family = socket.AF_INET6 if (dual := socket.has_dualstack_ipv6()) else socket.AF_INET
-    try:
+    try:  # with SO_REUSEADDR, as TensorFlow's own server: the TIME_WAIT of this or an earlier start keeps out neither
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=128)
     except OSError as error:
         raise ConfigError(
@@ -203,12 +202,9 @@ class _Chief:
                 if time.monotonic() > deadline:
                     raise self._timed_out(missing, timeout)
                 self._poll()
-            for connection, go in list(self._workers.values()):
-                with contextlib.suppress(OSError):  # the next poll notices
+            for connection, go in self._workers.values():
+                with contextlib.suppress(OSError):  # it has just gone, which TensorFlow's own start finds
                     connection.sendall(go)
-            deadline = min(deadline, time.monotonic() + _PARTING_SECONDS)
-            while self._workers and time.monotonic() < deadline:
-                self._poll()  # the workers close their connections first: TIME_WAIT stays on their side
         finally:
             self._hang_up(*self._strangers, *(connection for connection, _ in self._workers.values()))
             self._selector.close()
