@@ -58,7 +58,7 @@ class _RandomStates(TypedDict):
 class _UntrackedInput(TypedDict):
     python: list[str]
     unordered: list[str]
-    unseeded: NotRequired[list[tuple[str, verdict.Why, str]]]
+    unseeded: NotRequired[list[verdict.Unseeded]]
 
 
 class _Order(TypedDict):

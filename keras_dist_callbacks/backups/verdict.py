@@ -71,14 +71,16 @@ class Unseeded(NamedTuple):
     """What of an input draws again after a restart, because it has no seed.
 
     Attributes:
-        call: How users call it, such as "Dataset.shuffle(1000)".
+        call: What users call, such as "Dataset.shuffle"; or what draws, where there is no such call.
         why: Why it was not given a seed.
         of: What the input is to users.
+        arguments: What the call has between its brackets, to which a seed can be added; None if it takes none.
     """
 
     call: str
     why: Why
     of: str
+    arguments: str | None = None
 
 
 BECAUSE = " because "
@@ -210,11 +212,12 @@ def _unseeded_reason(found: Unseeded, is_within: bool) -> str:
         effect = _DRAWN_AGAIN if is_within else _OTHER_ORDERS
     if found.why in ("fixed", "cache"):
         effect += _OTHER_PARTS
-    advice = "call keras.utils.set_random_seed first"
-    if found.call.endswith(")") and found.why != "numbers":
-        seed = "seed=epoch" if found.why == "epoch" else "seed=1"
-        advice = f"write {found.call[:-1]}{'' if found.call.endswith('()') else ', '}{seed})"
-    return f"{found.call} of the {found.of} {_WHY_UNSEEDED[found.why]}: {effect}; {advice}"
+    call, advice = found.call, "call keras.utils.set_random_seed first"
+    if found.arguments is not None:
+        given = [found.arguments] if found.arguments else []
+        call, seed = f"{found.call}({found.arguments})", "seed=epoch" if found.why == "epoch" else "seed=1"
+        advice = f"write {found.call}({', '.join([*given, seed])})"
+    return f"{call} of the {found.of} {_WHY_UNSEEDED[found.why]}: {effect}; {advice}"
 
 
 def verdict_of(reasons: Collection[str], open_conditions: Collection[str]) -> Verdict:

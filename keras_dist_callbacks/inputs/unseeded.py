@@ -40,6 +40,8 @@ _WITHOUT_PARTS = {
     "Unbatch",
 }
 """Stages that leave no element to another dataset: where only these follow, no split shares an order with the rest."""
+_Call = tuple[str, str | None]
+"""What draws, as users call it, and its arguments; None of what takes no seed."""
 
 
 class Orders:
@@ -59,7 +61,7 @@ class Orders:
         self._dataset, self._of = dataset, of
         self._never = never
         self._graph: Any = None
-        self._drawing: dict[str, list[Any]] = {}
+        self._drawing: dict[_Call, list[Any]] = {}
         self._caches: list[Any] = []
         self._held: dict[str, Any] = {}
         if static.is_a(dataset, tf.data.Dataset):
@@ -151,7 +153,7 @@ class Orders:
 
     def _name_hidden(self, what: str) -> None:
         if rng.global_seed() is None:
-            self._name(what, "hidden")
+            self._name((what, None), "hidden")
 
     def _name_in_functions(self, functions: Iterable[Any]) -> None:
         for function in functions:
@@ -161,15 +163,15 @@ class Orders:
             for node in nodes:
                 seeds = [node.attr[name].i for name in ("seed", "seed2") if name in node.attr]
                 if graphs.is_random(node.op) and seeds == [0, 0]:
-                    self._name(f"TensorFlow's {node.op} ({node.name})", "numbers")
+                    self._name((f"TensorFlow's {node.op} ({node.name})", None), "numbers")
 
-    def _name(self, call: str, why: Why) -> None:
-        found = Unseeded(call, why, self._of)
+    def _name(self, call: _Call, why: Why) -> None:
+        found = Unseeded(call[0], why, self._of, call[1])
         if found not in self.named:
             self.named.append(found)
 
 
-def _unseeded(nodes: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+def _unseeded(nodes: Iterable[Any]) -> Iterator[tuple[Any, _Call]]:
     """Yields the operations that have two seeds of 0, each with what users call it."""
     known = {node.name: node for node in nodes}
     for node in list(known.values()):
@@ -187,21 +189,20 @@ def _value_of(name: str, nodes: Mapping[str, Any]) -> Any:
     return tf.make_ndarray(node.attr["value"].tensor).item() if node is not None and node.op == "Const" else None
 
 
-def _call(node: Any, nodes: Mapping[str, Any]) -> str:
+def _call(node: Any, nodes: Mapping[str, Any]) -> _Call:
     name = _NAMES.get(node.op)
     if name is not None:
         size = _value_of(node.input[1], nodes)
         is_fixed = not node.attr["reshuffle_each_iteration"].b
-        return f"{name}({'...' if size is None else size}{', reshuffle_each_iteration=False' * is_fixed})"
+        return name, f"{'...' if size is None else size}{', reshuffle_each_iteration=False' * is_fixed}"
     if node.op in _NUMBERS and any("DirectedInterleave" in other.op for other in nodes.values()):
-        return "Dataset.sample_from_datasets()"
-    return "Dataset.random()" if node.op in _NUMBERS else node.op
+        return "Dataset.sample_from_datasets", ""
+    return ("Dataset.random", "") if node.op in _NUMBERS else (node.op, None)
 
 
-def _call_of_stage(stage: Any) -> str:
-    if pipeline.kind_of(stage) != "Shuffle":
-        return f"Dataset.{pipeline.kind_of(stage).lower()}()"
-    return f"Dataset.shuffle({int(stage._buffer_size)})"
+def _call_of_stage(stage: Any) -> _Call:
+    kind = pipeline.kind_of(stage)
+    return f"Dataset.{kind.lower()}", str(int(stage._buffer_size)) if kind == "Shuffle" else ""
 
 
 def _share(graph: Any, captures: Mapping[str, Sequence[Any]]) -> dict[str, Any]:

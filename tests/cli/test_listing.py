@@ -21,7 +21,7 @@ from tests.support.cli_backups import DAY, begin, commit, flip, kdc, kdc_json, p
 from tests.support.states import random_states
 
 url = cli_backups.url
-UNSEEDED = {"python": [], "unordered": [], "unseeded": [["Dataset.shuffle(9)", "large", "input"]]}
+UNSEEDED = {"python": [], "unordered": [], "unseeded": [["Dataset.shuffle", "large", "input", "9"]]}
 
 
 # --- ls
@@ -116,7 +116,7 @@ def test_what_makes_a_resume_inexact_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_reason_without_a_seed_that_is_not_known_is_damage(tmp_path: Path) -> None:
-    unknown = {**UNSEEDED, "unseeded": [["Dataset.shuffle(9)", "mood", "input"]]}
+    unknown = {**UNSEEDED, "unseeded": [["Dataset.shuffle", "mood", "input", "9"]]}
     with pytest.raises(DamagedBackupError, match="untracked_input"):  # what is written is checked as what is read
         commit(begin(tmp_path), 1, states=({"untracked_input": unknown},))
 

@@ -169,39 +169,39 @@ def shared_random() -> Dataset:
     return Dataset.zip((rows(), Dataset.random())).filter(lambda _, number: number % 2 == 0)
 
 
-NAMED: dict[str, tuple[Callable[[Path], Dataset], str, str]] = {
-    "one order": (lambda _: fixed().batch(4), "fixed", "Dataset.shuffle(24, reshuffle_each_iteration=False)"),
-    "a split": (lambda _: fixed().take(9), "fixed", "Dataset.shuffle(24, reshuffle_each_iteration=False)"),
-    "two views": (lambda _: views(), "fixed", "Dataset.shuffle(24, reshuffle_each_iteration=False)"),
-    "random numbers of two parts": (lambda _: shared_random(), "fixed", "Dataset.random()"),
-    "a part of a cache": (lambda _: rows().shuffle(ROWS).cache().skip(4), "cache", "Dataset.shuffle(24)"),
-    "a file": (on_file, "file", "Dataset.shuffle(24)"),
-    "a snapshot": (lambda path: rows().shuffle(ROWS).snapshot(str(path)), "file", "Dataset.shuffle(24)"),
+NAMED: dict[str, tuple[Callable[[Path], Dataset], str, tuple[str, str | None]]] = {
+    "one order": (lambda _: fixed().batch(4), "fixed", ("Dataset.shuffle", "24, reshuffle_each_iteration=False")),
+    "a split": (lambda _: fixed().take(9), "fixed", ("Dataset.shuffle", "24, reshuffle_each_iteration=False")),
+    "two views": (lambda _: views(), "fixed", ("Dataset.shuffle", "24, reshuffle_each_iteration=False")),
+    "random numbers of two parts": (lambda _: shared_random(), "fixed", ("Dataset.random", "")),
+    "a part of a cache": (lambda _: rows().shuffle(ROWS).cache().skip(4), "cache", ("Dataset.shuffle", "24")),
+    "a file": (on_file, "file", ("Dataset.shuffle", "24")),
+    "a snapshot": (lambda path: rows().shuffle(ROWS).snapshot(str(path)), "file", ("Dataset.shuffle", "24")),
     "a shuffle in a function": (
         lambda _: Dataset.range(4).interleave(lambda _: rows().shuffle(9)),
         "function",
-        "Dataset.shuffle(9)",
+        ("Dataset.shuffle", "9"),
     ),
     "a function of a function": (
         lambda _: Dataset.range(2).flat_map(lambda _: rows().flat_map(lambda _: rows().shuffle(9))),
         "function",
-        "Dataset.shuffle(9)",
+        ("Dataset.shuffle", "9"),
     ),
     "random() in a function": (
         lambda _: Dataset.range(4).flat_map(lambda _: Dataset.random().take(2)),
         "function",
-        "Dataset.random()",
+        ("Dataset.random", ""),
     ),
-    "numbers in a map": (lambda _: drawn_in_map(rows()), "numbers", "TensorFlow's RandomUniformInt (moved)"),
+    "numbers in a map": (lambda _: drawn_in_map(rows()), "numbers", ("TensorFlow's RandomUniformInt (moved)", None)),
 }
 
 
 @pytest.mark.parametrize("form", NAMED)
 def test_what_another_dataset_may_share_or_cannot_be_counted_is_named(tmp_path: Path, form: str) -> None:
-    make, why, call = NAMED[form]
+    make, why, (call, arguments) = NAMED[form]
     dataset = make(tmp_path)
     orders = Orders(dataset, "input")
-    assert orders.named == [verdict.Unseeded(call, why, "input")]
+    assert orders.named == [verdict.Unseeded(call, why, "input", arguments)]
     assert orders.made(5) is dataset
 
 
@@ -229,7 +229,7 @@ def test_the_scripts_dataset_is_read_where_none_can_be_made_of_its_graph(monkeyp
     orders = Orders(dataset, "input")
     assert orders.made(5) is dataset
     assert not orders.are_own
-    assert orders.named == [verdict.Unseeded("Dataset.shuffle(24)", "other", "input")]
+    assert orders.named == [verdict.Unseeded("Dataset.shuffle", "other", "input", "24")]
 
 
 @pytest.mark.parametrize("rest", ["shuffle(24)", "numbers"])
@@ -287,5 +287,19 @@ def test_parts_of_one_order_share_no_row_when_one_is_trained() -> None:
 def test_the_reason_names_the_stage_its_effect_and_the_line_to_write(why: Any, kind: Any, expected: str) -> None:
     position = verdict.Position(kind, 1, 2 if kind == "within" else 0, 5)
     found = Orders(rows().shuffle(9), "input", why).named
-    assert found == [verdict.Unseeded("Dataset.shuffle(9)", why, "input")]
+    assert found == [verdict.Unseeded("Dataset.shuffle", why, "input", "9")]
     assert verdict.unseeded_reasons(found, position) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "shown", "advice"),
+    [
+        ("Dataset.random", "", "Dataset.random() of", "; write Dataset.random(seed=1)"),
+        ("SamplingDataset", None, "SamplingDataset of", "; call keras.utils.set_random_seed first"),
+        ("the function rows()", None, "the function rows() of", "; call keras.utils.set_random_seed first"),
+    ],
+)
+def test_a_seed_is_written_into_calls_that_take_one(call: str, arguments: Any, shown: str, advice: str) -> None:
+    (reason,) = verdict.unseeded_reasons([(call, "other", "input", arguments)])
+    assert reason.startswith(shown)
+    assert reason.endswith(advice)
