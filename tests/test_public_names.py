@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
 import keras_dist_callbacks as kdc
@@ -86,3 +87,22 @@ def test_an_unknown_name_is_an_attribute_error(module: Any) -> None:
 def test_a_group_of_options_shows_its_options_only(group: str) -> None:
     options = public.find(group)
     assert [name for name in dir(options()) if not name.startswith("_")] == sorted(options.__dataclass_fields__)
+
+
+SHOWN = {
+    "BackupAndRestore": {"restored"},
+    "ChiefOnly": {"async_safe"},  # which Keras asks each callback for
+    "EpochDataset": set(),
+    "ModelCheckpoint": {"best_path", "get_state", "set_state"},
+    "PrintLR": {"get_state", "set_state"},
+    "TensorBoard": {"close", "flush", "get_state", "scalar", "set_state"},
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_callback_shows_what_kerass_does_and_little_more(name: str) -> None:
+    bases = keras.callbacks.Callback, getattr(keras.callbacks, name, keras.callbacks.Callback)
+    of_keras = {member for base in bases for member in dir(base)}
+    arguments = inspect.signature(public.find(name)).parameters
+    shown = {member for member in dir(public.find(name)) if not member.startswith("_")} - of_keras - {*arguments}
+    assert shown == SHOWN[name]

@@ -26,13 +26,10 @@ _COUNTERS = ("_batches_seen_since_last_saving", "_last_batch_seen")
 
 
 class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
-    """Calls `write` where Keras' ModelCheckpoint would write a file.
+    """Calls `_write` where Keras' ModelCheckpoint would write a file.
 
     Attributes:
-        threshold: What `best` is before the first value.
-        reports: Whether this worker prints or logs what it decides.
         start_from_epoch: Epochs at whose ends, and in which, nothing is saved yet.
-        needs_value: Whether nothing is saved without a value of the monitored quantity.
 
     Raises:
         CompatError: This Keras' ModelCheckpoint differs from the known ones.
@@ -40,24 +37,25 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
 
     best: Any
     verbose: int
-    reports = True
     start_from_epoch = 0
-    needs_value = False
+    _threshold: float | None  # what `best` is before the first value
+    _reports = True  # whether this worker prints or logs what it decides
+    _needs_value = False  # whether nothing is saved without a value of the monitored quantity
     _warns = True  # that there is no value to compare: once in a fit()
 
     def __init__(self, *args: Any, initial_value_threshold: float | None, **kwargs: Any) -> None:
         _check()
         super().__init__(*args, initial_value_threshold=initial_value_threshold, **kwargs)
-        self.needs_value = self.save_best_only
-        self.best = self.threshold = initial_value_threshold  # Keras 3.8 begins with an infinity instead of None
+        self._needs_value = self.save_best_only
+        self.best = self._threshold = initial_value_threshold  # Keras 3.8 begins with an infinity instead of None
         if not all(hasattr(self, name) for name in _COUNTERS):
             raise incompatible(f"ModelCheckpoint has no {' or no '.join(_COUNTERS)}")
 
-    def wants(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
-        """Called when Keras would write a file: whether it is to be written. The arguments are those of `write`."""
+    def _wants(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
+        """Called when Keras would write a file: whether it is to be written. The arguments are those of `_write`."""
         raise NotImplementedError
 
-    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
+    def _write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
         """Called when a file is due.
 
         Args:
@@ -68,7 +66,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         """
         raise NotImplementedError
 
-    def why_unnamed(self, epoch: int, logs: dict[str, Any]) -> str | None:
+    def _why_unnamed(self, epoch: int, logs: dict[str, Any]) -> str | None:
         """Called before the name of a file is made.
 
         Args:
@@ -81,7 +79,7 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         return None
 
     @property
-    def better(self) -> Literal["min", "max"]:
+    def _better(self) -> Literal["min", "max"]:
         """Which values of the monitored quantity are better; with `mode="auto"` the compiled metrics say it.
 
         Raises:
@@ -92,12 +90,12 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         return "min" if bool(self.monitor_op(0.0, 1.0)) else "max"
 
     @property
-    def counters(self) -> list[int | None]:
+    def _counters(self) -> list[int | None]:
         """Batches since the last save, and the last batch index seen."""
         return [getattr(self, name) for name in _COUNTERS]
 
-    @counters.setter
-    def counters(self, values: list[int | None]) -> None:
+    @_counters.setter
+    def _counters(self, values: list[int | None]) -> None:
         for name, value in zip(_COUNTERS, values, strict=True):
             setattr(self, name, value)
 
@@ -110,22 +108,22 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
         if epoch < self.start_from_epoch:
             return
         logs, before = logs or {}, self.best
-        reason = self._why_no_value(logs) if self.needs_value else None
+        reason = self._why_no_value(logs) if self._needs_value else None
         if reason is not None:
             self._report_nothing(epoch, batch, reason)
             return
         improves = not self.save_best_only or self._improves(logs[self.monitor])
-        unnamed = self.why_unnamed(epoch, logs) if improves else None
+        unnamed = self._why_unnamed(epoch, logs) if improves else None
         if unnamed is not None:
             self.best = before
             self._report_nothing(epoch, batch, unnamed)
             return
         filepath = self._get_file_path(epoch, batch, logs) if improves else ""
-        due = improves and self.wants(filepath, epoch, batch, logs)
-        if self.reports and (due or self.monitor in logs):
+        due = improves and self._wants(filepath, epoch, batch, logs)
+        if self._reports and (due or self.monitor in logs):
             self._say_decision(epoch, filepath, before, improves=improves, due=due)
         if due:
-            self.write(filepath, epoch, batch, logs)
+            self._write(filepath, epoch, batch, logs)
         else:
             self.best = before  # no file is as good as that
 
@@ -143,15 +141,15 @@ class ModelCheckpointPolicy(keras.callbacks.ModelCheckpoint):
     def _report_nothing(self, epoch: int, batch: int | None, reason: str) -> None:
         where = f"epoch {epoch + 1}" if batch is None else f"batch {batch + 1} of epoch {epoch + 1}"
         text = f"ModelCheckpoint saves nothing at {where}, because {reason}"
-        if self.reports and self._warns:
+        if self._reports and self._warns:
             warn(text, UserWarning)
-        elif self.reports:
+        elif self._reports:
             say(text, verbose=self.verbose, after_bar=True)
         self._warns = False
 
     def _improves(self, value: Any) -> bool:
         """Returns whether a value is the best so far, and keeps it if it is."""
-        smaller, larger = (value, self.best) if self.better == "min" else (self.best, value)
+        smaller, larger = (value, self.best) if self._better == "min" else (self.best, value)
         improves = self.best is None or bool(smaller < larger)
         if improves:
             self.best = value

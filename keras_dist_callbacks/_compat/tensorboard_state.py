@@ -63,7 +63,7 @@ def pushes_each_step() -> bool:
 
 
 class TensorBoardWithState(keras.callbacks.TensorBoard):
-    """Keras' TensorBoard, which can be flushed and whose counters can be saved.
+    """Keras' TensorBoard, which can be flushed.
 
     Raises:
         CompatError: This Keras' TensorBoard differs from the known ones.
@@ -77,15 +77,6 @@ class TensorBoardWithState(keras.callbacks.TensorBoard):
         super().__init__(*args, **kwargs)
         if not all(hasattr(self, name) for name in _NEEDED) or not hasattr(type(self), "_train_writer"):
             raise incompatible(f"TensorBoard has no {', '.join((*_NEEDED, '_train_writer'))}")
-
-    @property
-    def counters(self) -> list[int]:
-        """Training and test batches seen, which are the steps of batch-level summaries."""
-        return [getattr(self, name) for name in _COUNTERS]
-
-    @counters.setter
-    def counters(self, values: list[int]) -> None:
-        set_counters(self, {"counters": values})
 
     def flush(self) -> None:
         """Writes what TensorFlow holds in memory to the event files."""

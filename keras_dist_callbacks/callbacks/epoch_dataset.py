@@ -36,7 +36,7 @@ class EpochDataset(RebuiltOnCopy, keras.callbacks.Callback):
         ConfigError: `fn` is not a function.
     """
 
-    addresses_epochs = True
+    _kdc_addresses_epochs = True  # for the position in the input
 
     def __init__(self, fn: Callable[[int], Any]) -> None:
         enable_for_cluster()

@@ -188,7 +188,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self.max_to_keep, self.keep_best = self._rules.max_to_keep, self._rules.keep_best
         self.keep_every = self._rules.keep_every
         self.start_from_epoch = validation.check("start_from_epoch", start_from_epoch, number_of("epochs"))
-        self.needs_value = self.save_best_only or self._rules.keep_best_only
+        self._needs_value = self.save_best_only or self._rules.keep_best_only
         write = group_of("write_options", write_options, WriteOptions)
         self._storage = open_to_write(directory.format(), storage_options, write)
         has_batch = save_freq != "epoch"
@@ -219,7 +219,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._writes = agree_on_writers(
             cluster, "ModelCheckpoint", self._write_on, self._storage.display(self._template)
         )
-        self.reports = self._writes
+        self._reports = self._writes
         self._names = self._compare_names()
         found = cluster.agree(lambda: self._begin() if self._writes else _Found(), _TAG)
         self._found = validation.convert(self._of_writer(msgspec.to_builtins(found), _Found), _Found)
@@ -322,7 +322,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         best, last = self._in_place if self._pending else (self.best, self._last_saved)
         return {
             "best": None if best is None else float(best),
-            "counters": self.counters,
+            "counters": self._counters,
             "last_saved": None if last is None else list(last),
         }
 
@@ -333,15 +333,15 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         `best`, so that a worse model does not replace it.
         """
         saved: _State = validation.convert(state, _State)
-        self.best = self.threshold if saved.best is None else saved.best
-        self.counters = list(saved.counters)
+        self.best = self._threshold if saved.best is None else saved.best
+        self._counters = list(saved.counters)
         generation, sequence = saved.last_saved or (0, 0)
         self._last_saved = (generation, sequence) if generation else None
         self._take_published_best((generation, sequence))
         self._in_place, self._is_resumed = (self.best, self._last_saved), True
         self._pending.clear()
 
-    def why_unnamed(self, epoch: int, logs: dict[str, Any]) -> str | None:
+    def _why_unnamed(self, epoch: int, logs: dict[str, Any]) -> str | None:
         """Returns why no file can be named in this epoch, though in a later one; raises where that is never."""
         missing = next((name for name in names_in(self._template) if name not in logs), None)
         if missing is not None and not self._names.comes_later(missing, epoch):
@@ -352,9 +352,9 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         used = {self.monitor: "monitor"} if self.save_best_only or self.keep_best else {}
         used = {**dict.fromkeys(names_in(self._template), "filepath"), **used}
         is_epoch = self.save_freq == "epoch"
-        return ReportedNames(_TAG, used, find_fit(self.model), of_batches=not is_epoch, warns=self.reports)
+        return ReportedNames(_TAG, used, find_fit(self.model), of_batches=not is_epoch, warns=self._reports)
 
-    def wants(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
+    def _wants(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> bool:
         """Whether a rule would keep the file: the worker that writes decides, the others follow."""
         if self._rules.keep_newest:
             return True
@@ -364,7 +364,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         self._has_skipped |= not wanted
         return wanted
 
-    def write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
+    def _write(self, filepath: str, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
         """Serialises the model to a temporary file and hands it to the queue, on a worker that writes."""
         record = self._record_of(filepath, epoch, batch, logs)
         self._last_saved, self._pending[record.order] = record.order, self.best
@@ -404,7 +404,7 @@ class ModelCheckpoint(RebuiltOnCopy, ModelCheckpointPolicy):
         )
 
     def _complete_rules(self) -> Rules:
-        return dataclasses.replace(self._rules, monitor=self.monitor, mode=self.better)
+        return dataclasses.replace(self._rules, monitor=self.monitor, mode=self._better)
 
     def _name_missing(self) -> None:
         if is_multi_worker(self.model.distribute_strategy):

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from keras_dist_callbacks import validation
 from keras_dist_callbacks._compat import keras_in_use
-from keras_dist_callbacks._compat.tensorboard_state import TensorBoardWithState
+from keras_dist_callbacks._compat.tensorboard_state import TensorBoardWithState, get_counters, set_counters
 from keras_dist_callbacks.callbacks.rebuild_on_copy import RebuiltOnCopy
 from keras_dist_callbacks.callbacks.write_policy import Writers, agree_on_writers
 from keras_dist_callbacks.cluster.cluster import Cluster
@@ -285,11 +285,11 @@ class TensorBoard(RebuiltOnCopy, TensorBoardWithState):
     def get_state(self) -> dict[str, Any]:
         """Returns what a backup keeps: the steps of batch-level logs. Writes out the events up to here first."""
         self._publish()
-        return {"counters": self.counters}
+        return get_counters(self)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues at the steps that `get_state` returned."""
-        self.counters = validation.convert(state["counters"], list[int])
+        set_counters(self, {"counters": validation.convert(state["counters"], list[int])})
 
     def _publish(self) -> None:
         self.flush()

@@ -67,7 +67,7 @@ class DataPosition:
         self._fit = fit
         self._read_again = read_again
         self._shown = shown
-        self._addressing = [c for c in callbacks if static.attribute(c, "addresses_epochs") is True]
+        self._addressing = [c for c in callbacks if static.attribute(c, "_kdc_addresses_epochs") is True]
         self._source = fit.input
         self._source_state = stateful_source_of(fit.input, iterator_persists=bool(fit.steps_per_epoch))
         self._validation = fit.validation_source

@@ -52,7 +52,7 @@ class ModelCheckpoint(kdc.ModelCheckpoint):
     def _report_nothing(self, epoch: int, batch: int | None, reason: str) -> None:
         super()._report_nothing(epoch, batch, reason)
         if hasattr(keras.callbacks.ModelCheckpoint, "_should_save_model"):  # the older ones skip it, as we do
-            self.write(self.filepath, epoch, batch, {})
+            self._write(self.filepath, epoch, batch, {})
 
     def _compare_names(self) -> ReportedNames:
         return ReportedNames("ModelCheckpoint", {}, None, of_batches=False, warns=False)

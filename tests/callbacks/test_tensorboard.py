@@ -132,7 +132,7 @@ def test_batch_steps_continue_after_a_restart(tmp_path: Path) -> None:
 
     assert steps("a", "batch_loss") + steps("b", "batch_loss") == steps("c", "batch_loss") == [1, 2, 3, 4, 5, 6]
     assert steps("a", "epoch_loss") + steps("b", "epoch_loss") == steps("c", "epoch_loss")
-    assert second.counters == uninterrupted.counters
+    assert second.get_state() == uninterrupted.get_state()
 
 
 def test_what_a_backup_covers_is_in_the_event_file(tmp_path: Path) -> None:
