@@ -37,16 +37,14 @@ from keras_dist_callbacks.storage.storage import Storage
 class BackupStore:
     """The backup directory as its readers and its owner see it."""
 
-    def __init__(self, storage: Storage, *, recycle: bool = False) -> None:
+    def __init__(self, storage: Storage) -> None:
         """Opens a backup directory; nothing is contacted yet.
 
         Args:
             storage: The directory.
-            recycle: Write over local files that are not needed any more instead of into new ones. They are this
-                owner's own, no manifest names them, and until then they are kept; see `delete_recycled`.
         """
         self.storage = storage
-        self._staging = Staging(storage, recycle=recycle)
+        self._staging = Staging(storage)
         self.generation = 0  # 0: not an owner
         self._claim = b""
         self._made_directory = False
@@ -172,18 +170,12 @@ class BackupStore:
         for manifest in obsolete:
             self.storage.delete(manifest.id.name)
             self._manifests.pop(manifest.id, None)
-        self.delete_recycled()  # of those the last prune kept, what was not written over since
         for path in sorted(unneeded - needed):
-            self._staging.discard(path, spare=keep > 0)
-
-    def delete_recycled(self) -> None:
-        """Deletes the files that were kept to be written over."""
-        self._staging.delete_recycled()
+            self._staging.discard(path)
 
     def delete_to_free_space(self, keep: int) -> None:
-        """Deletes every blob that no restart needs, also what is kept for the next save to be faster."""
+        """Deletes every blob that no restart needs."""
         self.prune(keep)
-        self.delete_recycled()
         self.delete_orphans()
 
     def collect_orphans(self) -> None:

@@ -114,7 +114,7 @@ class BackupEngine:
             runs: Whether the run has not ended, to be asked in any thread.
         """
         exchange = WorkerStateExchange(cluster, name, options.write.max_local_state, cluster.patience)
-        return cls(BackupStore(storage, recycle=True), cluster, exchange, shared_writer(), options, runs)
+        return cls(BackupStore(storage), cluster, exchange, shared_writer(), options, runs)
 
     # --- at the start
 
@@ -260,10 +260,7 @@ class BackupEngine:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until what was handed over is committed; whether it was, within `timeout` seconds."""
-        arrived = self._writer.wait(timeout)
-        if arrived:
-            self._delete_recycled()
-        return arrived
+        return self._writer.wait(timeout)
 
     def leave(self, snapshot: Snapshot, timeout: float) -> Position | None:
         """Commits a last snapshot, and lets all workers go together; the chief leaves last.
@@ -321,7 +318,6 @@ class BackupEngine:
 
     def _complete(self, delete: bool) -> None:
         self._writer.wait()
-        self._delete_recycled()
         self._writer.raise_failure(self._owner)
         if not delete:
             return
@@ -339,9 +335,6 @@ class BackupEngine:
         progress_file().forget_backup(self.directory)
         if self._delete(self._store.delete_everything, "the backup"):
             self._report_backup(None)
-
-    def _delete_recycled(self) -> None:
-        self._delete(self._store.delete_recycled, "files that are not needed any more")
 
     def _delete(self, delete: Callable[[], None], what: str) -> bool:
         try:

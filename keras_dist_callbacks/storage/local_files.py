@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import shutil
-import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -109,7 +108,6 @@ class LocalFiles:
         path: str,
         parts: Iterable[Buffer],
         size: int,
-        spare: str | None = None,
         named: Callable[[], str] | None = None,
     ) -> None:
         """Publishes a new file.
@@ -118,8 +116,6 @@ class LocalFiles:
             path: Its path; with `named`, one in the same directory.
             parts: Its content, which is read a second time where the file system refuses something.
             size: Bytes of it.
-            spare: A file that is not needed any more: its memory in the page cache is written over, which costs a busy
-                CPU much less than new pages do. It loses its name.
             named: Returns its path once the content was written.
 
         Raises:
@@ -127,7 +123,7 @@ class LocalFiles:
         """
         directory = self._made_directory_of(path)
         with _temporary(path) as temporary:
-            self._write_temporary(temporary, parts, size, spare)
+            self._write_temporary(temporary, parts, size)
             path = path if named is None else named()
             try:
                 os.link(temporary, path, follow_symlinks=False)
@@ -202,20 +198,7 @@ class LocalFiles:
                 self._write_all(file.fileno(), memoryview(chunk))
         self._flush(file.fileno())
 
-    def _take_over(self, spare: str, temporary: str) -> int | None:
-        """Renames a spare file and opens it, if it has no other name: what a hard link shows must not change."""
-        try:
-            plain_files.refuse_links_to(self.root, os.path.dirname(spare))  # noqa: PTH120
-            found = Path(spare).lstat()
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                Path(spare).unlink()
-                return None
-            Path(spare).replace(temporary)
-            return plain_files.open_file(self.root, temporary, os.O_RDWR)
-        except OSError:  # it is gone or was exchanged: a new file does as well
-            return None
-
-    def _write_temporary(self, path: str, parts: Iterable[Buffer], size: int, spare: str | None) -> None:
+    def _write_temporary(self, path: str, parts: Iterable[Buffer], size: int) -> None:
         if size >= self.direct.least:
             descriptor = self.direct.write(self.root, path, parts, self.traffic)
             if descriptor is not None:
@@ -223,19 +206,14 @@ class LocalFiles:
                     self._flush(descriptor)
                 finally:
                     os.close(descriptor)
-                with contextlib.suppress(OSError):  # as where it is taken over: it may be gone, or exchanged for a link
-                    if spare is not None:
-                        self.delete(spare)
                 return
-        file = None if spare is None else self._take_over(spare, path)
-        self._write(plain_files.new_file(self.root, path) if file is None else FileIO(file, "wb"), parts)
+        self._write(plain_files.new_file(self.root, path), parts)
 
     def _write(self, file: FileIO, parts: Iterable[Buffer]) -> None:
         with file:
             descriptor = file.fileno()
             for part in parts:
                 self._write_all(descriptor, memoryview(part))
-            os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))  # a spare file may have been longer
             self._flush(descriptor)
 
     def _write_directly(self, path: str, parts: Iterable[Buffer]) -> None:

@@ -234,23 +234,20 @@ class Storage:
             path = self._path_of(name)
             self._run("read", name, lambda: self._local.drop_cached(path))
 
-    def create(self, name: str, parts: Sequence[Buffer], spare: str | None = None) -> None:
+    def create(self, name: str, parts: Sequence[Buffer]) -> None:
         """Publishes a new object, completely or not at all.
 
         Args:
             name: Its name; nothing may exist there.
             parts: The content, in pieces that are written one after the other.
-            spare: A local file that is not needed any more, to be written over instead of a new one; it loses its
-                name.
 
         Raises:
             FileExistsError: The name is taken by an object with other content.
         """
         path = self._path_of(name)
         if self.is_local:
-            other = None if spare is None else self._path_of(spare)
             size = sum(map(len, parts))
-            self._run("create", name, partial(self._local.create, path, parts, size, other), size)
+            self._run("create", name, partial(self._local.create, path, parts, size), size)
         else:
             self._run("create", name, lambda: self._remote.create(path, parts))
 

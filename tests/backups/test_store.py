@@ -270,14 +270,24 @@ def test_a_manifest_that_cannot_be_read_back_is_not_a_commit(tmp_path: Path, mon
     store = new_store(tmp_path)
     real = store.storage.create
 
-    def lose(name: str, parts: Any, spare: str | None = None) -> None:
-        real(name, parts, spare)
+    def lose(name: str, parts: Any) -> None:
+        real(name, parts)
         if name.startswith("commits/"):
             (tmp_path / name).unlink()
 
     monkeypatch.setattr(type(store.storage), "create", lambda self, *args: lose(*args))
     with pytest.raises(StorageError, match="reads back differently"):
         commit(store, 1)
+
+
+def test_content_that_returns_after_its_backup_was_pruned_is_written_again(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    for sequence, number in enumerate((0, 1, 2, 0, 1), start=1):
+        commit(store, sequence, {"a": np.full(1000, number)})
+        store.prune(keep=2)
+        assert len(list(tmp_path.glob("blobs/*/*"))) == min(sequence, 2)
+    for commit_id in store.commits():
+        store.verify(store.manifest(commit_id))
 
 
 def test_a_commit_that_a_listing_misses_loses_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ class Saver:
     def __init__(
         self, directory: Path | str, cluster: Cluster | None = None, *, fsync: bool = False, **options: Any
     ) -> None:
-        self.store = BackupStore(Storage.open(directory, fsync=fsync), recycle=True)
+        self.store = BackupStore(Storage.open(directory, fsync=fsync))
         self.store.prepare()
         self.store.claim({})
         self.exchange = WorkerStateExchange(cluster or Cluster(), "fit", 2**20, 5.0)

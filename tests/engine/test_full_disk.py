@@ -76,15 +76,3 @@ def test_a_save_that_does_not_fit_says_where_and_how_much_room_it_needs_and_harm
     assert caught.value.full
     np.testing.assert_array_equal(saver.restored()["a"], state(0)["a"])
     saver.save({"a": state(1)["a"][: 4 * MIB]})
-
-
-@pytest.mark.process
-def test_files_that_were_kept_to_be_written_over_make_room(small_disk: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "0")
-    disk = small_disk(29)
-    saver = Saver(disk)
-    for seed in range(3):
-        saver.save(state(seed))  # two are kept, and the file of the first one
-    small = {"b": np.random.default_rng(9).integers(0, 255, 4 * MIB, np.uint8)}  # the spare file is too large for it
-    saver.save(small)
-    np.testing.assert_array_equal(saver.restored()["b"], small["b"])

@@ -105,35 +105,6 @@ def test_a_file_that_is_a_link_is_replaced_and_never_written_through(
     assert content(outside) == SECRET
 
 
-@pytest.mark.parametrize("directory", ["blobs", "commits"])
-@pytest.mark.parametrize("kind", ["symbolic", "hard", "pipe"])
-def test_only_a_plain_file_is_written_over(
-    directory: str, kind: str, storage: Storage, outside: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "root" / directory
-    place.mkdir()
-    if kind == "symbolic":
-        (place / "spare").symlink_to(outside / "a.txt")
-    elif kind == "hard":
-        (place / "spare").hardlink_to(outside / "a.txt")
-    else:
-        os.mkfifo(place / "spare")
-    storage.create(f"{directory}/new", [b"ours, and longer"], spare=f"{directory}/spare")
-    assert storage.read(f"{directory}/new") == b"ours, and longer"
-    assert content(outside) == SECRET
-    assert [path.name for path in place.iterdir()] == ["new"]
-    assert not (place / "new").is_symlink()
-    assert (place / "new").stat().st_nlink == 1
-
-
-def test_a_spare_file_in_a_linked_directory_is_left_alone(storage: Storage, outside: Path, tmp_path: Path) -> None:
-    (tmp_path / "root/linked").symlink_to(outside)
-    storage.create("new", [b"ours"], spare="linked/a.txt")
-    assert storage.read("new") == b"ours"
-    assert content(outside) == SECRET
-    assert {f.name for f in storage.files()} == {"linked", "new"}
-
-
 @pytest.mark.timeout(60)
 def test_a_pipe_does_not_hold_up_a_reader(storage: Storage, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "root/x.json")
@@ -160,16 +131,15 @@ def exercise(storage: Storage, source: Path) -> None:
     storage.probe()
     source.write_bytes(b"model")
     storage.create("blobs/000001/x", [b"con", b"tent"])
-    storage.create("blobs/000001/y", [b"other"], spare="blobs/000001/x")
+    storage.create("blobs/000001/y", [b"other"])
     storage.replace("run1/model.keras", source)
     storage.replace("run1/model.keras", source)
     storage.download("run1/model.keras", source)
-    assert [(f.name, f.size) for f in storage.files("blobs/000001")] == [("y", 5)]
-    assert storage.size("blobs/000001/x") is None
+    assert [(f.name, f.size) for f in storage.files("blobs/000001")] == [("x", 7), ("y", 5)]
     assert (storage.size("run1/model.keras"), storage.read("run1/model.keras", 1, 3)) == (5, b"od")
     storage.refuse_links(["blobs", "run1", "none"])
-    storage.delete("blobs/000001/y")
-    storage.delete("run1/model.keras")
+    for name in ("blobs/000001/x", "blobs/000001/y", "blobs/000001/none", "run1/model.keras"):
+        storage.delete(name)
     storage.remove_empty_directories(["blobs/000001", "blobs", "run1", "none"])
     assert list(Path(storage.root).iterdir()) == []
 
@@ -205,8 +175,7 @@ def every_operation(storage: Storage, place: str, source: Path) -> None:
     operations: list[Callable[[], object]] = [
         lambda: storage.create(f"{place}/x", [b"content"]),
         lambda: storage.create(f"{place}/x", [b"content"]),
-        lambda: storage.create(f"{place}/y", [b"other"], spare=f"{place}/x"),
-        lambda: storage.create(f"{place}/z", [b"other"], spare=f"{place}/none"),
+        lambda: storage.create(f"{place}/z", [b"other"]),
         lambda: storage.replace(f"{place}/z", source),
         lambda: storage.replace(f"{place}/z", source.with_name("missing")),
         lambda: storage.read(f"{place}/z"),
