@@ -1,7 +1,7 @@
 """`python -m benchmarks.goodput`: training time over wall time of a job that is killed again and again.
 
 Arms: a shell loop, `kdc launch`, `kdc launch --standby`, and Keras' own callback in a shell loop. One process is killed
-some seconds after each of its first starts. With several rounds, the arms take turns; the end is the medians.
+some seconds after each of its first starts. With several rounds, the arms take turns; medians and ranges end it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks import machine
 
 _JOB = str(Path(__file__).with_name("goodput_job.py"))
 _KDC = [sys.executable, "-m", "keras_dist_callbacks.cli"]
@@ -27,40 +31,45 @@ ARMS = ("uninterrupted", "shell loop", "kdc launch", "kdc launch --standby", "Ke
 
 
 def main() -> None:
-    """Measures all arms, and prints one line for each."""
+    """Measures all arms, prints a line for each and one for its median; writes what was measured to `--out`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=100, help="of each epoch")
     parser.add_argument("--step-seconds", type=float, default=0.05)
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--after", type=float, default=20.0, help="seconds from a start to its kill")
-    parser.add_argument("--arm", action="append", choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
+    parser.add_argument("--rounds", type=int, default=1, help="of all arms, each in another order")
+    parser.add_argument("--out", type=Path, help="a JSON file, as in benchmarks/results")
     asked = parser.parse_args()
-    goodput: dict[str, list[float]] = {}
-    for _ in range(asked.rounds):
-        for arm, share in _round(asked).items():
-            goodput.setdefault(arm, []).append(share)
-    for arm, shares in goodput.items():
-        middle, spread = round(statistics.median(shares), 3), [min(shares), max(shares)]
-        print(json.dumps({"arm": arm, "median_goodput": middle, "range": spread, "rounds": len(shares)}), flush=True)
+    outcomes = [found for number in range(asked.rounds) for found in _round(asked, number)]
+    for arm in ARMS:
+        if shares := [found["goodput"] for found in outcomes if found["arm"] == arm and "goodput" in found]:
+            middle, spread = round(statistics.median(shares), 3), [min(shares), max(shares)]
+            print(
+                json.dumps({"arm": arm, "median_goodput": middle, "range": spread, "rounds": len(shares)}), flush=True
+            )
+    if asked.out is not None:
+        stored = {"machine": machine.describe(Path(tempfile.gettempdir())), "outcomes": outcomes}
+        asked.out.write_text(json.dumps(stored, indent=1) + "\n")
 
 
-def _round(asked: argparse.Namespace) -> dict[str, float]:
-    """The goodput of each arm, which is printed with its parts."""
-    goodput: dict[str, float] = {}
-    training = 0.0
-    for arm in ARMS if asked.arm is None else ("uninterrupted", *asked.arm):
+def _round(asked: argparse.Namespace, number: int) -> Iterator[dict[str, Any]]:
+    """The goodput of each arm with its parts, of which each is printed too."""
+    arms = [arm for arm in asked.arm or ARMS if arm != "uninterrupted"]
+    random.Random(number).shuffle(arms)  # noqa: S311 - what one arm leaves to the next must not always be the same
+    training, code = 0.0, machine.measured_code()
+    for arm in ("uninterrupted", *arms):  # how long training takes, of which the goodput is a share
+        found: dict[str, Any] = {"arm": arm, "round": number, "code": code}
         try:
-            found = _measure(arm, asked)
+            found |= _measure(arm, asked)
         except RuntimeError as error:  # Keras' file may be torn by a kill: then no restart can read it
-            print(json.dumps({"arm": arm, "failed": str(error)}), flush=True)
-            continue
-        if arm == "uninterrupted":
-            training = found["training"]
-        goodput[arm] = round(training / found["wall"], 3)
-        print(json.dumps({"arm": arm, "goodput": goodput[arm], **found}), flush=True)
-    return goodput
+            found["failed"] = str(error)
+        else:
+            training = training or found["training"]
+            found["goodput"] = round(training / found["wall"], 3)
+        print(json.dumps(found), flush=True)
+        yield found
 
 
 def _command(arm: str, arguments: list[str]) -> list[str]:
