@@ -36,7 +36,9 @@ class _Times(ctypes.Structure):
 
 
 def exit_process_after(seconds: float, code: int) -> Callable[[], None] | None:
-    """Ends the process with `code` after `seconds`, without any clean-up.
+    """Ends the process with `code` after `seconds`, without any clean-up, also while TensorFlow holds the GIL.
+
+    Python's `faulthandler.dump_traceback_later` exits with 1, which restarts no job, and has one timer for all.
 
     Returns:
         What takes it back; None where this system has no such timer.
