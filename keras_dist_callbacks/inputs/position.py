@@ -51,18 +51,25 @@ class DataPosition:
         callbacks: Its callbacks.
         read_again: Whether past epochs are read again instead of creating their iterators only.
         shown: Whether a bar may be drawn while they are.
+        epoch_begun: Called after the `on_epoch_begin` of a PyDataset, before a batch is read.
+        epoch_read: Called when all batches of an epoch were read, before the `on_epoch_end` of a PyDataset.
 
     Attributes:
         hides: The state that it hides.
         order: The orders of its passes, where no seed makes them repeatable.
         state: The input's own account of its position at the last `note`, for the snapshot.
         tensors: The arrays in it.
-        epoch_begun: Called after the `on_epoch_begin` of a PyDataset, before a batch is read.
-        epoch_read: Called when all batches of an epoch were read, before the `on_epoch_end` of a PyDataset.
     """
 
     def __init__(
-        self, fit: RunningFit, callbacks: Iterable[Any], *, read_again: bool = False, shown: bool = True
+        self,
+        fit: RunningFit,
+        callbacks: Iterable[Any],
+        *,
+        read_again: bool,
+        shown: bool,
+        epoch_begun: Callable[[], None],
+        epoch_read: Callable[[], None],
     ) -> None:
         self._fit = fit
         self._read_again = read_again
@@ -79,9 +86,7 @@ class DataPosition:
             of_validation=self._validation,
         )
         self.order = InputOrder(fit, is_addressed=bool(self._addressing))
-        self._epoch_ends = _EpochEndReplay(fit.input, lambda: self.epoch_begun(), lambda: self.epoch_read())
-        self.epoch_begun: Callable[[], None] = lambda: None
-        self.epoch_read: Callable[[], None] = lambda: None
+        self._epoch_hooks = _EpochHooks(fit.input, epoch_begun, epoch_read)
         self._moved: set[str] = set()  # random states that the input's own code draws from
         self._since: JSON = None
         self._begins_amiss = fit.begins_with_batches_of_another_pass
@@ -143,7 +148,7 @@ class DataPosition:
         by_itself = bool(self._addressing) or (knows_position and not self.reshuffles)  # shuffles count the passes
         counted = self._passes.compare(saved, addressed=by_itself)
         notes = counted + self.hides.match_backup(saved) + self.order.restore(saved)
-        self._epoch_ends.replay(saved.tensors)
+        self._epoch_hooks.replay(saved.tensors)
         self._passes.restore(saved)
         by_count, validations = self._passes.by_count, int(saved.state["num_validations"])
         if saved.position.epoch > first or saved.position.kind == "within":  # otherwise no pass is made again
@@ -167,7 +172,7 @@ class DataPosition:
             self._first.is_over()
         if validations:
             self._first_of_validation.is_over()
-        self._epoch_ends.replayed()
+        self._epoch_hooks.replayed()
         self._note_moved()
         self._restore_own_state(saved)
         self._fit.set_num_batches(saved.state.get("num_batches"))
@@ -224,12 +229,12 @@ class DataPosition:
             **passes,
             **self._first.capture(),
             **self._first_of_validation.capture(),
-            **self._epoch_ends.capture(),
+            **self._epoch_hooks.capture(),
         }
 
     def close(self) -> None:
         """Takes every wrapper away."""
-        self._epoch_ends.close()
+        self._epoch_hooks.close()
         for iterator in (self._fit.epoch_iterator, getattr(self._fit.model, "_eval_epoch_iterator", None)):
             if iterator is not None:
                 pass_seeds.unwatch(iterator)
@@ -326,28 +331,26 @@ class DataPosition:
         return list(dict.fromkeys(found))
 
 
-class _EpochEndReplay:
-    """Calls `on_epoch_end` of a PyDataset, which may shuffle, for past epochs with the random states that it had then.
+class _EpochHooks:
+    """Stands before the epoch hooks of a PyDataset, if its class has its own.
+
+    In past epochs that are counted again, `on_epoch_end`, which may shuffle, gets the random states that it had then.
 
     Args:
-        source: What the user passed to `fit()`. Nothing is noted unless it is a PyDataset whose class has an
-            `on_epoch_end` of its own.
-        epoch_begun: Called after its own `on_epoch_begin`, if it has one.
-        epoch_read: Called before its `on_epoch_end`, in an epoch that is trained.
+        source: What the user passed to `fit()`.
+        begun: Called after its `on_epoch_begin`.
+        read: Called before its `on_epoch_end`, in an epoch that is trained.
     """
 
-    def __init__(self, source: Any, epoch_begun: Callable[[], None], epoch_read: Callable[[], None]) -> None:
-        self._source = source if _has_own(source, "on_epoch_end") else None
-        self._epoch_begun, self._epoch_read = epoch_begun, epoch_read
-        self._begins = source if _has_own(source, "on_epoch_begin") else None
-        if self._begins is not None:
-            self._begin = self._begins.on_epoch_begin
-            self._begins.on_epoch_begin = self._begin_called
+    def __init__(self, source: Any, begun: Callable[[], None], read: Callable[[], None]) -> None:
+        self._source, self._begun, self._read = source, begun, read
+        self._own = {
+            hook: getattr(source, hook) for hook in ("on_epoch_begin", "on_epoch_end") if _has_own(source, hook)
+        }
+        for hook in self._own:
+            setattr(source, hook, getattr(self, hook))
         self._states: list[SharedArray] = []
         self._past: list[Any] = []
-        if self._source is not None:
-            self._original = self._source.on_epoch_end
-            self._source.on_epoch_end = self._called
 
     def capture(self) -> dict[str, SharedTensor]:
         """Returns the tensors of a snapshot, one for each call so far; those of past epochs are not written again."""
@@ -363,23 +366,24 @@ class _EpochEndReplay:
         self._past = []
 
     def close(self) -> None:
-        """Takes the wrapper away."""
-        for source, hook in ((self._source, "on_epoch_end"), (self._begins, "on_epoch_begin")):
-            if source is not None:
-                source.__dict__.pop(hook, None)
+        """The class' own show again."""
+        for hook in self._own:
+            vars(self._source).pop(hook, None)
 
-    def _begin_called(self) -> None:
-        self._begin()
-        self._epoch_begun()
+    def on_epoch_begin(self) -> None:
+        """In place of the dataset's own."""
+        self._own["on_epoch_begin"]()
+        self._begun()
 
-    def _called(self) -> None:
+    def on_epoch_end(self) -> None:
+        """In place of the dataset's own."""
         if self._past:
             rng.restore(self._past.pop(0))
         else:
-            self._epoch_read()
+            self._read()
         text = json.dumps(rng.capture()).encode()
         self._states.append(SharedArray(np.frombuffer(text, np.uint8)))
-        self._original()
+        self._own["on_epoch_end"]()
 
 
 def _has_own(source: Any, hook: str) -> bool:

@@ -157,8 +157,14 @@ class FitSession:
         if self._resume is not None and self._resume.is_to_build(self._fit):
             self._build(self._resume.saved)
             user.note_trace()
-        data = DataPosition(self._fit, others, read_again=self._options.read_again, shown=self._engine.shows_progress)
-        data.epoch_begun, data.epoch_read = user.input.note_begun, user.input.note_read
+        data = DataPosition(
+            self._fit,
+            others,
+            read_again=self._options.read_again,
+            shown=self._engine.shows_progress,
+            epoch_begun=user.input.note_begun,
+            epoch_read=user.input.note_read,
+        )
         untracked = UntrackedState(self._fit, data, user, warn=self._cluster.is_chief)
         self._state = FitState(self._fit, data, untracked, others, self._progress, self._this_fit)
         self._description = describe_fit(self._fit, self._cluster.num_workers)
