@@ -25,7 +25,7 @@ def vocabulary_layers(model: Any) -> list[tuple[Any, list[Any]]]:
         static.attribute(layer, "_lookup_layer", layer) for layer in all_layers(model)
     ]  # that of a TextVectorization
     return [
-        (lookup, [part for part in tf.train.TrackableView(lookup).descendants() if isinstance(part, tf.Variable)])
+        (lookup, [item for item in static.instance_dict(lookup).values() if isinstance(item, tf.Variable)])
         for lookup in {id(lookup): lookup for lookup in found}.values()
         if callable(static.attribute(lookup, "get_vocabulary"))
     ]
