@@ -24,6 +24,7 @@ from keras_dist_callbacks.errors import ClusterError, ClusterTimeoutError, Confi
 from keras_dist_callbacks.process import Shared, shared
 
 _PARTING_SECONDS = 10.0
+_KEPT_CALLS = 1000
 _T = TypeVar("_T")
 
 
@@ -210,6 +211,8 @@ class Cluster(Role):
         message = json.dumps({"tag": tag, "value": value}).encode()
         with peer_monitor.monitoring(self):
             messaging.publish(f"kdc/call/{call}/{self.worker_index}", message, self.patience)
+            if call >= _KEPT_CALLS:  # every worker has read it, and the service would keep it to the end
+                messaging.delete_key(f"kdc/call/{call - _KEPT_CALLS}/{self.worker_index}")
         return call
 
     def _hear(self, call: int, worker: int, tag: str, timeout: float | None, kind: Any = Any) -> Any:

@@ -41,6 +41,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
     monkeypatch.setattr(coordination, "get_value", get_value)
     monkeypatch.setattr(coordination, "set_value", values.__setitem__)
+    monkeypatch.setattr(coordination, "delete_value", lambda key: values.pop(key, None))
     monkeypatch.setattr(coordination, "set_once", lambda key, value: values.setdefault(key, value) == value)
     monkeypatch.setattr(peer_monitor, "begin", lambda role, on_loss=None: None)
     monkeypatch.setattr(peer_monitor, "end", lambda on_loss=None: None)
@@ -101,6 +102,13 @@ def test_invalid_facts_are_a_clear_error(published: dict[str, str], value: Any) 
     published["kdc/call/0/1/0"] = chunk({"tag": "t", "value": value})
     with pytest.raises(ClusterError, match=f"worker 1 .*{NOT_OURS}"):
         CHIEF.require_same({"a": "1"}, "t")
+
+
+def test_the_service_does_not_grow_with_every_call(published: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_KEPT_CALLS", 3)
+    for number in range(10):
+        CHIEF.broadcast(number, "t")
+    assert list(published) == [f"kdc/call/{call}/0/0" for call in (7, 8, 9)]
 
 
 def test_values_of_every_kind_arrive_as_they_were(published: dict[str, str]) -> None:
