@@ -61,6 +61,8 @@ class Gate(Schedule):
 
     at_epoch_end = False
 
+    _every = _late_since = None
+
     def __init__(self) -> None:
         self._asked = False
 
@@ -71,10 +73,11 @@ class Gate(Schedule):
     def begin(self, step: int) -> None:
         """Training starts at `step`."""
 
-    def due(self, step: int, writing: bool) -> bool:
-        """Whether it was asked for since the last look."""
-        asked, self._asked = self._asked, False
-        return asked
+    def due(self, step: int, writing: bool, *, waits: bool = False) -> bool:
+        """Whether it was asked for since the last look; late, where training does not wait."""
+        due = self._asked and (waits or not writing)
+        self._asked = self._asked and not due
+        return due
 
     def taken(self, blocked: float) -> None:
         """A backup was taken."""
@@ -97,7 +100,7 @@ def make(names: Sequence[str], workload: Workload, directory: Path, watch: Watch
         names: Which.
         workload: What is trained.
         directory: Where they save.
-        watch: Notes our saves; those that are due too soon are left out then, as users have it.
+        watch: Notes our saves; those that are due too soon are late then, as users have it.
     """
     makers: dict[str, Callable[[], Arm]] = {
         OURS: lambda: _ours(directory / "ours", fsync=True, watch=watch),
@@ -117,8 +120,8 @@ def make(names: Sequence[str], workload: Workload, directory: Path, watch: Watch
 
 
 def _ours(directory: Path, *, fsync: bool, watch: Watch | None) -> Arm:
-    # A backup that is left out would look free: where no one counts those that were made, "wait" shows instead.
-    gate, busy = Gate(), "wait" if watch is None else "skip"
+    # A backup that is late would look free: where no one counts those that were made, "wait" shows instead.
+    gate, busy = Gate(), "wait" if watch is None else "late"
     callback = _Gated(
         gate, directory, save_freq=10**9, write_options=kdc.WriteOptions(when_busy=busy, fsync=fsync), verbose=0
     )

@@ -76,12 +76,8 @@ class WriteOptions:
         max_failed_saves: Backups, or files of a `ModelCheckpoint`, that may fail in a row, with a warning each, before
             training ends with the reason. None: any number. Defaults to 10.
         when_busy: What to do when a backup within an epoch is due while the last one is still being written: with
-            `"skip"` it is queued, and a newer one supersedes it in the queue; with `"wait"` training waits. At the
-            end of an epoch it always waits. Defaults to `"skip"`.
-        max_held_bytes: Bytes that the states of unfinished backups may take: the state once for the one that is being
-            written, and once for one in the queue; where two do not fit, a backup that is due meanwhile is skipped.
-            With several workers the smallest value counts for all. Defaults to None: half of the memory that is free
-            as the run starts, as far as the system reports it; workers of one host share it.
+            `"late"` it is taken at the first step after that; with `"wait"` training waits, if `save_freq` is a number.
+            At the end of an epoch it always waits. Defaults to `"late"`.
         max_local_state: Bytes of worker-local values that a worker sends to the chief for a backup; larger ones are not
             saved, and a resume says that it is not exact. Defaults to 64 MiB.
 
@@ -98,8 +94,7 @@ class WriteOptions:
     fsync: bool = True
     max_bytes_per_second: Rate | None = None
     max_failed_saves: Some | None = 10
-    when_busy: Literal["skip", "wait"] = "skip"
-    max_held_bytes: Bytes | None = None
+    when_busy: Literal["late", "wait"] = "late"
     max_local_state: Bytes = 64 * 2**20
 
     def __post_init__(self) -> None:

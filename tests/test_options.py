@@ -30,8 +30,7 @@ PUBLIC = {
         *["storage_options", "write_options", "write_on"],
     ],
     "WriteOptions": [
-        *["retry", "fsync", "max_bytes_per_second", "max_failed_saves", "when_busy", "max_held_bytes"],
-        "max_local_state",
+        *["retry", "fsync", "max_bytes_per_second", "max_failed_saves", "when_busy", "max_local_state"],
     ],
     "ShutdownOptions": [
         *["save_before_preemption", "signals", "notice", "grace_period", "time_limit", "save_on_exception"],
@@ -48,7 +47,7 @@ PUBLIC = {
         *["weights_only", "verbose"],
     ],
 }
-WRITE = {"retry", "fsync", "max_bytes_per_second", "max_failed_saves", "when_busy", "max_held_bytes", "max_local_state"}
+WRITE = {"retry", "fsync", "max_bytes_per_second", "max_failed_saves", "when_busy", "max_local_state"}
 SHUTDOWN = {"save_before_preemption", "signals", "notice", "grace_period", "time_limit", "save_on_exception"}
 
 
@@ -110,7 +109,7 @@ def test_groups_take_keywords_only_and_do_not_change() -> None:
         kdc.WriteOptions(kdc.RetryPolicy())  # type: ignore[misc]
     with pytest.raises(AttributeError):
         kdc.ShutdownOptions().grace_period = 3  # type: ignore[misc]
-    assert kdc.WriteOptions() == kdc.WriteOptions(retry=kdc.RetryPolicy(), fsync=True, when_busy="skip")
+    assert kdc.WriteOptions() == kdc.WriteOptions(retry=kdc.RetryPolicy(), fsync=True, when_busy="late")
 
 
 def test_signals_are_kept_by_name_each_once() -> None:

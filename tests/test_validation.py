@@ -98,7 +98,7 @@ NUMBERS: list[tuple[str, dict[str, Any]]] = [
     ("BackupAndRestore", {"save_freq": np.int64(5), "verbose": np.int64(0)}),
     ("BackupAndRestore", {"save_freq": np.bool_(False), "max_overhead": np.float64(0.5), "strict": np.bool_(True)}),
     ("WriteOptions", {"max_failed_saves": np.uint8(3), "max_local_state": np.int32(7), "fsync": np.bool_(True)}),
-    ("WriteOptions", {"max_bytes_per_second": np.int64(10**6), "max_held_bytes": np.int64(5)}),
+    ("WriteOptions", {"max_bytes_per_second": np.int64(10**6), "max_local_state": np.int64(5)}),
     ("ShutdownOptions", {"signals": [np.int64(15)], "grace_period": np.int64(5)}),
     ("Checkpointer", {"delete_checkpoint": np.bool_(False)}),
     ("ModelCheckpoint", {"save_freq": np.int64(5), "max_to_keep": np.int64(1), "save_best_only": np.bool_(True)}),
@@ -159,7 +159,7 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_type() -> None:
         def __repr__(self) -> str:
             raise RuntimeError("no")
 
-    with pytest.raises(ConfigError, match=r"when_busy must be 'skip' or 'wait', got .*Silent"):
+    with pytest.raises(ConfigError, match=r"when_busy must be 'late' or 'wait', got .*Silent"):
         kdc.BackupAndRestore("backup", write_options=kdc.WriteOptions(when_busy=Silent()))  # type: ignore[arg-type]
 
 

@@ -22,8 +22,8 @@ NOTES = [
     '"Hash, copy, write beside training" holds what was read of the variables as ours does. A thread of the priority '
     "of ours hashes as many bytes, copies them into a buffer and writes that around the page cache to one file, "
     "flushed where ours is: the least that a backup can cost that is written so, without anything that makes it one.",
-    "Ours as users have it: a backup that is due too soon is queued, and is skipped if a newer one supersedes it. At "
-    "100 MB the batch makes a step last longer. At 400 MB Adam alone does.",
+    "Ours as users have it: a backup that is due while the one before is still being written is taken at the first "
+    "step after that. At 100 MB the batch makes a step last longer. At 400 MB Adam alone does.",
 ]
 _DURABLE, _NOT = 0.2, 0.25
 _BATCHES = {100: 64}

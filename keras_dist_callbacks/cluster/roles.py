@@ -109,12 +109,6 @@ class Role:
         return max(1, len(self.addresses))
 
     @property
-    def workers_on_host(self) -> int:
-        """Number of training workers whose address names the same host as this one's, itself included."""
-        hosts = [address.rpartition(":")[0] for address in self.addresses]
-        return max(1, hosts.count(hosts[self.worker_index])) if hosts else 1
-
-    @property
     def is_evaluator(self) -> bool:
         """Whether this process only evaluates."""
         return self.task_type == "evaluator"

@@ -23,9 +23,9 @@ from keras_dist_callbacks.backups.store import BackupStore
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
 from keras_dist_callbacks.engine.committer import Committer, EngineOptions
-from keras_dist_callbacks.engine.save_queue import SaveQueue, SkippedSaves, half_of_free_memory
 from keras_dist_callbacks.engine.select_backup import latest_intact, load
-from keras_dist_callbacks.engine.worker_state import WorkerOutbox, WorkerStateExchange
+from keras_dist_callbacks.engine.skipped_saves import SkippedSaves
+from keras_dist_callbacks.engine.worker_state import WorkerStateExchange
 from keras_dist_callbacks.engine.writer import Owner, Writer, shared_writer
 from keras_dist_callbacks.errors import BackupError, FencedError, PeerLostError, StorageError
 from keras_dist_callbacks.options import ASSUMED_SAVE_SECONDS
@@ -56,11 +56,9 @@ class BackupEngine:
         self._writer, self._owner = writer, Owner(runs)
         self._options = options = dataclasses.replace(options, progress=is_shown(options.progress))
         self._saves = 0
+        self._ticket = 0  # of the newest save in the writer's queue
         self._skipped = SkippedSaves()
-        self._save_queue = SaveQueue(writer, self._owner)
-        self._room = 0  # known once all workers have reported theirs
         self._committer = Committer(store, exchange, options, self._note)
-        self._outbox = WorkerOutbox(exchange, writer, self._owner, self._note)
         self._failed, self._longest_save = 0, 0.0
         self.fenced: FencedError | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # what happened in the background
@@ -87,8 +85,13 @@ class BackupEngine:
 
     @property
     def writing(self) -> bool:
-        """Whether a backup is being written."""
-        return self._save_queue.is_busy
+        """Whether a backup is being written; other jobs of the writer do not count."""
+        return not self._writer.is_done(self._ticket)
+
+    @property
+    def waits(self) -> bool:
+        """Whether training waits if a backup is due while the one before is being written."""
+        return self._options.write.when_busy == "wait"
 
     @property
     def seconds_to_save(self) -> float:
@@ -96,9 +99,9 @@ class BackupEngine:
         return (self._longest_save or ASSUMED_SAVE_SECONDS) + self._writer.seconds_left
 
     @property
-    def held_states(self) -> tuple[int, int]:
-        """How many states unfinished backups hold, and the bytes of one; 0 bytes before the first was begun."""
-        return self._save_queue.unfinished, self._committer.state_bytes
+    def held_bytes(self) -> int:
+        """What the snapshot of an unfinished backup holds; 0 without one, and before the first was begun."""
+        return self._committer.state_bytes if self.writing else 0
 
     @classmethod
     def open(
@@ -168,72 +171,51 @@ class BackupEngine:
         self._committer.info = described
         taken = self._cluster.on_chief(lambda: self._store.claim(described, by), "claiming the backup directory")
         self._store.generation = int(self._cluster.broadcast(taken, "generation", kind=int))
-        self._room = min(self._cluster.gather(self._free_memory(), "memory for backups", kind=int))
         return self._store.generation
 
     # --- while training
 
-    def save(self, snapshot: Snapshot, *, must: bool = False) -> None:
-        """Hands a snapshot to the background thread; that none can be started is a save that fails, as any other.
+    def save(self, take: Callable[[], Snapshot]) -> None:
+        """Takes a snapshot and hands it to the background thread, once the one before is written: one is held at most.
+
+        That no thread can be started is a save that fails, as any other.
 
         Args:
-            snapshot: This worker's.
-            must: Wait for the writer instead of being queued, whatever `when_busy` says.
+            take: Captures this worker's.
 
         Raises:
             BackupError: Too many saves have failed in a row.
         """
         with progress_file().during(Phase.SAVE):
-            self._hand_over(snapshot, must=must)
-
-    def _hand_over(self, snapshot: Snapshot, *, must: bool) -> None:
-        self._saves += 1
-        self._skipped.record_due(snapshot.position)
-        if not self._cluster.is_chief:
-            self._outbox.enter(self._saves, snapshot)
-            return
-        waits = must or self._options.write.when_busy == "wait"
-        if not self._save_queue.is_busy:  # asked before a queued backup is replaced
-            self._skipped.record_start(snapshot.position)
-        elif not waits and not self._may_be_queued(snapshot):
-            self._skip(self._saves, snapshot.position)
-            return
-        try:
-            self._write(snapshot, waits=waits)
-        except BaseException as error:
-            self._worker_states.skip(self._saves)
-            if not isinstance(error, RuntimeError):
+            self._saves += 1
+            try:
+                if self._writer.busy and self._cluster.is_chief:
+                    self._worker_states.mark_queued(self._saves)
+                self._writer.wait_for(self._ticket)
+                self._hand_over(take())
+            except BaseException:
+                self._skip()
                 raise
-            self._note_failure(snapshot.position, error)
 
-    def _write(self, snapshot: Snapshot, *, waits: bool) -> None:
-        """Leaves a snapshot of the chief to the background, which answers the other workers."""
-        if self._writer.busy:
-            self._worker_states.mark_queued(self._saves)
-        if self._save_queue.is_busy and waits:
-            if (overtaken := self._save_queue.cancel()) is not None:
-                self._skip(overtaken, snapshot.position)
-            self._writer.wait()
-        write = functools.partial(self._write_or_note, self._saves, snapshot)
-        self._save_queue.enter(self._saves, write, f"backup at {snapshot.position}", lasting=waits)
+    def _hand_over(self, snapshot: Snapshot) -> None:
+        chief = self._cluster.is_chief
+        write, note_failure = (self._write, self._note_failure) if chief else (self._deliver, self._note_missing_part)
+        self._skipped.record_start(snapshot.position.step)
+        what = f"backup at {snapshot.position}"
+        try:
+            self._ticket = self._writer.submit(functools.partial(write, self._saves, snapshot), what, self._owner)
+        except RuntimeError as error:
+            self._skip()
+            note_failure(snapshot.position, error)
 
-    def _may_be_queued(self, snapshot: Snapshot) -> bool:
-        """Whether a backup may be queued after the one that is being written, in place of the one queued now."""
-        size = self._committer.state_bytes or sum(held.array().nbytes for held in snapshot.tensors.values())
-        if 2 * size > self._room:
-            return False
-        if (overtaken := self._save_queue.cancel()) is not None:
-            self._skip(overtaken, snapshot.position)
-        return not self._save_queue.has_unreplaceable_save
+    def _skip(self) -> None:
+        """Other workers do not wait for the chief in a save that it could not begin."""
+        if self._cluster.is_chief:
+            self._worker_states.skip(self._saves)
 
-    def _free_memory(self) -> int:
-        """Bytes of states that this worker may hold; it shares what is free with those of the same host."""
-        held = self._options.write.max_held_bytes
-        return half_of_free_memory() // self._cluster.workers_on_host if held is None else held
-
-    def _skip(self, save: int, position: Position) -> None:
-        self._worker_states.skip(save)
-        if (note := self._skipped.record_skip(position)) is not None:
+    def note_late(self, step: int, every: int) -> None:
+        """On the chief: a backup that is due every so many steps waits for the one that is being written."""
+        if self._cluster.is_chief and (note := self._skipped.record_late(step, every)) is not None:
             self._note(note)
 
     def poll(self) -> None:
@@ -276,7 +258,7 @@ class BackupEngine:
             FencedError: A newer run has taken the directory.
             ClusterError: A worker is gone.
         """
-        self.save(snapshot, must=True)
+        self.save(lambda: snapshot)
         self._writer.wait(timeout)
         self._writer.raise_failure(self._owner)
         newest = None if self.committed is None else dataclasses.asdict(self.committed)
@@ -284,17 +266,15 @@ class BackupEngine:
         self._cluster.leave("stopping early", timeout)
         return None if newest is None else Position(**newest)
 
-    def finish(self, snapshot: Snapshot, *, delete: bool) -> None:
+    def finish(self, take: Callable[[], Snapshot], *, delete: bool) -> None:
         """Commits the end of training once every worker has arrived; the chief leaves last.
 
         Args:
-            snapshot: The final state.
+            take: Captures this worker's final state.
             delete: Remove the backup afterwards.
         """
         self._cluster.barrier("end of training", self._cluster.patience)
-        if (overtaken := self._save_queue.cancel()) is not None:
-            self._worker_states.skip(overtaken)  # the end comes at once
-        self.save(snapshot, must=True)
+        self.save(take)
         self._cluster.on_chief(functools.partial(self._complete, delete), "the final backup", self._cluster.patience)
         self._writer.wait()
         with contextlib.suppress(PeerLostError):  # everything is done: a worker that is lost now may have ended
@@ -346,8 +326,7 @@ class BackupEngine:
 
     # --- in the background
 
-    def _write_or_note(self, save: int, snapshot: Snapshot) -> None:
-        self._skipped.record_start(snapshot.position)
+    def _write(self, save: int, snapshot: Snapshot) -> None:
         began = time.monotonic()
         try:
             self._committer.commit(save, snapshot)
@@ -361,10 +340,20 @@ class BackupEngine:
             self._note_failure(snapshot.position, error)
         else:
             self._failed = 0
-            self._skipped.record_commit(snapshot.position)
+            self._skipped.record_commit()
             self._report_backup(snapshot.position)
         finally:
             self._longest_save = max(self._longest_save, time.monotonic() - began)
+
+    def _deliver(self, save: int, snapshot: Snapshot) -> None:
+        """On another worker than the chief, which writes."""
+        try:
+            self._worker_states.deliver(save, snapshot)
+        except RuntimeError as error:  # those of this package are, and what Python raises if no thread can be started
+            self._note_missing_part(snapshot.position, error)
+
+    def _note_missing_part(self, position: Position, error: Exception) -> None:
+        self._note(f"this worker's part of the backup at {position} was not saved: {error}")
 
     def _report_backup(self, newest: Position | None) -> None:
         """Tells a launcher of the newest backup; the chief does so, the only one that always knows."""

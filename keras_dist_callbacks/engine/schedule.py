@@ -1,7 +1,7 @@
 """When the next backup is due: the user's policy, and the step, which is the same on every worker.
 
-A fixed interval needs no agreement. A measured one is decided by the chief at a few steps after the begin and at
-each save, so that no other step costs any communication.
+The chief decides at the steps where a backup is due and, of a measured interval, at a few steps after the begin: it
+alone knows whether the one before is still being written, and what saves cost. No other step costs any communication.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ _FIRST_INTERVAL = (50, 60.0)  # steps or seconds: what a write in the background
 _EARLY_SECONDS = 30.0
 _REMEMBERED_STEPS = 101
 _REMEMBERED_SAVES = 3
+_LATER = 10  # several workers ask again after this part of the steps that a backup is late
 
 
 class Schedule:
@@ -108,47 +109,58 @@ class Schedule:
         self._every = policy.every_steps
         self._meter = _CostMeter(policy, clock) if policy.is_measured else None
         self._cluster = cluster
-        self._last = self._begun = 0
-        self._looks = collections.deque(_FIRST_LOOKS)
-        self._next = _FIRST_LOOKS[0]
+        self.begin(0)
 
     def begin(self, step: int) -> None:
         """Training starts, or continues, at `step`."""
         self._last = self._begun = step
         self._looks = collections.deque(_FIRST_LOOKS)
-        self._next = step + self._looks[0]
+        self._next = math.inf if self._meter is None else step + self._looks[0]
+        if self._every is not None:
+            self._next = _multiple_after(step, self._every)
+        self._late_since: int | None = None  # on the chief, the step after which a backup was due and was not taken yet
 
     def save_when_due(self, step: int, engine: BackupEngine, capture: Callable[[], Snapshot]) -> None:
         """Saves if a backup is to be taken after this step; every worker makes the same calls."""
-        if not self.due(step, engine.writing):
-            return
-        began = time.perf_counter()
-        snapshot = capture()
-        self.taken(time.perf_counter() - began)  # before the chief may have to wait for its writer
-        engine.save(snapshot)
 
-    def due(self, step: int, writing: bool) -> bool:
+        def take() -> Snapshot:
+            began = time.perf_counter()
+            snapshot = capture()
+            self.taken(time.perf_counter() - began)
+            return snapshot
+
+        if self.due(step, engine.writing, waits=engine.waits):
+            engine.save(take)
+        elif self._late_since is not None and self._every is not None:
+            engine.note_late(step, self._every)
+
+    def due(self, step: int, writing: bool, *, waits: bool = False) -> bool:
         """Whether a backup is to be taken now; every worker asks after the same steps.
-
-        With a fixed interval it depends on the count of batches alone, so that all workers decide alike, before and
-        after a resume.
 
         Args:
             step: Batches trained.
             writing: Whether a backup is being written; what the chief says counts.
+            waits: Whether training waits for it where the interval is fixed; what the chief says counts.
         """
-        if self._every is not None:
-            last, self._last = self._last, step
-            return step // self._every > last // self._every
-        if self._meter is None:
-            return False
-        self._meter.note(step - self._last, writing)
+        if self._meter is not None:
+            self._meter.note(step - self._last, writing)
         self._last = step
         if step < self._next:
             return False
-        wait = self._agreed(self._meter.steps_to_wait(writing, self._steps_to_next_check(step)))
-        self._next = step + wait
+        wait = self._agreed(self._steps_to_wait(step, is_late=writing and not (waits and self._every is not None)))
+        self._next = step + wait if wait or self._every is None else _multiple_after(step, self._every)
         return wait == 0
+
+    def _steps_to_wait(self, step: int, *, is_late: bool) -> int:
+        """0 if a backup is to be taken now; else in how many steps to ask again."""
+        if not is_late:
+            self._late_since = None
+            return 0 if self._meter is None else self._meter.steps_to_wait(self._steps_to_next_check(step))
+        if self._late_since is None:
+            self._late_since = step
+        if self._cluster.num_workers == 1:
+            return 1
+        return max(1, (step - self._late_since) // _LATER)  # each question costs all workers a message
 
     def taken(self, blocked: float) -> None:
         """A backup was taken; every worker calls this at the same step.
@@ -169,6 +181,10 @@ class Schedule:
         return int(self._cluster.broadcast(steps, "save interval", kind=int))
 
 
+def _multiple_after(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
 class _CostMeter:
     """What steps and saves take."""
 
@@ -182,7 +198,6 @@ class _CostMeter:
         self._costs: collections.deque[float] = collections.deque(maxlen=_REMEMBERED_SAVES)
         self._since = clock()  # the last save, or the begin
         self._steps = 0
-        self._interval = 1
 
     def note(self, steps: int, writing: bool) -> None:
         """Steps were trained since the last call."""
@@ -196,15 +211,12 @@ class _CostMeter:
                 self._quiet.append(duration)
         self._before = now
 
-    def steps_to_wait(self, writing: bool, to_next_look: int) -> int:
+    def steps_to_wait(self, to_next_look: int) -> int:
         """0 if it is time for a backup; else in how many steps to ask again.
 
         Args:
-            writing: The one before is still being written: a new one would be skipped, or stop training.
             to_next_look: Steps until the next of the first checks; 0 without one.
         """
-        if writing:
-            return max(1, self._interval // 4)
         if self._blocked is not None:
             return 0
         elapsed = self._clock() - self._since
@@ -221,7 +233,7 @@ class _CostMeter:
         else:
             steps = self._affordable(blocked)
         self._since = self._before = self._clock()  # what the save kept is not part of the next step
-        self._blocked, self._disturbed, self._steps, self._interval = blocked, [], 0, steps
+        self._blocked, self._disturbed, self._steps = blocked, [], 0
         return steps
 
     def _per_step(self) -> float:

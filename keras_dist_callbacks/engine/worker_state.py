@@ -3,19 +3,18 @@
 Every worker fingerprints its entire snapshot; the chief asks for what differs from its own (metrics of each
 worker, statistics of non-synchronized BatchNormalization, random states) and gets that alone. All of it
 happens on the background threads, through the key-value store of the coordination service, never through
-collectives. A worker always publishes; only the chief may skip a save, and says so. It answers every save of every
-worker, and says which ones are queued: only the chief knows how long a write takes.
+collectives. The chief answers every part of every worker: it asks for values, or says that this save does not happen.
+Where it has to wait for its writer first, it says that too: only the chief knows how long a write takes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,19 +27,16 @@ from keras_dist_callbacks.backups.snapshot import (
     JSON,
     LOCAL_STATE_DROPPED,
     VARIABLE,
-    Position,
     SharedArray,
     Snapshot,
 )
 from keras_dist_callbacks.cluster import messaging
 from keras_dist_callbacks.cluster.cluster import Cluster
-from keras_dist_callbacks.engine.writer import Owner, Writer
 from keras_dist_callbacks.errors import BackupError, ClusterError
 
 _SKIP = b"skip"
-_SLICE = 0.5  # seconds between two looks at what else has changed
-_GLANCE = 0.01  # seconds in which the coordination service has mostly answered
-_LOOK = 2.0  # and in which it always has
+_LOOK = 2.0  # seconds in which the coordination service has answered
+_FOREVER = 1e8
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,60 +108,42 @@ class WorkerStateExchange:
 
     def mark_queued(self, save: int) -> None:
         """On the chief: reports to workers that this save is queued, however long the one before takes."""
-        self._publish("line", b"", save)
+        self._publish("queued", b"", save)
 
-    def deliver(self, save: int, snapshot: Snapshot, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def deliver(self, save: int, snapshot: Snapshot) -> None:
         """On a worker: publishes what this worker has that the chief has not.
 
         Args:
             save: Its number.
             snapshot: This worker's.
-            meanwhile: Called again and again while the chief is waited for.
 
         Raises:
             BackupError: The chief did not ask in time.
         """
         me = self.cluster.worker_index
-        if self.was_skipped(save):  # nothing needs to be hashed for it
-            return
         prints = fingerprints(snapshot.tensors)
         hello = {"tensors": prints, "topics": _topic_hashes(snapshot.state)}
         sent = messaging.publish(self._key(save, me, "hello"), _dump(hello), self.timeout)
         try:
-            answer = self._answer(save, me, meanwhile)
+            answer = self._answer(save, me)
         finally:
             messaging.delete_key(self._key(save, me, "hello"), sent)
-        self._delete_requests(save, me, answer)
+        messaging.delete_key(self._key(save, me, "wanted"), messaging.chunk_count(answer))
+        messaging.delete_key(self._key(save, me, "queued"))
         if answer != _SKIP:
             self._send_state(save, me, snapshot, _understood(answer, _Wanted, f"the chief in save {save}"))
 
-    def was_skipped(self, save: int) -> bool:
-        """On a worker: whether the chief has said that a save does not happen."""
-        me = self.cluster.worker_index
-        skipped = messaging.fetch(self._key(save, me, "wanted"), _GLANCE) == _SKIP
-        if skipped:
-            self._delete_requests(save, me, _SKIP)
-        return skipped
-
-    def _answer(self, save: int, me: int, meanwhile: Callable[[], None]) -> bytes:
+    def _answer(self, save: int, me: int) -> bytes:
         """What the chief says to a worker's hello; for a queued save, that may take any time."""
-        began = time.monotonic()
-        deadline = began + self.timeout
-        while True:
-            answer = messaging.fetch(self._key(save, me, "wanted"), min(_SLICE, self.timeout), self.abort.is_set)
-            if answer is not None:
-                return answer
-            if self.abort.is_set():
-                raise BackupError(f"the chief had not taken part in save {save} {_when_ended(began)}")
-            meanwhile()
-            if time.monotonic() >= deadline:
-                if messaging.fetch(self._key(save, me, "line"), _LOOK) is None:
-                    raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
-                deadline = math.inf
-
-    def _delete_requests(self, save: int, me: int, answer: bytes) -> None:
-        messaging.delete_key(self._key(save, me, "wanted"), messaging.chunk_count(answer))
-        messaging.delete_key(self._key(save, me, "line"))
+        began, wanted, given_up = time.monotonic(), self._key(save, me, "wanted"), self.abort.is_set
+        answer = messaging.fetch(wanted, self.timeout, given_up)
+        if answer is None and not given_up():
+            if messaging.fetch(self._key(save, me, "queued"), _LOOK) is None:
+                raise BackupError(f"the chief did not take part in save {save} within {self.timeout:g} s")
+            answer = messaging.fetch(wanted, _FOREVER, given_up)
+        if answer is None:
+            raise BackupError(f"the chief had not taken part in save {save} {_when_ended(began)}")
+        return answer
 
     def _send_state(self, save: int, me: int, snapshot: Snapshot, wanted: _Wanted) -> None:
         if not (snapshot.tensors.keys() >= set(wanted.tensors) and snapshot.state.keys() >= set(wanted.topics)):
@@ -222,8 +200,10 @@ class WorkerStateExchange:
                     messaging.publish_once(self._key(save, worker, topic), message, self.timeout)
 
         if first < self.cluster.num_workers:
-            with contextlib.suppress(RuntimeError):  # no thread can be started: they wait in vain, and note that
+            try:
                 threading.Thread(target=publish, name=f"kdc-{topic}", daemon=True).start()
+            except RuntimeError:  # no thread can be started, and without an answer the workers would wait for one
+                publish()
 
     def _key(self, save: int, worker: int, topic: str) -> str:
         return f"kdc/{self.name}/{save}/{worker}/{topic}"
@@ -270,62 +250,3 @@ def _understood(message: bytes, kind: Any, source: str) -> Any:
         return messaging.decode(message, kind, source)
     except ClusterError as error:
         raise BackupError(str(error)) from error
-
-
-class WorkerOutbox:
-    """Parts of backups, delivered one after the other; what the chief skips meanwhile is let go at once.
-
-    A worker does not know what stands in the chief's queue. While one save waits for its turn there, it would else
-    collect the states of all those after it, which the chief has long skipped.
-
-    Args:
-        exchange: Delivers.
-        writer: The queue of this process.
-        owner: The run that saves.
-        note: Is given what the user should know.
-    """
-
-    def __init__(
-        self, exchange: WorkerStateExchange, writer: Writer, owner: Owner, note: Callable[[str], None]
-    ) -> None:
-        self._exchange, self._writer, self._owner, self._note = exchange, writer, owner, note
-        self._lock = threading.Lock()
-        self._held: dict[int, Snapshot] = {}
-
-    def enter(self, save: int, snapshot: Snapshot) -> None:
-        """Hands over this worker's part of a save; that it cannot be is a note."""
-        with self._lock:
-            self._held[save] = snapshot
-        what = f"backup at {snapshot.position}"
-        try:
-            self._writer.submit(functools.partial(self._deliver, save, snapshot.position), what, self._owner)
-        except BaseException as error:
-            self._take(save)
-            if not isinstance(error, RuntimeError):
-                raise
-            self._note_failure(snapshot.position, error)
-
-    def _deliver(self, save: int, position: Position) -> None:
-        snapshot = self._take(save)
-        if snapshot is None:
-            return
-        try:
-            self._exchange.deliver(save, snapshot, self._let_go)
-        except RuntimeError as error:  # those of this package are, and what Python raises if no thread can be started
-            self._note_failure(position, error)
-
-    def _note_failure(self, position: Position, error: RuntimeError) -> None:
-        self._note(f"this worker's part of the backup at {position} was not saved: {error}")
-
-    def _let_go(self) -> None:
-        """Forgets what was skipped, the oldest first; whatever follows one without an answer has none either."""
-        with self._lock:
-            waiting = list(self._held)
-        for save in waiting:
-            if not self._exchange.was_skipped(save):
-                return
-            self._take(save)
-
-    def _take(self, save: int) -> Snapshot | None:
-        with self._lock:
-            return self._held.pop(save, None)

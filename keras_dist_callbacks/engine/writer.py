@@ -85,7 +85,7 @@ class Writer(Shared):
             owner: Who asks for its failure. Defaults to nobody: it is a warning at once.
 
         Returns:
-            A number for `withdraw` and `wait_for`.
+            A number for `is_done` and `wait_for`.
 
         Raises:
             RuntimeError: No thread can be started, and nothing is.
@@ -101,21 +101,9 @@ class Writer(Shared):
                     raise
         return job.ticket
 
-    def withdraw(self, ticket: int) -> bool:
-        """Takes a job back, with all that it holds, if it has not begun and is the last one.
-
-        Whatever took its place at the end would come to its turn later, for ever if others keep coming.
-        """
-        with self._condition:
-            is_last = bool(self._jobs) and self._jobs[-1].ticket == ticket
-            if is_last:
-                self._jobs.pop()
-        return is_last
-
-    def is_waiting(self, ticket: int) -> bool:
-        """Whether a job has not begun."""
-        with self._condition:
-            return any(job.ticket == ticket for job in self._jobs)
+    def is_done(self, ticket: int) -> bool:
+        """Whether a job is done, and every one before it; asked after every step, so without a lock."""
+        return self._done >= ticket
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until every job is done; whether that happened within `timeout` seconds."""
@@ -166,9 +154,10 @@ class Writer(Shared):
         lower_priority()
         job = self._next()
         while job is not None:
+            ticket = job.ticket
             self._run(job)
-            self._done = job.ticket
-            del job  # the snapshot must be released when waiters are notified
+            del job  # the snapshot must be released when it counts as done
+            self._done = ticket
             job = self._next()
 
     def _next(self) -> _Job | None:

@@ -220,7 +220,7 @@ class ShutdownController:
             return
         if self._is_preempted:
             let_children_end()
-        of_memory = _of_memory(error, *self._engine.held_states)  # before they are written
+        of_memory = _of_memory(error, self._engine.held_bytes)  # before they are written
         lost, together = None, False
         if peer_monitor.is_loss(self._cluster, error):
             self._end_soon()  # what comes may hang
@@ -268,7 +268,7 @@ class ShutdownController:
             if not self._all_raise([step, None if snapshot is None else snapshot.position.kind]):
                 return False
             if snapshot is not None:
-                self._engine.save(snapshot, must=True)
+                self._engine.save(lambda: snapshot)
         except Exception as failure:  # noqa: BLE001 - the first error is the one to be seen
             error.add_note(f"training could not be saved: {failure}")
             return False
@@ -445,16 +445,15 @@ def _cause(request: StopRequest, workers: int) -> str:
     return f"{verb} by {request.why}{where}"
 
 
-def _of_memory(error: BaseException, states: int, state_bytes: int) -> list[str]:
-    """Returns what backups held when memory was wanting; nothing for other errors, or if none was unfinished."""
-    if not isinstance(error, MemoryError | tf.errors.ResourceExhaustedError) or not states * state_bytes:
+def _of_memory(error: BaseException, held: int) -> list[str]:
+    """Returns what a backup held, in bytes, when memory was wanting; nothing for other errors."""
+    if not isinstance(error, MemoryError | tf.errors.ResourceExhaustedError) or not held:
         return []
-    held = f"unfinished backups held up to {data_size(states * state_bytes)} of this computer's memory then"
-    once = "a backup holds the state of training once more until it is written"
-    if states == 1:
-        return [f"{held}: {once}; with a larger save_freq that is less often, and with save_freq=False at the end only"]
-    option = "write_options=kdc.WriteOptions(max_held_bytes=0)"
-    return [f"{held}: {once}, and so does one that is queued behind it; with {option} none is queued"]
+    return [
+        f"an unfinished backup held up to {data_size(held)} of this computer's memory then: a backup holds the state "
+        "of training once more until it is written; with a larger save_freq that is less often, and with "
+        "save_freq=False at the end only"
+    ]
 
 
 def _names(signals: Sequence[signal.Signals]) -> str:

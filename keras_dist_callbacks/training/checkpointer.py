@@ -205,7 +205,7 @@ class Checkpointer(NotCopyable):
             self._report_missing_steps(self._input.epoch_ends(steps))
             self._exit_if_requested(self._shutdown.boundary())
             if self._schedule.at_epoch_end or self._is_provisional:
-                self._engine.save(self._snapshot("between"), must=True)
+                self._engine.save(lambda: self._snapshot("between"))
             elif self._is_late:
                 self._schedule.save_when_due(self.steps, self._engine, lambda: self._snapshot("between"))
             self._is_late = self._is_provisional = False
@@ -331,7 +331,7 @@ class Checkpointer(NotCopyable):
     def save(self) -> None:
         """Saves now, between two steps, waiting for a backup that is being written."""
         self._require_open()
-        self._engine.save(self._now(), must=True)
+        self._engine.save(self._now)
 
     def close(self) -> None:
         """Training has ended: commits its end, and deletes the backup if that was asked for."""
@@ -342,7 +342,7 @@ class Checkpointer(NotCopyable):
             self._exit_if_requested(self._shutdown.pending_at_end())
             self._open = False
             self._reported.enter(Phase.END)
-            self._engine.finish(self._snapshot("end"), delete=self._delete)
+            self._engine.finish(lambda: self._snapshot("end"), delete=self._delete)
             self._shutdown.close()
             self._reported.enter(Phase.OUTSIDE)
         except BaseException as error:

@@ -302,7 +302,7 @@ class FitSession:
         self._act(self._shutdown.boundary())
         self._exit_if_requested(lambda: self._capture("between"))
         if self._schedule.at_epoch_end:
-            self._engine.save(self._capture("between"), must=True)
+            self._engine.save(lambda: self._capture("between"))
             self._trained = None
 
     def train_end(self, *, delete: bool) -> None:
@@ -322,7 +322,7 @@ class FitSession:
         self._trained = None
         self._request = self._shutdown.pending_at_end()
         self._exit_if_requested(lambda: self._capture("end"))
-        self._engine.finish(self._capture("end"), delete=delete)
+        self._engine.finish(lambda: self._capture("end"), delete=delete)
         keras_callbacks.note_end(self._fit.model)
         if not delete:
             resume_mode.note_end(self._options.directory, self._engine.generation, self._fit.model, self._fit.input)

@@ -11,7 +11,7 @@ import keras
 import pytest
 
 import keras_dist_callbacks as kdc
-from keras_dist_callbacks.engine import save_queue
+from keras_dist_callbacks.engine import skipped_saves
 from keras_dist_callbacks.engine.writer import shared_writer
 from tests.support import tiny
 
@@ -40,7 +40,7 @@ kdc.advanced.register_callback_state(NoteWarnings, None)
 def test_backups_that_do_not_come_through_are_reported_early_at_the_line_of_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_queue, "_LEAST_RISK", 0.0)
+    monkeypatch.setattr(skipped_saves, "_LEAST_RISK", 0.0)
     goes_on = threading.Event()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

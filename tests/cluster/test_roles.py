@@ -95,9 +95,3 @@ def test_a_cluster_of_one_worker_is_a_chief() -> None:
 def test_a_malformed_tf_config_names_the_field(text: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         detect(text)
-
-
-def test_workers_of_one_host_know_how_many_they_are() -> None:
-    addresses = ("a:1", "b:1", "a:2", "[::1]:1")
-    assert [Cluster("worker", i, i, addresses).workers_on_host for i in range(4)] == [2, 1, 2, 1]
-    assert Cluster().workers_on_host == 1

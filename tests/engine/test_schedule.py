@@ -103,12 +103,21 @@ def test_slow_steps_are_saved_early() -> None:
     assert by_share.run(5, seconds=60.0)[:2] == [1, 2]
 
 
-def test_a_save_that_is_due_while_one_is_written_waits_for_it() -> None:
-    training = Training(SavePolicy(every_seconds=1), writes=500)
-    training.run(5000)
-    gaps = [b - a for a, b in zip(training.saves, training.saves[1:], strict=False)]
-    assert gaps
-    assert all(500 <= gap <= 510 for gap in gaps)
+def test_a_save_that_is_due_while_one_is_written_is_taken_at_the_first_step_after_that() -> None:
+    by_time = Training(SavePolicy(every_seconds=1), writes=500)
+    by_time.run(5000)
+    gaps = [b - a for a, b in zip(by_time.saves, by_time.saves[1:], strict=False)]
+    assert set(gaps) == {501}
+    by_steps = Training(SavePolicy(10), writes=25)
+    assert by_steps.run(110) == [10, 36, 62, 88]
+    assert Training(SavePolicy(10), writes=5).run(40) == [10, 20, 30, 40]
+
+
+def test_where_training_waits_none_is_late() -> None:
+    schedule = Schedule(SavePolicy(10), Cluster())
+    assert [s for s in range(1, 31) if schedule.due(s, True, waits=True)] == [10, 20, 30]
+    assert [s for s in range(31, 51) if schedule.due(s, True)] == []
+    assert [s for s in range(51, 71) if schedule.due(s, False)] == [51, 60, 70]
 
 
 def test_arguments_become_policies() -> None:
@@ -126,13 +135,13 @@ class Wire:
         self.sent: list[int] = []
 
     def of_chief(self) -> Any:
-        return SimpleNamespace(broadcast=lambda value, what, kind=None: self.sent.append(value) or value)
+        return SimpleNamespace(num_workers=2, broadcast=lambda value, what, kind=None: self.sent.append(value) or value)
 
     def of_worker(self) -> Any:
-        return SimpleNamespace(broadcast=lambda value, what, kind=None: self.sent.pop(0))
+        return SimpleNamespace(num_workers=2, broadcast=lambda value, what, kind=None: self.sent.pop(0))
 
 
-@pytest.mark.parametrize("policy", [SavePolicy(max_overhead=0.02), SavePolicy(every_seconds=7.0)])
+@pytest.mark.parametrize("policy", [SavePolicy(max_overhead=0.02), SavePolicy(every_seconds=7.0), SavePolicy(4)])
 def test_a_worker_with_other_times_saves_at_the_chiefs_steps(policy: SavePolicy) -> None:
     wire = Wire()
     chief = Training(policy, blocks=0.01, writes=5, slower=0.03, cluster=wire.of_chief()).run(2000)
@@ -141,6 +150,14 @@ def test_a_worker_with_other_times_saves_at_the_chiefs_steps(policy: SavePolicy)
     assert worker == chief
     assert not wire.sent, "both ask equally often"
     assert Training(policy, blocks=0.3).run(2000, seconds=0.1) != chief, "alone it would save elsewhere"
+
+
+def test_workers_that_wait_for_a_slow_write_ask_seldom_and_save_soon_after_it() -> None:
+    wire = Wire()
+    saves = Training(SavePolicy(10), writes=5000, cluster=wire.of_chief()).run(6000)
+    assert saves[0] == 10
+    assert 5010 < saves[1] < 5010 * 1.1
+    assert len(wire.sent) < 150
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 5])

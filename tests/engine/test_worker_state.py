@@ -188,15 +188,6 @@ def test_a_run_that_is_terminated_reports_how_long_it_really_waited_for_a_worker
         chief.collect(1, own(0), prints)
 
 
-def test_what_is_skipped_already_is_not_hashed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    side(0).skip(1)
-    for worker in (1, 2):
-        service.fetch(f"kdc/fit/1/{worker}/wanted", 10)
-    monkeypatch.setattr("keras_dist_callbacks.engine.worker_state.fingerprints", None)
-    assert [Delivering(side(worker), 1).end() for worker in (1, 2)] == ["", ""]
-    assert service.values == {}
-
-
 @pytest.mark.parametrize("late", [1, 2])
 def test_a_worker_that_comes_too_late_learns_that_the_save_does_not_happen(
     service: Service, prints: dict[str, Fingerprint], late: int

@@ -75,33 +75,13 @@ def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for() -> None:
     assert done == [2]
 
 
-def test_a_job_that_is_withdrawn_before_its_thread_gets_to_it_leaves_nothing_to_wait_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    writer, done, go_on = Writer(), list[int](), threading.Event()
-    begin = writer._next
-    # The writer's thread has begun, and the job has not.
-    monkeypatch.setattr(writer, "_next", lambda: begin() if go_on.wait(10) else None)
-    ticket = writer.submit(lambda: done.append(1), "withdrawn")
-    assert writer.withdraw(ticket)
-    assert not writer.withdraw(ticket)
-    go_on.set()
-    assert writer.wait(10)
-    assert not writer.busy
-    writer.submit(lambda: done.append(2), "later")
-    assert writer.wait(10)
-    assert done == [2]
-
-
-def test_jobs_that_come_and_go_all_the_time_are_all_done_or_withdrawn() -> None:
-    writer, done, withdrawn = Writer(), list[int](), list[int]()
+def test_jobs_that_come_all_the_time_are_all_done_in_their_order() -> None:
+    writer, done = Writer(), list[int]()
     for number in range(3000):
         ticket = writer.submit(lambda number=number: done.append(number), "a job")  # type: ignore[misc]
-        if number % 3 and writer.withdraw(ticket):
-            withdrawn.append(number)
     assert writer.wait(30)
-    assert sorted(done + withdrawn) == list(range(3000))
-    assert done == sorted(done)
+    assert writer.is_done(ticket)
+    assert done == list(range(3000))
 
 
 def _fail(text: str) -> None:
@@ -114,6 +94,7 @@ def test_a_job_is_waited_for_without_those_after_it() -> None:
     writer.submit(lambda: go_on.wait(30), "second")
     writer.wait_for(first)
     assert writer.busy
+    assert (writer.is_done(first), writer.is_done(first + 1)) == (True, False)
     go_on.set()
     assert writer.wait(30)
 

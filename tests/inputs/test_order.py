@@ -95,7 +95,9 @@ def drops_out() -> keras.Model:
 def trained(backup: Path, *callbacks: Any, strategy: Any = None, **arguments: Any) -> tuple[keras.Model, Any]:
     with (strategy or tf.distribute.get_strategy()).scope():
         model = drops_out()
-    callback = kdc.BackupAndRestore(backup, save_freq=1, delete_checkpoint=False)
+    callback = kdc.BackupAndRestore(
+        backup, save_freq=1, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+    )
     given = {"epochs": 5, "batch_size": BATCH, "verbose": 0, **arguments}
     model.fit(X, X, callbacks=[*callbacks, callback], **given)
     return model, callback.restored
@@ -186,7 +188,9 @@ def test_a_loop_of_fits_that_is_resumed_in_one_of_them_has_the_orders_of_those_t
 ) -> None:
     def train(backup: Path, *callbacks: Any) -> keras.Model:
         model = drops_out()
-        callback = kdc.BackupAndRestore(backup, save_freq=1, delete_checkpoint=not continues)
+        callback = kdc.BackupAndRestore(
+            backup, save_freq=1, delete_checkpoint=not continues, write_options=kdc.WriteOptions(when_busy="wait")
+        )
         for fit in range(4):
             epochs = {"initial_epoch": fit, "epochs": fit + 1} if continues else {"epochs": 1}
             model.fit(X, X, batch_size=BATCH, verbose=0, callbacks=[*callbacks[fit : fit + 1], callback], **epochs)

@@ -108,7 +108,14 @@ def model() -> keras.Model:
 def trained(backup: Path, fit: Fit, *callbacks: Any, epochs: int = 4, **options: Any) -> tuple[keras.Model, Any, Any]:
     built, fit = model(), dict(fit)
     again = {name: fit.pop(name) for name in ("reread_input",) if name in fit}
-    callback = kdc.BackupAndRestore(backup, save_freq=1, delete_checkpoint=False, **again, **options)
+    callback = kdc.BackupAndRestore(
+        backup,
+        save_freq=1,
+        delete_checkpoint=False,
+        write_options=kdc.WriteOptions(when_busy="wait"),
+        **again,
+        **options,
+    )
     history = built.fit(epochs=epochs, verbose=0, shuffle=False, callbacks=[*callbacks, callback], **fit)
     return built, callback.restored, history.history
 
@@ -154,7 +161,9 @@ def test_in_a_loop_of_fits_the_interrupted_one_is_resumed(tmp_path: Path) -> Non
     def loop(directory: Path, *callbacks: Any) -> tuple[keras.Model, list[Any]]:
         built, dataset, restored = model(), shuffled().batch(BATCH), []
         for epoch in range(4):
-            callback = kdc.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
+            callback = kdc.BackupAndRestore(
+                directory, save_freq=1, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+            )
             hooks = [*callbacks, callback]
             built.fit(dataset, initial_epoch=epoch, epochs=epoch + 1, verbose=0, shuffle=False, callbacks=hooks)
             restored.append(callback.restored)
@@ -180,7 +189,12 @@ def test_an_order_that_is_drawn_again_is_named(tmp_path: Path, epoch: int, batch
 
     options = {"save_freq": "epoch"} if batch == 0 else {}
     built = model()
-    callback = kdc.BackupAndRestore(tmp_path / "run", delete_checkpoint=False, **{"save_freq": 1, **options})
+    callback = kdc.BackupAndRestore(
+        tmp_path / "run",
+        delete_checkpoint=False,
+        write_options=kdc.WriteOptions(when_busy="wait"),
+        **{"save_freq": 1, **options},
+    )
     copy = CopyAt(tmp_path / "run", epoch, batch)
     built.fit(epochs=4, verbose=0, shuffle=False, callbacks=[copy, callback], **fit())
     with pytest.warns(RuntimeWarning, match="the resume is not exact"):

@@ -318,7 +318,9 @@ def test_a_cache_of_what_a_variable_was_cannot_be_filled_again(tmp_path: Path, o
         scaled = tiny.shuffled().map(lambda x, y: (x * strength, y))
         scaled = scaled.cache() if is_cached else scaled
         data = {"x": scaled} if of == "training" else {"validation_data": scaled}
-        backup = kdc.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
+        backup = kdc.BackupAndRestore(
+            tmp_path, save_freq=1, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+        )
         stops = [] if epoch is None else [tiny.StopAt(epoch, 2)]
         with contextlib.suppress(tiny.Stop):
             tiny.fit(model, None, [Lowers(strength), *stops, backup], epochs=4, **data)
@@ -375,7 +377,10 @@ def test_a_variable_that_changes_while_the_input_reads_it_ahead_is_not_exact(
         tiny.fit(tiny.model(), None, [*callbacks, Raises(strength, each_batch=each_batch)], x=data, **fixed)
 
     with pytest.raises(tiny.Stop):
-        run(tiny.StopAt(1, 3), kdc.BackupAndRestore(tmp_path, save_freq=1))
+        run(
+            tiny.StopAt(1, 3),
+            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+        )
     callback = kdc.BackupAndRestore(tmp_path)
     run(callback)
     assert callback.restored is not None
@@ -401,7 +406,10 @@ def test_a_callback_that_draws_from_the_random_layer_of_the_input_is_not_exact(t
         tiny.fit(tiny.model(), None, [*callbacks, Shows(noise)], x=data)
 
     with pytest.raises(tiny.Stop):
-        run(tiny.StopAt(1, 3), kdc.BackupAndRestore(tmp_path, save_freq=1))
+        run(
+            tiny.StopAt(1, 3),
+            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+        )
     with pytest.warns(RuntimeWarning, match="the input and training both draw"):
         run(kdc.BackupAndRestore(tmp_path))
 

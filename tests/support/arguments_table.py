@@ -238,7 +238,6 @@ FACADE: dict[str, Row] = {
             "max_bytes_per_second": RATE,
             "max_failed_saves": {"None": "any number"},
             "when_busy": REFUSED,
-            "max_held_bytes": {"None": "half of the free memory", "zero": "nothing is queued"},
             "max_local_state": {"zero": "nothing worker-local is sent"},
         },
     ),

@@ -63,7 +63,10 @@ def main() -> None:
         model.compile(keras.optimizers.SGD(0.1), "mse")
     x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
-    counts, backup = Counts(is_chief=me == 0), kdc.BackupAndRestore(sys.argv[1], save_freq=2, verbose=0)
+    counts, backup = (
+        Counts(is_chief=me == 0),
+        kdc.BackupAndRestore(sys.argv[1], save_freq=2, verbose=0, write_options=kdc.WriteOptions(when_busy="wait")),
+    )
     callbacks = [counts, *([Keeps()] if me == 0 else []), backup]
     callbacks += [KillAt(epoch=1, batch=4, worker=0)] if "kill" in sys.argv else []
     model.fit(data, epochs=3, verbose=0, callbacks=callbacks)

@@ -138,7 +138,9 @@ class Program:
         place = f"{self.directory}/backup{number if several else ''}"
         keeps = self.script.keeps or several
         if place not in self.callbacks or self.script.callback == "new":
-            self.callbacks[place] = kdc.BackupAndRestore(place, save_freq=1, delete_checkpoint=not keeps)
+            self.callbacks[place] = kdc.BackupAndRestore(
+                place, save_freq=1, delete_checkpoint=not keeps, write_options=kdc.WriteOptions(when_busy="wait")
+            )
         return [self.callbacks[place]]
 
     def note(self, number: int, history: Any) -> None:

@@ -110,7 +110,6 @@ class OneProcess:
 
     worker_index = 0
     patience = 5.0
-    workers_on_host = 1
     is_chief = True
 
     def __init__(self, num_workers: int) -> None:
@@ -197,12 +196,12 @@ class Run:
     def save(self, count: int = 1) -> None:
         for _ in range(count):
             self.step += 1
-            self.engine.save(self._snapshot("within"), must=True)
+            self.engine.save(lambda: self._snapshot("within"))
             self.writer.wait()
             self.engine.poll()
 
     def finish(self, *, delete: bool) -> None:
-        self.engine.finish(self._snapshot("end"), delete=delete)
+        self.engine.finish(lambda: self._snapshot("end"), delete=delete)
 
     def _snapshot(self, kind: Any) -> Snapshot:
         held = {name: SharedArray(array) for name, array in tensors_at(self.step).items()}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from keras_dist_callbacks.cluster import messaging
+
+_SLICE = 0.1  # seconds between two looks at whether to give up
 
 
 class Service:
@@ -40,8 +43,10 @@ class Service:
         return 1
 
     def fetch(self, key: str, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bytes | None:
+        deadline = time.monotonic() + timeout
         with self._changed:
-            self._changed.wait_for(lambda: key in self.values or give_up(), timeout)
+            while key not in self.values and not give_up() and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, _SLICE))
             return None if give_up() else self.values.get(key)
 
     def is_set(self, key: str, seconds: float = 10.0) -> bool:

@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     backup.add_argument("--backup-dir")
     backup.add_argument("--no-backup", action="store_true", help="ignore --backup-dir")
     backup.add_argument("--save-freq", default="epoch", type=lambda text: text if text.isalpha() else int(text))
-    backup.add_argument("--when-busy", choices=["skip", "wait"], default="wait", help="wait: no save is left out")
+    backup.add_argument("--when-busy", choices=["late", "wait"], default="wait", help="wait: no save is late")
     backup.add_argument("--time-limit", type=float, help="seconds of a time limit")
     backup.add_argument("--keep-backup", action="store_true", help="delete_checkpoint=False")
     others = parser.add_argument_group("other callbacks")

@@ -94,7 +94,11 @@ OTHER_OPTIMIZERS: dict[str, tuple[Action, str]] = {
 def resumed(directory: Path, *callbacks: Any, save_freq: str | int = 1) -> tuple[Restored, FirstStep]:
     """The answer of a resume, and what it has restored: all weights, and where training was."""
     weights = kdc.load_backup(directory, tiny.model()).get_weights()
-    model, first, backup = tiny.model(), FirstStep(), kdc.BackupAndRestore(directory, save_freq=save_freq)
+    model, first, backup = (
+        tiny.model(),
+        FirstStep(),
+        kdc.BackupAndRestore(directory, save_freq=save_freq, write_options=kdc.WriteOptions(when_busy="wait")),
+    )
     tiny.fit(model, None, [*callbacks, first, backup])
     assert backup.restored is not None
     assert backup.restored.verdict == "not exact"
@@ -163,7 +167,10 @@ def test_layers_stay_frozen_as_in_the_script_whose_optimizer_has_no_variables_fo
     tmp_path: Path, save_freq: str | int
 ) -> None:
     tiny.interrupt(tmp_path, 2, 2, save_freq, built=compiled(trainable=False), callbacks=[AtEpoch(1, unfreezes)])
-    model, backup = compiled(trainable=False), kdc.BackupAndRestore(tmp_path, save_freq=save_freq)
+    model, backup = (
+        compiled(trainable=False),
+        kdc.BackupAndRestore(tmp_path, save_freq=save_freq, write_options=kdc.WriteOptions(when_busy="wait")),
+    )
     model.optimizer.build(model.trainable_variables)
     tiny.fit(model, None, [AtEpoch(1, unfreezes), backup])
     assert backup.restored is not None
@@ -214,7 +221,15 @@ def test_a_fit_that_is_called_again_after_compile_is_resumed_exactly(tmp_path: P
             if optimizer is not None:
                 model.compile(optimizer, LOSS, metrics=["accuracy"])
             place = None if directory is None else directory / str(number)
-            backups = [] if place is None else [kdc.BackupAndRestore(place, save_freq=1, delete_checkpoint=False)]
+            backups = (
+                []
+                if place is None
+                else [
+                    kdc.BackupAndRestore(
+                        place, save_freq=1, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+                    )
+                ]
+            )
             tiny.fit(model, None, [*(stop if number else []), *backups], epochs=2)
         return model, backups[0] if backups else None
 

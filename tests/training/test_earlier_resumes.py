@@ -26,7 +26,9 @@ class Decay(keras.callbacks.Callback):
 
 
 def run(directory: Path, stop: tuple[int, int] | None, factor: float) -> kdc.BackupAndRestore:
-    backup = kdc.BackupAndRestore(directory, save_freq=2, delete_checkpoint=False)
+    backup = kdc.BackupAndRestore(
+        directory, save_freq=2, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+    )
     stops = [tiny.StopAt(*stop)] if stop else []
     try:
         tiny.fit(tiny.model(), None, [Decay(factor), *stops, backup], epochs=4)

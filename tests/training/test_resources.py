@@ -97,7 +97,11 @@ def test_a_table_that_a_callback_changes_and_the_input_reads_ahead_is_a_conditio
     for reads, verdict in ((True, "exact if"), (False, "exact")):
         directory = tmp_path / str(reads)
         with pytest.raises(tiny.Stop):
-            run(kdc.BackupAndRestore(directory, save_freq=1), tiny.StopAt(1, 2), reads=reads)
+            run(
+                kdc.BackupAndRestore(directory, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+                tiny.StopAt(1, 2),
+                reads=reads,
+            )
         backup = kdc.BackupAndRestore(directory)
         run(backup, reads=reads)
         assert backup.restored is not None

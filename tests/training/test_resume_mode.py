@@ -146,7 +146,18 @@ def test_a_loop_that_sets_the_learning_rate_between_its_fits_resumes_exactly_if_
     def by_hand(directory: Path | None, stop: tuple[int, int] | None = None) -> tuple[keras.Model, list[Any]]:
         model, best, found = tiny.model(), 1e9, []
         for epoch in range(EPOCHS):
-            backup = [kdc.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)] if directory else []
+            backup = (
+                [
+                    kdc.BackupAndRestore(
+                        directory,
+                        save_freq=1,
+                        delete_checkpoint=False,
+                        write_options=kdc.WriteOptions(when_busy="wait"),
+                    )
+                ]
+                if directory
+                else []
+            )
             stops = [tiny.StopAt(*stop)] if stop else []
             history = tiny.fit(model, None, [*stops, *backup], initial_epoch=epoch, epochs=epoch + 1)
             found += [b.restored for b in backup if b.restored is not None]

@@ -201,7 +201,15 @@ def two_phases(
     if directory is not None:
         places = [directory / "first", directory / "second"]
     first = [kdc.BackupAndRestore(places[0], delete_checkpoint=False)] if directory else []
-    backup = [kdc.BackupAndRestore(places[1], save_freq=1, delete_checkpoint=False)] if directory else []
+    backup = (
+        [
+            kdc.BackupAndRestore(
+                places[1], save_freq=1, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+            )
+        ]
+        if directory
+        else []
+    )
     tiny.fit(model, None, [*callbacks, *first], x=data, epochs=2)
     model.compile(keras.optimizers.Adam(0.01, name="second"), "binary_crossentropy")
     tiny.fit(model, None, [*callbacks, *stops(stop), *backup], x=data, epochs=2)
@@ -316,7 +324,15 @@ def loop(directory: Path | None, stop: tuple[int, int] | None, callback: keras.c
     """A fit for each epoch."""
     model = tiny.model()
     for epoch in range(5):
-        own = [] if directory is None else [kdc.BackupAndRestore(directory, save_freq=2, delete_checkpoint=False)]
+        own = (
+            []
+            if directory is None
+            else [
+                kdc.BackupAndRestore(
+                    directory, save_freq=2, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+                )
+            ]
+        )
         tiny.fit(model, None, [callback, *stops(stop), *own], initial_epoch=epoch, epochs=epoch + 1)
     return model
 

@@ -168,7 +168,10 @@ def test_a_value_that_an_earlier_fit_has_traced_and_the_script_changed_is_a_cond
 def interrupted_and_resumed(fit: Callable[..., Any], directory: Path, where: tuple[int, int]) -> tuple[Any, Any]:
     """What a resumed `fit` returns, and what its callback says."""
     with pytest.raises(tiny.Stop):
-        fit(kdc.BackupAndRestore(directory, save_freq=1), tiny.StopAt(*where))
+        fit(
+            kdc.BackupAndRestore(directory, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+            tiny.StopAt(*where),
+        )
     callback = kdc.BackupAndRestore(directory)
     found = fit(callback)
     assert callback.restored is not None
@@ -400,7 +403,10 @@ def test_objects_that_change_places_are_not_called_exact(make: Any, traces: bool
         tiny.fit(model, None, [AtEpoch({1: act}), *callbacks])
 
     with pytest.raises(tiny.Stop):
-        fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 3))
+        fit(
+            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+            tiny.StopAt(1, 3),
+        )
     callback = kdc.BackupAndRestore(tmp_path)
     with pytest.warns(RuntimeWarning, match="have changed places"):
         fit(callback)

@@ -198,7 +198,9 @@ def test_an_eager_model_whose_build_builds_nothing_resumes_exactly_again_and_aga
             warnings.filterwarnings("ignore", "`build", UserWarning)
             model.build((None, 6))
         model.compile("adam", "mse", run_eagerly=True)
-        backup = kdc.BackupAndRestore(tmp_path, save_freq=2, delete_checkpoint=False)
+        backup = kdc.BackupAndRestore(
+            tmp_path, save_freq=2, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+        )
         with contextlib.suppress(tiny.Stop):
             tiny.fit(model, None, [*([tiny.StopAt(*stop)] if stop else []), backup], epochs=3)
         return None if backup.restored is None else backup.restored.verdict

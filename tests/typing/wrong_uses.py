@@ -26,7 +26,7 @@ kdc.TensorBoard("logs", update_freq="step")  # mypy: arg-type
 kdc.TensorBoard("logs", write_on="workers")  # mypy: arg-type
 kdc.PrintLR("batch")  # mypy: arg-type
 kdc.SidecarEvaluator(model, model, "checkpoints", mode="best")  # mypy: arg-type
-kdc.WriteOptions(when_busy="late")  # mypy: arg-type
+kdc.WriteOptions(when_busy="skip")  # mypy: arg-type
 kdc.make_strategy("mirror")  # mypy: arg-type
 testing.KillAt(3, phase="batch_end")  # mypy: arg-type
 

@@ -588,7 +588,10 @@ def test_state_that_a_replaced_method_of_keras_reaches_is_restored(
 
     reference = fit()
     with pytest.raises(tiny.Stop):
-        fit(tiny.StopAt(2, 1), kdc.BackupAndRestore(tmp_path, save_freq=1))
+        fit(
+            tiny.StopAt(2, 1),
+            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+        )
     callback = kdc.BackupAndRestore(tmp_path, save_freq=1)
     tiny.assert_same(fit(callback), reference)
     assert callback.restored is not None
@@ -635,7 +638,10 @@ def test_a_set_that_keras_wraps_comes_back_in_its_order(tmp_path: Path, is_made_
     reference = fit()
     for place in ((1, 1), (2, 1)):  # what the first resume restored is saved by it and restored again
         with pytest.raises(tiny.Stop):
-            fit(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(*place))
+            fit(
+                kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+                tiny.StopAt(*place),
+            )
     callback = kdc.BackupAndRestore(tmp_path, save_freq=1)
     assert list(fit(callback).seen) == list(reference.seen)
     assert callback.restored is not None

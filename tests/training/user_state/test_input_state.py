@@ -129,7 +129,11 @@ def train(
     model = tiny.model()
     dataset.held = model if cls is HoldsTheModel else None
     callbacks = [change(dataset), Logs(), *([tiny.StopAt(*stop)] if stop else [])]
-    backup = kdc.BackupAndRestore(directory, save_freq=1) if directory else None
+    backup = (
+        kdc.BackupAndRestore(directory, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait"))
+        if directory
+        else None
+    )
     callbacks += [backup] if backup else []
     model.fit(dataset, epochs=4, shuffle=False, validation_data=validation, verbose=0, callbacks=callbacks)
     return model, None if backup is None else backup.restored
@@ -197,7 +201,10 @@ def test_validation_data_with_get_state_are_inspected_as_any_other(tmp_path: Pat
         return model
 
     with pytest.raises(tiny.Stop):
-        run(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(3, 1))
+        run(
+            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+            tiny.StopAt(3, 1),
+        )
     backup = kdc.BackupAndRestore(tmp_path)
     resumed = run(backup)
     assert backup.restored is not None
@@ -217,7 +224,10 @@ def test_an_image_generator_of_keras_own_is_a_condition(tmp_path: Path) -> None:
         model.fit(generator.flow(images, np.zeros(32), 8, seed=1), epochs=2, verbose=0, callbacks=[*callbacks])
 
     with pytest.raises(tiny.Stop):
-        run(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(1, 1))
+        run(
+            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+            tiny.StopAt(1, 1),
+        )
     backup = kdc.BackupAndRestore(tmp_path)
     run(backup)
     assert backup.restored is not None

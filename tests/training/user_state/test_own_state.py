@@ -288,7 +288,10 @@ def test_a_variable_that_is_read_while_tensorflow_traces_is_a_condition(tmp_path
 
     keras.utils.set_random_seed(1)
     with pytest.raises(tiny.Stop):
-        run(kdc.BackupAndRestore(tmp_path, save_freq=1), tiny.StopAt(2, 1))
+        run(
+            kdc.BackupAndRestore(tmp_path, save_freq=1, write_options=kdc.WriteOptions(when_busy="wait")),
+            tiny.StopAt(2, 1),
+        )
     keras.utils.set_random_seed(1)
     backup = kdc.BackupAndRestore(tmp_path)
     run(backup)

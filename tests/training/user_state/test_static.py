@@ -41,7 +41,9 @@ def fit(directory: Any, value: Any, epochs: int) -> kdc.BackupAndRestore:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.ones((8, 2), "float32")
-    backup = kdc.BackupAndRestore(directory, save_freq=1, verbose=0, delete_checkpoint=False)
+    backup = kdc.BackupAndRestore(
+        directory, save_freq=1, verbose=0, delete_checkpoint=False, write_options=kdc.WriteOptions(when_busy="wait")
+    )
     model.fit(x, x[:, :1], batch_size=4, epochs=epochs, verbose=0, callbacks=[Holds(value), backup])
     return backup
 

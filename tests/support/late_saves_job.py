@@ -1,7 +1,8 @@
-"""A job of two workers whose store takes longer for a backup than training for many steps.
+"""A job of one or two workers whose store takes longer for a backup than training for many steps.
 
-save_queue_job.py DIRECTORY [cut | lost WORKER]: with either, backups are written slowly. With `cut`, all workers are
-killed in the first epoch once that is done, with `lost` one is while a backup is queued.
+late_saves_job.py DIRECTORY [late | wait | lost WORKER]: with one of them, backups are written slowly. With `late` and
+`wait`, which is the value of `when_busy`, all workers are killed once some are written; with `lost`, one is killed
+while a backup is late.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from tests.support.workload import batches, build_model, finish, load
 
 TIMEOUT = 2.5
 """Seconds after which a worker gives up what no one answers: less than a backup takes."""
-BYTES_PER_SECOND = {"cut": 6_000, "lost": 20_000}
+BYTES_PER_SECOND = {"late": 15_000, "wait": 6_000, "lost": 20_000}
 STEP_SECONDS = 0.4
-CUT_AT = (0, 8)
+CUT_AT = {"late": (1, 4), "wait": (0, 2)}
 LOST_AT = (1, 4)
 
 
@@ -49,14 +50,14 @@ class Cut(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.what:
             time.sleep(STEP_SECONDS)
-        if self.what == "cut" and (self.epoch, batch) == CUT_AT:
+        if CUT_AT.get(self.what) == (self.epoch, batch):
             began = time.monotonic()
             shared_writer().wait(60)
             print(f"everything is written after {time.monotonic() - began:.1f} s", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.lost is not None and self.worker == 0:
-            queue = self.backup._session._engine._save_queue
-            print(f"in line before {self.epoch},{batch}: {queue.has_unreplaceable_save}", flush=True)
+            late = self.backup._session._schedule._late_since is not None
+            print(f"late after {self.epoch},{batch}: {late}", flush=True)
         if self.worker == self.lost and (self.epoch, batch) == LOST_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -64,16 +65,14 @@ class Cut(keras.callbacks.Callback):
 def main() -> None:
     directory, what = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
     lost = int(sys.argv[3]) if what == "lost" else None
-    strategy = kdc.make_strategy(
-        "multi_worker", cluster_options=kdc.ClusterOptions(startup_timeout=60, heartbeat_timeout=10)
-    )
+    strategy = kdc.make_strategy(cluster_options=kdc.ClusterOptions(startup_timeout=60, heartbeat_timeout=10))
     keras.utils.set_random_seed(7)
     train, _ = load()
     with strategy.scope():
         model = build_model(None)
     slow: dict[str, Any] = {}
     if what:
-        slow = {"max_bytes_per_second": BYTES_PER_SECOND[what]}
+        slow = {"max_bytes_per_second": BYTES_PER_SECOND[what], "when_busy": "wait" if what == "wait" else "late"}
         engine.WorkerStateExchange = lambda cluster, name, most, _: WorkerStateExchange(
             cluster, name, most, TIMEOUT
         )  # all else may be slow
